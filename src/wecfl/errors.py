@@ -1,0 +1,72 @@
+"""What can go wrong, and how it is said: what was expected, what came, where, what to do.
+
+::
+
+    WecflError
+    ├── ConfigError       a flag, a key of a TOML file or an argument is wrong
+    ├── DataError         a data set, file or array can't be used
+    │   └── PartitionError    the clients can't be drawn as asked
+    ├── ModelError        the module can't be laid out as a row or can't eat the data
+    ├── EngineError       local training failed: a worker died or a client raised
+    └── RunFolderError    a run folder can't be written or read
+
+The command line turns each of them into one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "ModelError",
+    "PartitionError",
+    "RunFolderError",
+    "WecflError",
+    "unknown",
+]
+
+
+class WecflError(Exception):
+    """The root: catch this to catch everything `wecfl` raises on purpose."""
+
+
+class ConfigError(WecflError, ValueError):
+    """A flag, a key of a TOML file or an argument is wrong."""
+
+
+class DataError(WecflError, ValueError):
+    """A data set, a file or an array can't be used as it is."""
+
+
+class PartitionError(DataError):
+    """The clients can't be drawn as asked."""
+
+
+class ModelError(WecflError, ValueError):
+    """The module can't be laid out as a row, or does not fit the data."""
+
+
+class EngineError(WecflError, RuntimeError):
+    """Local training failed: a worker died or a client's computation raised."""
+
+
+class RunFolderError(WecflError, OSError):
+    """A run folder can't be written or read."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One line for a name that is not known, with the nearest one that is.
+
+    >>> unknown("key", "cluters", ["clusters", "rounds"])
+    "unknown key 'cluters'; did you mean 'clusters'?"
+    >>> unknown("dataset", "nope", ["digits", "cifar-10"])
+    "unknown dataset 'nope'; known: cifar-10, digits"
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return f"unknown {kind} '{name}'; {hint}"
