@@ -1,0 +1,43 @@
+"""Clustered federated learning: which clients learn alike, and one good model per group.
+
+>>> import numpy as np, wecfl
+>>> rng = np.random.default_rng(0)
+>>> ys = [rng.integers(0, 2, 40) + 2 * (i % 2) for i in range(6)]           # two kinds of clients
+>>> xs = [np.eye(4, dtype=np.float32)[y] for y in ys]
+>>> fed = wecfl.Federation.from_arrays(xs, ys)
+>>> result = wecfl.run(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=3, lr=0.1, seed=0)
+>>> result.labels.tolist() in ([0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1, 0])
+True
+"""
+
+from importlib.metadata import version
+
+from wecfl import errors, methods, models
+from wecfl.base import Correction, Engine, Method, Plan, State
+from wecfl.config import Config
+from wecfl.data import partition as partitions
+from wecfl.data.federation import Federation
+from wecfl.engine.torch import TorchEngine
+from wecfl.layout import Layout
+from wecfl.runs.experiment import Result, run, run_config
+
+__all__ = [
+    "Config",
+    "Correction",
+    "Engine",
+    "Federation",
+    "Layout",
+    "Method",
+    "Plan",
+    "Result",
+    "State",
+    "TorchEngine",
+    "errors",
+    "methods",
+    "models",
+    "partitions",
+    "run",
+    "run_config",
+]
+
+__version__ = version("wecfl")

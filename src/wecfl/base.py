@@ -1,0 +1,276 @@
+"""Everything a newcomer must learn: a `State`, an `Engine`, a `Method`.
+
+The paper's bi-level problem (its equation "method") reads
+
+    minimize  R = 1/Σλ · Σ_k Σ_i r_ik λ_i L(Ω_k, D_i)
+    subject to  r, Ω = argmin  F = 1/Σλ · Σ_k Σ_i r_ik λ_i d(g_i, G_k).
+
+Clients are rows of one matrix `models` (m × P), cluster centers rows of `centers` (K × P), and the
+assignment r is the vector `labels`. A `Method` chooses g, d, λ, the clustering, the local objective
+and the aggregation; the four steps of Algorithm 1 (`rounds.py`) are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl import rng
+from wecfl.errors import ConfigError, unknown
+from wecfl.layout import Layout
+
+__all__ = [
+    "F32",
+    "F64",
+    "Aggregation",
+    "Clustering",
+    "Correction",
+    "Distance",
+    "Engine",
+    "Importance",
+    "Int",
+    "Method",
+    "Objective",
+    "Plan",
+    "Representation",
+    "State",
+]
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Int = NDArray[np.int64]
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """All that survives a round; a checkpoint is exactly this."""
+
+    round: int
+    """t, the number of local updates done so far."""
+    models: F32
+    """(m, P), the clients' models ω_i."""
+    centers: F32
+    """(K, P), the clusters' models Ω_k."""
+    labels: Int
+    """(m,), r_ik = [labels_i = k]."""
+    memory: Mapping[str, F32] = field(default_factory=dict)
+    """What clients keep between rounds, one row each: here `momentum` (m, P)."""
+
+    @property
+    def own(self) -> F32:
+        """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
+        return self.centers[self.labels]
+
+    def replace(self, **changes: Any) -> State:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a client trains in one round: Q steps of SGD on mini-batches.
+
+    Client i walks through its shuffled data across rounds and shuffles anew at each pass, so the
+    batches of round t are a function of (seed, t, i) alone.
+    """
+
+    steps: int = 10
+    """Q, mini-batches in a round."""
+    batch: int = 32
+    lr: float | F32 = 0.001
+    """η, one for all clients or one each, (m,)."""
+    momentum: float = 0.9
+    keep_momentum: bool = True
+    """The momentum buffer survives the round (as in the paper's experiment) or starts from zero."""
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
+            raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
+        """The mini-batches of a client with `size` samples after `round` rounds, as positions.
+
+        >>> [b.tolist() for b in Plan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
+        [[2, 1], [0], [2, 0], [1]]
+        """
+        per_pass = -(-size // self.batch)
+        chosen: list[Int] = []
+        for step in range(round * self.steps, (round + 1) * self.steps):
+            number, position = divmod(step, per_pass)
+            if position == 0 or not chosen:
+                shuffled = rng.stream(seed, "shuffle", number, client).permutation(size)
+            chosen.append(shuffled[position * self.batch : (position + 1) * self.batch])
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """The affine correction of a local gradient: g + mu·(w − anchor) + offset.
+
+    FedProx, Ditto, pFedMe and SCAFFOLD are all of this form, so every engine runs all of them.
+    `mu` is one number or one per trainable column; `anchor` and `offset` are (m, P) or absent
+    (no anchor: the models the clients start the round with).
+    """
+
+    mu: float | F32 = 0.0
+    anchor: F32 | None = None
+    offset: F32 | None = None
+
+
+class Engine(Protocol):
+    """The only object that may touch client data D_i. m clients, models as rows."""
+
+    @property
+    def name(self) -> str:
+        """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which columns of a row hold which parameter."""
+
+    @property
+    def sizes(self) -> Int:
+        """(m,), |D_i|."""
+
+    def train(
+        self, state: State, plan: Plan, correction: Correction, seed: int
+    ) -> tuple[F32, dict[str, F32]]:
+        """Q local steps of each client from its row of `state.models`: new models and memory."""
+
+    def losses(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F64:
+        """(m, K), the mean training loss L(Ω_k, D_i) of each of the K models on each client.
+
+        `batches` limits the estimate to that many mini-batches drawn for (seed, round, client).
+        """
+
+    def risk(self, models: F32) -> F64:
+        """(m,), the mean training loss L(ω_i, D_i) of each client's own row."""
+
+    def confusion(self, models: F32, split: Split) -> Int:
+        """(m, C, C), truth by prediction of each client's own row on its own data.
+
+        All scores derive from it. `models` may be a stack (n, m, P): then the logits of the n
+        models of a client are averaged (soft vote).
+        """
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        """(n, P), initial models by number: 0 is the model as given, others are drawn anew."""
+
+
+class Representation(Protocol):
+    """What a client is for the clustering: g_i, beside the clusters' G_k."""
+
+    @property
+    def server_side(self) -> bool:
+        """The server can tell g_i from the models it holds, without asking the clients."""
+
+    def clients(self, state: State, engine: Engine, seed: int) -> F32 | F64:
+        """(m, p), g_i."""
+
+    def centers(self, state: State, engine: Engine) -> F32 | F64:
+        """(K, p), G_k."""
+
+    def place(self, state: State, centers: F32 | F64, engine: Engine) -> F32:
+        """(K, P), `state.centers` after the clustering has moved G to `centers`."""
+
+    def own(self, state: State, engine: Engine, distance: Distance) -> F64:
+        """(m,), d(g_i, G_{labels_i}), from which F is made."""
+
+
+Distance = Callable[[Any, Any], F64]
+"""d: (m, p) and (K, p) → (m, K)."""
+
+Importance = Callable[[Int], F64]
+"""λ: data sizes |D_i| (m,) → importance (m,)."""
+
+Objective = Callable[[State, Layout], Correction]
+"""The local objective beside the data loss, as a correction of its gradient."""
+
+
+class Clustering(Protocol):
+    """The lower level: labels and moved G from points, previous G and λ."""
+
+    def __call__(
+        self,
+        points: F32 | F64,
+        centers: F32 | F64,
+        importance: F64,
+        distance: Distance,
+        rng: np.random.Generator,
+    ) -> tuple[Int, F32 | F64]:
+        """(labels (m,), centers (K, p))."""
+
+
+class Aggregation(Protocol):
+    """The M-step: one center per cluster; a cluster without members keeps its own."""
+
+    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
+        """(K, P) from `state.models`, `state.labels` and λ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A point of the paper's design space; adding one adds no control flow.
+
+    >>> from wecfl import methods
+    >>> methods.fedavg.replace(name="mine", k=3).k
+    3
+    """
+
+    name: str
+    representation: Representation
+    """g_i and G_k."""
+    distance: Distance
+    """d(g_i, G_k)."""
+    clustering: Clustering
+    """How r is found (E-step)."""
+    importance: Importance
+    """λ_i."""
+    objective: Objective
+    """What a client minimizes beside its data loss (L-step)."""
+    aggregation: Aggregation
+    """How Ω is found (M-step)."""
+    k: int = 1
+    """K, the number of clusters."""
+    shared: str = "all"
+    """The columns that travel (D-step), as in `Layout.columns`; the others stay private."""
+    start: Literal["one", "each"] = "one"
+    """One initial model for all clusters, or a different one for each."""
+    order: str = "EMDL"
+    """The order of the four steps in a round. IFCA aggregates before it assigns: "EDLM"."""
+    members: int = 1
+    """How many independent runs are soft-voted (FedAvg+, FedProx+)."""
+
+    def __post_init__(self) -> None:
+        for name in ("k", "members"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if sorted(self.order) != sorted("EMDL"):
+            raise ConfigError(f"order must hold each of E, M, D, L once, got '{self.order}'")
+        if self.start not in ("one", "each"):
+            raise ConfigError(f"start must be 'one' or 'each', got '{self.start}'")
+
+    def replace(self, **changes: Any) -> Method:
+        """The method that differs from this one by `changes`."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for key in changes:
+            if key not in known:
+                raise ConfigError(unknown("component of a method", key, known))
+        return dataclasses.replace(self, **changes)

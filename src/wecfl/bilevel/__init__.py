@@ -1,0 +1,1 @@
+"""The choices that make a method: g, d, λ, clustering, local objective, aggregation – and F, R."""

@@ -1,0 +1,151 @@
+"""The lower level: who belongs to whom."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans as Lloyd
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+
+from wecfl.base import F32, F64, Distance, Int
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.errors import ConfigError
+
+__all__ = ["KMeans", "Nearest", "isometric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """One reassignment, r_i = argmin_k d(g_i, G_k), centers as they are (Lemma 1; ties: least k).
+
+    >>> labels, _ = Nearest()(np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]]), np.ones(2),
+    ...                       squared_euclidean, np.random.default_rng(0))
+    >>> labels.tolist()
+    [0, 1]
+    """
+
+    def __call__(
+        self,
+        points: F32 | F64,
+        centers: F32 | F64,
+        importance: F64,
+        distance: Distance,
+        rng: np.random.Generator,
+    ) -> tuple[Int, F32 | F64]:
+        """λ_i > 0 scales all distances of a client alike, so it does not change the argmin."""
+        return distance(points, centers).argmin(axis=1), centers
+
+
+@dataclass(frozen=True, slots=True)
+class KMeans:
+    """Weighted K-means: argmin over r and G of Σ_i λ_i ‖g_i − G_{r_i}‖².
+
+    Takes the better of a warm start (Lloyd's iterations from the previous centers, which never
+    raise F) and `fresh` k-means++ starts (which leave bad local optima): so F never rises in the
+    E-step (Lemma 1), whatever the draw. New clusters are matched to the previous centers by linear
+    sum assignment, so that a label means the same cluster over rounds.
+
+    Defined corners: clients with equal g_i always share a cluster; with no more than K distinct
+    clients each distinct one is its own cluster; clusters left over stay empty and keep their
+    center. With `warm=False` and `fresh=10` it is the authors' choice, new in every round.
+
+    >>> points = np.array([[0.0], [0.1], [9.0], [9.1]])
+    >>> labels, centers = KMeans()(points, np.array([[8.0], [1.0]]), np.array([1.0, 3, 1, 1]),
+    ...                            squared_euclidean, np.random.default_rng(0))
+    >>> labels.tolist(), centers.round(3).tolist()
+    ([1, 1, 0, 0], [[9.05], [0.075]])
+    """
+
+    fresh: int = 10
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fresh < 0 or (self.fresh == 0 and not self.warm):
+            raise ConfigError(f"KMeans needs a start: got fresh={self.fresh}, warm={self.warm}")
+
+    def __call__(
+        self,
+        points: F32 | F64,
+        centers: F32 | F64,
+        importance: F64,
+        distance: Distance,
+        rng: np.random.Generator,
+    ) -> tuple[Int, F32 | F64]:
+        """Labels (m,) and centers (K, p), in the identity of the previous centers."""
+        if distance is not squared_euclidean:
+            raise ConfigError("KMeans minimizes squared Euclidean distances: use squared_euclidean")
+        # Sorted distinct points: equal clients can't be parted by rounding, and the result does
+        # not depend on the order of the clients.
+        distinct, inverse = _distinct(points)
+        weight = np.bincount(inverse, weights=importance).astype(np.float64)
+        if len(distinct) <= len(centers):
+            found = np.arange(len(distinct))
+        else:
+            found = self._lloyd(distinct, centers, weight, rng)
+        means = _means(distinct, found, weight)
+        labels = _matched(means, centers)
+        moved = centers.copy()
+        moved[labels] = means
+        return labels[found][inverse].astype(np.int64), moved
+
+    def _lloyd(
+        self, points: F32 | F64, centers: F32 | F64, weight: F64, rng: np.random.Generator
+    ) -> Int:
+        """Labels 0 … of the best start, numbered without gaps."""
+        near, old = isometric(points, centers)
+        starts = []
+        if self.warm:
+            starts.append(Lloyd(len(centers), init=old, n_init=1))
+        if self.fresh:
+            seed = int(rng.integers(2**31))
+            starts.append(Lloyd(len(centers), n_init=self.fresh, random_state=seed))
+        # One thread: OpenMP adds up chunks in the order they finish, which changes the last bits.
+        # Nearly equal clients may fill fewer than K clusters: that is defined here, not a warning.
+        with threadpool_limits(limits=1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fits = [start.fit(near, sample_weight=weight) for start in starts]
+        best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
+        return np.unique(best.labels_, return_inverse=True)[1]
+
+
+def isometric(points: F32 | F64, centers: F32 | F64) -> tuple[F64, F64]:
+    """The same points and centers in as few dimensions as hold them, all distances kept.
+
+    n points span at most n dimensions, so K-means on clients with p ≫ m columns is exact in the
+    space of their Gram matrix.
+
+    >>> points, centers = np.eye(3, 1000), np.zeros((1, 1000))
+    >>> a, b = isometric(points, centers)
+    >>> a.shape, squared_euclidean(a, b).round(9).tolist()
+    ((3, 4), [[1.0], [1.0], [1.0]])
+    """
+    both = np.concatenate([points, centers]).astype(np.float64)
+    if both.shape[1] > len(both):
+        both -= both.mean(axis=0)
+        values, vectors = np.linalg.eigh(both @ both.T)
+        both = vectors * np.sqrt(np.maximum(values, 0))
+    return both[: len(points)], both[len(points) :]
+
+
+def _distinct(points: F32 | F64) -> tuple[F32 | F64, Int]:
+    """The distinct rows in sorted order, and for each row which of them it is."""
+    rows, inverse = np.unique(points, axis=0, return_inverse=True)
+    return rows.astype(points.dtype), inverse.reshape(-1).astype(np.int64)
+
+
+def _means(points: NDArray[np.floating], labels: Int, weight: F64) -> F64:
+    """(k, p), the weighted mean of each of the k non-empty clusters."""
+    share = np.zeros((labels.max() + 1, len(points)))
+    share[labels, np.arange(len(points))] = weight
+    means: F64 = (share / share.sum(axis=1, keepdims=True)) @ points
+    return means
+
+
+def _matched(new: NDArray[np.floating], old: NDArray[np.floating]) -> Int:
+    """For each new center the index of the old one it continues, at least total distance."""
+    return linear_sum_assignment(squared_euclidean(new, old))[1].astype(np.int64)

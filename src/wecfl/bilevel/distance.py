@@ -1,0 +1,33 @@
+"""d(g_i, G_k): how far a client is from a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl.base import F64
+
+__all__ = ["component", "squared_euclidean"]
+
+
+def squared_euclidean(points: NDArray[np.floating], centers: NDArray[np.floating]) -> F64:
+    """‖g_i − G_k‖², (m, K), the paper's distance of model parameters.
+
+    >>> squared_euclidean(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])).tolist()
+    [[0.0], [25.0]]
+    """
+    # Differences, not ‖a‖² + ‖b‖² − 2ab: clients of one cluster lie so close together that the
+    # expansion would cancel most of the digits F is made of.
+    columns = [
+        np.einsum("ip,ip->i", d := points - center, d, dtype=np.float64) for center in centers
+    ]
+    return np.stack(columns, axis=1)
+
+
+def component(points: NDArray[np.floating], centers: NDArray[np.floating]) -> F64:
+    """⟨g_i, G_k⟩, (m, K): with g_i the vector of losses and G = I, the loss L(Ω_k, D_i) itself.
+
+    >>> component(np.array([[0.3, 0.7]]), np.eye(2)).tolist()
+    [[0.3, 0.7]]
+    """
+    return np.asarray(points, dtype=np.float64) @ np.asarray(centers, dtype=np.float64).T

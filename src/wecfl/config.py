@@ -1,0 +1,148 @@
+"""One experiment as a flat list of choices: TOML file, preset and flags come together here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wecfl.errors import ConfigError, unknown
+
+__all__ = ["PRESETS", "Config", "resolve"]
+
+
+class Config(BaseModel):
+    """Every choice of a run. The defaults are the digits experiment of `make run`.
+
+    >>> Config(clusters=3).clusters
+    3
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
+    clusters: int = Field(10, ge=1, description="K, clusters (or members of a soft vote).")
+    mu: float = Field(0.95, ge=0, description="FedProx's pull towards the received model.")
+    representation: str = Field(
+        "head",
+        description="What clients are clustered by: head, linear, parameters or a name pattern.",
+    )
+    importance: Literal["method", "data-size", "uniform", "batches"] = Field(
+        "method", description="λ, how much a client counts; 'method' leaves it to the method."
+    )
+    warm_start: bool = Field(
+        True, description="K-means also starts from the previous centers, so that F never rises."
+    )
+    loss_batches: int | None = Field(
+        None, ge=1, description="Mini-batches on which IFCA estimates a loss (default: all data)."
+    )
+
+    dataset: str = Field(
+        "digits", description="A name from `wecfl data list`, a .npz, or a folder of them."
+    )
+    data_dir: str | None = Field(None, description="Where to look for data sets first.")
+    partition: str = Field("clusterwise-dirichlet", description="How samples go to clients.")
+    alpha: tuple[float, ...] = Field(
+        (), strict=False, description="Dirichlet parameter(s) of the partition, e.g. 0.1 10."
+    )
+    classes_per: tuple[int, ...] = Field(
+        (), strict=False, description="Classes per group and client of an n-class partition: 3 2."
+    )
+    clients: int = Field(50, ge=1, description="m, the number of clients.")
+    groups: int = Field(10, ge=1, description="Generating groups of a cluster-wise partition.")
+    holdout: float = Field(
+        0.2, gt=0, lt=1, description="Test share of clients that bring no test data."
+    )
+
+    model: str = Field("auto", description="cnn-fashion, cnn-cifar, mlp, logistic or auto.")
+    rounds: int = Field(30, ge=1, description="T, communication rounds.")
+    steps: int = Field(10, ge=1, description="Q, mini-batches of local training in a round.")
+    batch: int = Field(32, ge=1, description="Samples in a mini-batch.")
+    lr: float = Field(0.001, ge=0, allow_inf_nan=False, description="η, the learning rate.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
+    keep_momentum: bool = Field(True, description="Clients keep their momentum between rounds.")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="Weight decay of SGD.")
+    batchnorm: Literal["running", "batch"] = Field(
+        "running", description="BatchNorm in tests: running statistics, or those of each batch."
+    )
+
+    seed: int = Field(0, ge=0, description="Everything random follows from it.")
+    workers: int | None = Field(None, ge=1, description="Processes (default: one per core).")
+    objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+
+    def toml(self) -> dict[str, Any]:
+        """The choices that TOML can hold: all but those left open."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "clients": 200,
+        "rounds": 100,
+        "warm_start": False,
+        "loss_batches": 3,
+    },
+}
+"""By name, what differs from the defaults. `paper`: the experiment of the paper's tables."""
+
+PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
+    "clientwise-dirichlet": {"alpha": (0.1,)},
+    "clientwise-nclass": {"classes_per": (2,)},
+    "clusterwise-dirichlet": {"alpha": (0.1, 10.0)},
+    "clusterwise-nclass": {"classes_per": (3, 2)},
+}
+"""The paper's parameters of its four partitions, used where none are given."""
+
+
+def resolve(
+    file: Path | None = None, preset: str | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """Defaults, then the preset, then the TOML file, then the flags: the last word counts.
+
+    >>> resolve(preset="paper", flags={"rounds": 2}).model_dump(include={"clients", "rounds"})
+    {'clients': 200, 'rounds': 2}
+    >>> resolve(flags={"cluters": 3})
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown key 'cluters'; did you mean 'clusters'?
+    """
+    said = _read(file) if file else {}
+    preset = preset or said.pop("preset", None) or "default"
+    said.pop("preset", None)
+    if preset not in PRESETS:
+        raise ConfigError(unknown("preset", str(preset), PRESETS))
+    values = {**PRESETS[preset], **said, **(flags or {})}
+    where = f" in {file}" if file else ""
+    for key in values:
+        if key not in Config.model_fields:
+            raise ConfigError(unknown("key", key, Config.model_fields) + where)
+    try:
+        config = Config(**values)
+    except ValidationError as error:
+        raise ConfigError(_line(error) + where) from None
+    missing = {
+        key: value
+        for key, value in PAPER_PARTITIONS.get(config.partition, {}).items()
+        if not getattr(config, key)
+    }
+    return config.model_copy(update=missing)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {file}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"can't read the configuration {file}: {error}") from None
+
+
+def _line(error: ValidationError) -> str:
+    """The first problem of pydantic's report in one line."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"

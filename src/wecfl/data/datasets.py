@@ -1,0 +1,560 @@
+"""Data sets: where they lie, how to get them, how their bytes become arrays.
+
+Three names are known: ``digits`` (comes with scikit-learn), ``fashion-mnist`` (IDX files) and
+``cifar-10`` (the official binary archive); any other data set is the path of a ``.npz``. Files are
+looked for in `data_dir` or ``$WECFL_DATA``, where Debian's package puts them, in the user's cache;
+then they are fetched into the cache. Fetched files are checked, files that were there are trusted.
+
+Pixels become (p/255 − 0.5)/0.5 ∈ [−1, 1].
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import platformdirs
+import sklearn.datasets
+from numpy.typing import ArrayLike, NDArray
+
+from wecfl import rng
+from wecfl.base import F32, Int
+from wecfl.data.fetch import Progress, download, has_apt, unpack_debian
+from wecfl.errors import DataError, unknown
+
+__all__ = [
+    "KNOWN",
+    "Dataset",
+    "Package",
+    "Source",
+    "as_labels",
+    "catalogue",
+    "get",
+    "holdout",
+    "load",
+    "locate",
+    "pool",
+    "read_npz",
+]
+
+Array: TypeAlias = NDArray[Any]
+Named: TypeAlias = tuple[str, Array]
+"""An array and what to call it in an error."""
+
+HELD_OUT = 0.2
+"""The share of a data set without an official test set that becomes its test set."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Labelled samples, the training set first.
+
+    >>> digits = load("digits")
+    >>> digits.x.shape, digits.n_train, digits.classes
+    ((1797, 1, 8, 8), 1438, 10)
+    """
+
+    name: str
+    x: F32
+    """(n, …): the samples, rows [0, n_train) for training, the rest for testing."""
+    y: Int
+    """(n,): their labels in 0 … classes − 1."""
+    n_train: int
+    classes: int
+
+
+class Package(NamedTuple):
+    """A Debian package and the folder it installs the files in."""
+
+    name: str
+    folder: PurePosixPath
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A data set known by name: what it is, how to recognise and read it, where it comes from."""
+
+    name: str
+    description: str
+    shape: tuple[int, ...]
+    """Of one sample: channels, height, width."""
+    n_train: int
+    n_test: int
+    classes: int
+    find: Callable[[Path], Path | None]
+    """Folder ↦ what to give to `read`, or None if the folder does not hold the data set."""
+    read: Callable[[Source, Path], Dataset]
+    files: Mapping[str, str]
+    """Official file name ↦ MD5 sum."""
+    url: str = ""
+    debian: Package | None = None
+
+
+def load(
+    name: str | Path,
+    data_dir: Path | None = None,
+    *,
+    fetch: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set `name`, or the one in the ``.npz`` whose path is `name`.
+
+    A ``.npz`` holds `x` (n, …) and `y` (n,), optionally `x_test` and `y_test`. Without them, as for
+    the digits, a fixed stratified fifth of the samples is the test set.
+
+    >>> load("digit")
+    Traceback (most recent call last):
+    wecfl.errors.DataError: unknown dataset 'digit'; did you mean 'digits'?
+    """
+    if str(name) not in KNOWN and Path(name).suffix == ".npz":
+        return _from_npz(Path(name))
+    source = _source(str(name))
+    return source.read(source, get(source.name, data_dir, fetch=fetch, progress=progress))
+
+
+def catalogue(data_dir: Path | None = None) -> list[tuple[Source, Path | None]]:
+    """Every data set known by name and where it was found (None: it would have to be fetched).
+
+    >>> [source.name for source, _ in catalogue()]
+    ['digits', 'fashion-mnist', 'cifar-10']
+    """
+    return [(source, locate(name, data_dir)) for name, source in KNOWN.items()]
+
+
+def locate(name: str, data_dir: Path | None = None) -> Path | None:
+    """Where the data set lies on this machine: its archive or its folder; None if it does not."""
+    source = _source(name)
+    folders = (f for place in _places(source, data_dir) for f in (place, place / name))
+    return next((found for folder in folders if (found := source.find(folder))), None)
+
+
+def get(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    fetch: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """Where the data set lies on this machine, fetched into the user's cache if it must be."""
+    if (found := locate(name, data_dir)) is not None:
+        return found
+    source, target = _source(name), _cache() / name
+    failures: list[str] = []
+    for way in _ways(source) if fetch else ():
+        try:
+            way(source, target, progress)
+        except DataError as error:
+            failures.append(str(error))
+        else:
+            return cast(Path, source.find(target))
+    places = ", ".join(map(str, _places(source, data_dir)))
+    tried = f" and could not be fetched ({'; '.join(failures)})" if failures else ""
+    install = f"`apt-get install {source.debian.name}`, or " if source.debian else ""
+    raise DataError(
+        f"{name}: not found in {places}{tried}; {install}put {', '.join(source.files)} into "
+        f"{target}, or give the folder it is in as --data-dir or WECFL_DATA"
+    )
+
+
+# Where to look, and how to fetch
+
+
+def _source(name: str) -> Source:
+    if name not in KNOWN:
+        raise DataError(unknown("dataset", name, KNOWN))
+    return KNOWN[name]
+
+
+def _cache() -> Path:
+    return platformdirs.user_cache_path("wecfl")
+
+
+def _places(source: Source, data_dir: Path | None) -> list[Path]:
+    asked = data_dir or os.environ.get("WECFL_DATA")
+    if asked and not Path(asked).is_dir():
+        said = "the data folder" if data_dir else "WECFL_DATA"
+        raise DataError(f"{asked}: {said} is not an existing folder; create it or leave it out")
+    folders = (asked, source.debian and source.debian.folder, _cache())
+    return [Path(folder) for folder in folders if folder]
+
+
+_Way: TypeAlias = Callable[[Source, Path, Progress | None], None]
+
+
+def _ways(source: Source) -> Iterator[_Way]:
+    if source.debian and has_apt():
+        yield _from_debian
+    if source.url:
+        yield _from_url
+
+
+def _from_debian(source: Source, target: Path, progress: Progress | None) -> None:
+    assert source.debian
+    package, folder = source.debian
+    unpack_debian(package, folder, source.files, target, progress=progress)
+
+
+def _from_url(source: Source, target: Path, progress: Progress | None) -> None:
+    for file, md5 in source.files.items():
+        if not (target / file).exists():
+            download(source.url + file, target / file, md5, progress=progress)
+
+
+# From bytes to arrays
+
+
+@contextmanager
+def _reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
+    """Say in one line that `path` can't be read, whichever library found out."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
+    except (OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError,
+            zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:  # fmt: skip
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
+
+
+def pool(parts: Sequence[Named]) -> F32:
+    """All samples of all parts in one float32 array, part after part.
+
+    uint8 arrays are pixels and are scaled to [−1, 1]; any other numbers are used as they are.
+
+    >>> pool([("a", np.uint8([[0, 255]])), ("b", np.uint8([[255, 255]]))])
+    array([[-1.,  1.], [ 1.,  1.]], dtype=float32)
+    """
+    first, like = parts[0]
+    for where, part in parts:
+        if part.dtype.kind not in "uifb":
+            raise DataError(f"{where}: x holds {part.dtype}, expected numbers")
+        if part.ndim < 2:
+            raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
+        if part.shape[1:] != like.shape[1:]:
+            raise DataError(
+                f"{where}: samples have shape {part.shape[1:]}, those of {first} {like.shape[1:]}; "
+                "bring all to one shape"
+            )
+        if (part.dtype == np.uint8) != (like.dtype == np.uint8):
+            raise DataError(
+                f"{where}: x holds {part.dtype}, that of {first} {like.dtype}; only uint8 is "
+                "scaled as pixels, so use one type for all"
+            )
+    out = np.empty((sum(len(part) for _, part in parts), *like.shape[1:]), np.float32)
+    end = 0
+    for where, part in parts:
+        start, end = end, end + len(part)
+        _fill(out[start:end], part)
+        if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
+            row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
+            raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
+    return out
+
+
+def _fill(out: F32, samples: Array) -> None:
+    if samples.dtype != np.uint8:
+        with np.errstate(over="ignore", invalid="ignore"):  # `pool` reports what overflows
+            out[...] = samples
+        return
+    for i in range(0, len(out), 128):  # a block stays in the cache over the three passes
+        block = out[i : i + 128]
+        block[...] = samples[i : i + 128]
+        block /= 255
+        block -= 0.5
+        block /= 0.5
+
+
+def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> Int:
+    """The labels of `n` samples as int64: whole numbers in 0 … classes − 1, or a `DataError`.
+
+    >>> as_labels("client 0", [2.0, 1.0], 2)
+    array([2, 1])
+    >>> as_labels("client 0", [2, 3], 2, classes=3)
+    Traceback (most recent call last):
+    wecfl.errors.DataError: client 0: label 3 of sample 1 is out of range, expected 0 … 2
+    """
+    given = np.asarray(y)
+    if given.dtype.kind not in "uifb":
+        raise DataError(f"{where}: y holds {given.dtype}, expected labels 0, 1, 2, …")
+    if given.shape != (n,):
+        raise DataError(
+            f"{where}: y has shape {given.shape}, expected one label per sample: ({n},)"
+        )
+    with np.errstate(invalid="ignore"):
+        labels = given.astype(np.int64)
+    wrong = (labels != given) | (labels < 0) | (labels >= (np.inf if classes is None else classes))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        expected = f"0 … {classes - 1}" if classes is not None else "whole numbers from 0"
+        raise DataError(
+            f"{where}: label {given[row]} of sample {row} is out of range, expected {expected}"
+        )
+    return labels
+
+
+def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
+    """Rows for training and for testing: a stratified `share` of `y`, at least one row in each.
+
+    The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
+    up to one sample.
+
+    >>> train, test = holdout(np.repeat([0, 1], 10), 0.2, np.random.default_rng(0))
+    >>> len(train), (test < 10).sum(), (test >= 10).sum()
+    (16, np.int64(2), np.int64(2))
+    """
+    n = len(y)
+    count = min(max(round(share * n), 1), n - 1)
+    order = generator.permutation(n)
+    order = order[np.argsort(y[order], kind="stable")]
+    taken = order[(np.arange(count) * n + generator.integers(n)) // count]
+    mask = np.zeros(n, bool)
+    mask[taken] = True
+    return np.flatnonzero(~mask), np.flatnonzero(mask)
+
+
+def _held_out(name: str, where: str, x: Array, y: Int, classes: int) -> Dataset:
+    """A data set without a test set: the held-out rows, the same for everybody, go to the end."""
+    if len(y) < 2:
+        raise DataError(f"{where}: {len(y)} samples, expected at least 2 to train and to test")
+    train, test = holdout(y, HELD_OUT, rng.stream(0, "holdout"))
+    order = np.concatenate([train, test])
+    return Dataset(name, pool([(where, x[order])]), y[order], len(train), classes)
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays x and y, if there also x_test and y_test, of a ``.npz``; never a pickle."""
+    with _reading(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            held = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
+            expected = ["x", "y", "x_test", "y_test"][: 4 if len(held) > 2 else 2]
+            if missing := [key for key in expected if key not in held]:
+                raise DataError(
+                    f"{path}: holds {', '.join(archive) or 'nothing'}, lacks {', '.join(missing)}; "
+                    "name the arrays x and y (and x_test and y_test)"
+                )
+            return {key: np.asarray(archive[key]) for key in held}
+
+
+def _from_npz(path: Path) -> Dataset:
+    arrays = read_npz(path)
+    sides = [("x", "y"), ("x_test", "y_test")][: len(arrays) // 2]
+    parts = [(f"{path} ({x})", np.atleast_1d(arrays[x])) for x, _ in sides]
+    labels = [
+        as_labels(f"{path} ({y})", arrays[y], len(part))
+        for (_, y), (_, part) in zip(sides, parts, strict=True)
+    ]
+    if empty := [where for where, part in parts if not len(part)]:
+        raise DataError(f"{empty[0]}: no samples")
+    y = np.concatenate(labels)
+    classes = int(y.max()) + 1
+    if len(parts) == 1:
+        return _held_out(path.stem, str(path), parts[0][1], y, classes)
+    return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
+
+
+# digits
+
+
+def _find_digits(_: Path) -> Path:
+    return Path(sklearn.datasets.__file__).parent
+
+
+def _read_digits(source: Source, _: Path) -> Dataset:
+    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    x = (x.reshape(-1, *source.shape).astype(np.float32) / 16 - 0.5) / 0.5
+    return _held_out(source.name, source.name, x, y.astype(np.int64), source.classes)
+
+
+# fashion-mnist: the IDX format, http://yann.lecun.com/exdb/mnist (big-endian header, then bytes)
+
+_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # fmt: skip
+
+
+def _idx_file(folder: Path, stem: str) -> Path | None:
+    return next((f for f in (folder / stem, folder / f"{stem}.gz") if f.is_file()), None)
+
+
+def _find_fashion(folder: Path) -> Path | None:
+    return folder if all(_idx_file(folder, stem) for stem in _IDX) else None
+
+
+def _read_idx(path: Path, shape: tuple[int, ...], most: int) -> Array:
+    """The items of an IDX file, (n, *shape) bytes with n ≤ `most`."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    dims = 1 + len(shape)
+    layout = struct.Struct(f">{1 + dims}I")
+    with _reading(path), cast(BinaryIO, opener(path, "rb")) as file:
+        header = file.read(layout.size)
+        if len(header) < layout.size:
+            raise DataError(
+                f"{path}: cut short: {len(header)} bytes, the header alone has {layout.size}; "
+                "get it again"
+            )
+        magic, n, *got = layout.unpack(header)
+        if magic != 0x0800 + dims:
+            raise DataError(
+                f"{path}: wrong magic number {magic:#010x}, expected {0x0800 + dims:#010x} "
+                f"(IDX, bytes, {dims} dimensions); get it again"
+            )
+        if (*got,) != shape or not 0 < n <= most:  # before anything of that size is allocated
+            raise DataError(
+                f"{path}: the header promises {n} items of shape {(*got,)}, "
+                f"expected 1 … {most} of shape {shape}; get it again"
+            )
+        data = file.read(n * prod(shape) + 1)
+        if len(data) != n * prod(shape):
+            size = f"{len(data)}" if len(data) < n * prod(shape) else "more"
+            raise DataError(
+                f"{path}: cut short or corrupt: the header promises {n * prod(shape)} bytes, "
+                f"got {size}; get it again"
+            )
+    return np.frombuffer(data, np.uint8).reshape(n, *shape)
+
+
+def _read_fashion(source: Source, folder: Path) -> Dataset:
+    images, labels = [], []
+    for stems, most in ((_IDX[:2], source.n_train), (_IDX[2:], source.n_test)):
+        x_file, y_file = (cast(Path, _idx_file(folder, stem)) for stem in stems)
+        x, y = _read_idx(x_file, source.shape[1:], most), _read_idx(y_file, (), most)
+        if len(x) != len(y):
+            raise DataError(f"{y_file}: {len(y)} labels for the {len(x)} images of {x_file.name}")
+        images.append((str(x_file), x.reshape(-1, *source.shape)))
+        labels.append(as_labels(str(y_file), y, len(x), source.classes))
+    return Dataset(
+        source.name, pool(images), np.concatenate(labels), len(labels[0]), source.classes
+    )
+
+
+# cifar-10: six batches of records of one label byte and 3 × 32 × 32 pixel bytes
+
+_CIFAR_FOLDER, _CIFAR_ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+_BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+
+
+def _find_cifar(folder: Path) -> Path | None:
+    for unpacked in (folder, folder / _CIFAR_FOLDER):
+        if all((unpacked / name).is_file() for name in _BATCHES):
+            return unpacked
+    return folder / _CIFAR_ARCHIVE if (folder / _CIFAR_ARCHIVE).is_file() else None
+
+
+def _read_cifar(source: Source, path: Path) -> Dataset:
+    batches = _batches(path, 1 + prod(source.shape), source.n_test)
+    found: dict[str, int] = {}
+    for name, records in batches:
+        if not found:  # all batches are of one size, so the first tells how much to allocate
+            n = len(records)
+            x = np.empty((len(_BATCHES) * n, *source.shape), np.float32)
+            y = np.empty(len(x), np.int64)
+        found[name] = len(records)
+        if found[name] != n:
+            raise DataError(
+                f"{path} ({name}): {found[name]} records, expected {n} as in "
+                f"{next(iter(found))}; get it again"
+            )
+        start = _BATCHES.index(name) * n
+        y[start : start + n] = as_labels(f"{path} ({name})", records[:, 0], n, source.classes)
+        _fill(x[start : start + n], records[:, 1:].reshape(n, *source.shape))
+    if missing := [name for name in _BATCHES if name not in found]:
+        raise DataError(f"{path}: cut short or corrupt: lacks {', '.join(missing)}; get it again")
+    return Dataset(source.name, x, y, (len(_BATCHES) - 1) * n, source.classes)
+
+
+def _batches(path: Path, record: int, most: int) -> Iterator[tuple[str, Array]]:
+    """Each batch and its (n, record) bytes; those of an archive without unpacking it to disk."""
+    if path.is_dir():
+        for name in _BATCHES:
+            with _reading(path / name), (path / name).open("rb") as file:
+                size = (path / name).stat().st_size
+                yield name, _records(f"{path / name}", file, size, record, most)
+        return
+    with (
+        _reading(path),
+        gzip.open(path, "rb") as stream,
+        tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
+    ):
+        for member in tar:
+            folder, _, name = member.name.rpartition("/")
+            if folder == _CIFAR_FOLDER and name in _BATCHES and member.isfile():
+                body = cast(BinaryIO, tar.extractfile(member))
+                yield name, _records(f"{path} ({name})", body, member.size, record, most)
+        stream.read(1 << 20)  # gzip compares its checksum at the very end, beyond the tar's
+
+
+def _records(where: str, file: BinaryIO, size: int, record: int, most: int) -> Array:
+    if size % record or not 0 < size <= most * record:
+        raise DataError(
+            f"{where}: {size} bytes, expected 1 … {most} records of {record}; get it again"
+        )
+    data = file.read(size)
+    if len(data) != size:
+        raise DataError(f"{where}: cut short: expected {size} bytes, got {len(data)}; get it again")
+    return np.frombuffer(data, np.uint8).reshape(-1, record)
+
+
+KNOWN: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source(
+            name="digits",
+            description="handwritten digits, part of scikit-learn",
+            shape=(1, 8, 8),
+            n_train=1438,
+            n_test=359,
+            classes=10,
+            find=_find_digits,
+            read=_read_digits,
+            files={},
+        ),
+        Source(
+            name="fashion-mnist",
+            description="grey pictures of clothes (Zalando)",
+            shape=(1, 28, 28),
+            n_train=60_000,
+            n_test=10_000,
+            classes=10,
+            find=_find_fashion,
+            read=_read_fashion,
+            files={
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+            url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            debian=Package(
+                "dataset-fashion-mnist", PurePosixPath("/usr/share/datasets/fashion-mnist")
+            ),
+        ),
+        Source(
+            name="cifar-10",
+            description="colour pictures of animals and vehicles (Krizhevsky)",
+            shape=(3, 32, 32),
+            n_train=50_000,
+            n_test=10_000,
+            classes=10,
+            find=_find_cifar,
+            read=_read_cifar,
+            files={_CIFAR_ARCHIVE: "c32a1d4ab5d03f1284b67883e8d87530"},
+            url="https://www.cs.toronto.edu/~kriz/",
+        ),
+    )
+}
+"""The data sets known by name."""

@@ -1,0 +1,251 @@
+"""The clients: who holds which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wecfl import rng
+from wecfl.base import F32, Int
+from wecfl.data.datasets import Dataset, Named, as_labels, holdout, load, pool, read_npz
+from wecfl.data.partition import Partition, split
+from wecfl.errors import ConfigError, DataError
+
+__all__ = ["Federation"]
+
+Arrays: TypeAlias = Sequence[ArrayLike]
+"""One array per client."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Federation:
+    """m clients and their data D_i: one pool of samples, and for each client rows of it.
+
+    >>> xs = [np.zeros((10, 2)), np.ones((5, 2))]
+    >>> ys = [np.arange(10) % 2, np.arange(5) % 2]
+    >>> federation = Federation.from_arrays(xs, ys)
+    >>> len(federation), federation.sizes, federation.shape, federation.classes
+    (2, array([8, 4]), (2,), 2)
+    """
+
+    x: F32
+    """(n, …): the pool of all clients' samples."""
+    y: Int
+    """(n,): their labels in 0 … classes − 1."""
+    train: tuple[Int, ...]
+    """For each client the rows of its training samples D_i."""
+    test: tuple[Int, ...]
+    """For each client the rows of its test samples."""
+    classes: int
+    keys: Int
+    """(m,): who a client is, for keyed randomness: it goes with the client in a `subset`."""
+    names: tuple[str, ...]
+    """What to call each client."""
+    groups: Int | None = None
+    """(m,): the hidden groups that generated the data, where they are known."""
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise DataError("no clients; give at least one")
+        for field in ("test", "keys", "names", "groups"):
+            value = getattr(self, field)
+            if value is not None and len(value) != self.m:
+                raise DataError(
+                    f"{field}: expected one for each of {self.m} clients, got {len(value)}"
+                )
+        for name, train, test in zip(self.names, self.train, self.test, strict=True):
+            if not (len(train) and len(test)):
+                raise DataError(
+                    f"client {name}: {len(train)} training and {len(test)} test samples, expected "
+                    "at least one of each; leave the client out or give it more data"
+                )
+
+    def __len__(self) -> int:
+        """The number of clients, m."""
+        return len(self.train)
+
+    @property
+    def m(self) -> int:
+        """The number of clients."""
+        return len(self)
+
+    @property
+    def sizes(self) -> Int:
+        """(m,): the number of training samples |D_i| of each client."""
+        return np.array([len(rows) for rows in self.train], np.int64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.x.shape[1:]
+
+    def subset(self, order: Iterable[int]) -> Federation:
+        """The clients at the positions `order`, in that order; each keeps its key and its name.
+
+        >>> xs, ys = [np.zeros((4, 1))] * 3, [[0, 1, 0, 1]] * 3
+        >>> Federation.from_arrays(xs, ys).subset([2, 0]).keys
+        array([2, 0])
+        """
+        chosen = np.arange(self.m)[list(order)]
+        return Federation(
+            self.x,
+            self.y,
+            tuple(self.train[i] for i in chosen),
+            tuple(self.test[i] for i in chosen),
+            self.classes,
+            self.keys[chosen],
+            tuple(self.names[i] for i in chosen),
+            None if self.groups is None else self.groups[chosen],
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        xs: Arrays,
+        ys: Arrays,
+        *,
+        test: float | tuple[Arrays, Arrays] = 0.2,
+        groups: ArrayLike | None = None,
+        names: Sequence[str] | None = None,
+        classes: int | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the labels `ys[i]`.
+
+        `test` is the share of each client's samples that is kept for testing (stratified, drawn
+        from `seed`), or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to
+        [−1, 1], other numbers are used as they are. `classes` defaults to the largest label + 1.
+
+        >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
+        >>> Federation.from_arrays(xs, ys)
+        Traceback (most recent call last):
+        wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
+        """
+        titles = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
+        if isinstance(test, float | int):
+            if not 0 < test < 1:
+                raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
+            parts, labels = _checked(titles, xs, ys, classes, least=2)
+            cuts = [
+                holdout(y, test, rng.stream(seed, "holdout", 0, i)) for i, y in enumerate(labels)
+            ]
+            rows = _rows(labels)
+            trains = [own[cut] for own, (cut, _) in zip(rows, cuts, strict=True)]
+            tests = [own[cut] for own, (_, cut) in zip(rows, cuts, strict=True)]
+        else:
+            parts, labels = _checked(titles, xs, ys, classes)
+            more_parts, more_labels = _checked(titles, *test, classes, side=" (test)")
+            parts, labels = parts + more_parts, labels + more_labels
+            rows = _rows(labels)
+            trains, tests = rows[: len(titles)], rows[len(titles) :]
+        y = np.concatenate(labels)
+        return cls(
+            x=pool(parts),
+            y=y,
+            train=tuple(trains),
+            test=tuple(tests),
+            classes=int(y.max()) + 1 if classes is None else classes,
+            keys=np.arange(len(titles)),
+            names=titles,
+            groups=None if groups is None else np.asarray(groups, np.int64),
+        )
+
+    @classmethod
+    def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:
+        """One client per ``.npz`` of a folder, in the order of the files' names.
+
+        Each file holds `x` and `y`; `x_test` and `y_test`, if all files have them, are the test
+        samples, otherwise `test` and `seed` say how to draw them (see `from_arrays`).
+        """
+        files = sorted(Path(path).glob("*.npz"))
+        if not files:
+            raise DataError(f"{path}: no .npz files; expected a folder with one per client")
+        clients = [read_npz(file) for file in files]
+        tested = ["x_test" in client for client in clients]
+        if any(tested) and not all(tested):
+            raise DataError(
+                f"{files[tested.index(False)]}: lacks x_test and y_test, which "
+                f"{files[tested.index(True)].name} has; give them to all clients or to none"
+            )
+
+        def column(key: str) -> Arrays:
+            return [client[key] for client in clients]
+
+        return cls.from_arrays(
+            column("x"),
+            column("y"),
+            test=(column("x_test"), column("y_test")) if all(tested) else test,
+            names=[file.name for file in files],
+            seed=seed,
+        )
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset | str | Path,
+        partition: Partition,
+        *,
+        clients: int,
+        seed: int = 0,
+        data_dir: Path | None = None,
+    ) -> Federation:
+        """A data set (a value, a name or the path of a ``.npz``) shared out among `clients`.
+
+        >>> from wecfl.data.partition import Iid
+        >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
+        np.int64(1438)
+        """
+        data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
+        n = data.n_train
+        shares = split(
+            partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
+        )
+        return cls(
+            x=data.x,
+            y=data.y,
+            train=shares.train,
+            test=tuple(rows + n for rows in shares.test),
+            classes=data.classes,
+            keys=np.arange(clients),
+            names=tuple(map(str, range(clients))),
+            groups=shares.groups,
+        )
+
+
+def _checked(
+    names: Sequence[str],
+    xs: Arrays,
+    ys: Arrays,
+    classes: int | None,
+    *,
+    least: int = 1,
+    side: str = "",
+) -> tuple[list[Named], list[Int]]:
+    """Each client's samples and labels, at least `least` of them."""
+    if not names:
+        raise DataError("no clients; give at least one array of samples")
+    if not len(names) == len(xs) == len(ys):
+        raise DataError(
+            f"expected samples, labels and a name of each client, "
+            f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
+        )
+    parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
+    for where, x in parts:
+        if len(x) < least:
+            raise DataError(
+                f"{where}: {len(x)} samples, expected at least {least}; "
+                "leave the client out or give it more data"
+            )
+    pairs = zip(parts, ys, strict=True)
+    return parts, [as_labels(where, y, len(x), classes) for (where, x), y in pairs]
+
+
+def _rows(labels: Sequence[Int]) -> list[Int]:
+    """For each part its rows in the pool of all parts."""
+    ends = np.cumsum([len(y) for y in labels])
+    return np.split(np.arange(ends[-1]), ends[:-1])

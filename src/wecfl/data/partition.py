@@ -1,0 +1,480 @@
+"""Who holds what: a partition turns labels into one index array per client.
+
+Every partition is one draw of a class × client share matrix S, rows summing to 1: S_ci is the part
+of class c that client i owns. `split` draws S until every client has something to learn from, then
+cuts the shuffled samples of each class at the cumulative shares. So the clients are disjoint and
+exhaustive by construction, and the same S on train and test labels gives each client test data of
+its own distribution.
+
+=====================  =====================  ==================================================
+name                   flags                  S
+=====================  =====================  ==================================================
+iid                                           equal shares
+quantity-skew          --alpha A              one Dirichlet(A) over clients, alike in all classes
+clientwise-dirichlet   --alpha A              for each class a Dirichlet(A) over clients
+clientwise-nclass      --classes-per N        N random classes per client, shared equally
+clusterwise-dirichlet  --alpha A1 A2          for each class a Dirichlet(A1) over groups, then a
+                                              Dirichlet(A2) over the clients of each group
+clusterwise-nclass     --classes-per N1 N2    N1 random classes per group, N2 of these per client
+=====================  =====================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import Field, asdict, dataclass
+from math import inf
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl.base import F64, Int
+from wecfl.errors import PartitionError, unknown
+from wecfl.rng import stream
+
+__all__ = [
+    "DRAWS",
+    "PARTITIONS",
+    "ClientwiseDirichlet",
+    "ClientwiseNClass",
+    "ClusterwiseDirichlet",
+    "ClusterwiseNClass",
+    "Iid",
+    "Partition",
+    "QuantitySkew",
+    "Shares",
+    "Split",
+    "build",
+    "counts",
+    "describe",
+    "split",
+]
+
+DRAWS = 10_000
+"""Draws before `split` gives up. The paper's hardest setting, client-wise Dirichlet(0.1) over 200
+clients, leaves nobody without data in one draw of twelve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One draw: who owns which part of each class."""
+
+    matrix: F64
+    """S, classes × clients. A row sums to 1, or to 0 if the draw left the class to nobody."""
+    groups: Int | None = None
+    """The generating group of each client, (m,)."""
+    floor: float = 0.0
+    """Each group must hold more than this part of the mean group's test samples."""
+
+
+class Partition(Protocol):
+    """What `split` needs: a dataclass with a draw of shares, and the words to speak about it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    name: ClassVar[str]
+    usage: ClassVar[str]
+    """The flags it takes."""
+    remedy: ClassVar[str]
+    """What to do when no draw gives every client enough."""
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """One draw of the share matrix."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Iid:
+    """Equal shares, S_ci = 1/m.
+
+    >>> Iid().shares(2, 4, np.random.default_rng(0)).matrix[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    name: ClassVar[str] = "iid"
+    usage: ClassVar[str] = "neither --alpha nor --classes-per"
+    remedy: ClassVar[str] = "lower --clients"
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """The same matrix in every draw."""
+        return Shares(np.full((classes, clients), 1 / clients))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantitySkew:
+    """Alike in distribution, unlike in size: S_ci = q_i with q ~ Dirichlet(α) over the clients.
+
+    >>> drawn = QuantitySkew(alpha=1.0).shares(2, 3, np.random.default_rng(0)).matrix
+    >>> bool((drawn[0] == drawn[1]).all())
+    True
+    """
+
+    alpha: float
+
+    name: ClassVar[str] = "quantity-skew"
+    usage: ClassVar[str] = "--alpha A"
+    remedy: ClassVar[str] = "raise --alpha or lower --clients"
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """One vector for all classes."""
+        return Shares(np.tile(_dirichlet(self.alpha, clients, 1, rng), (classes, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientwiseDirichlet:
+    """S_c ~ Dirichlet(α) over the clients, for each class c (Hsu et al., 2019).
+
+    >>> drawn = ClientwiseDirichlet(alpha=0.1).shares(2, 3, np.random.default_rng(0))
+    >>> drawn.matrix.sum(axis=1).round(9).tolist()
+    [1.0, 1.0]
+    """
+
+    alpha: float
+
+    name: ClassVar[str] = "clientwise-dirichlet"
+    usage: ClassVar[str] = "--alpha A"
+    remedy: ClassVar[str] = "raise --alpha or lower --clients"
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """Independent rows."""
+        return Shares(_dirichlet(self.alpha, clients, classes, rng))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientwiseNClass:
+    """n random classes per client, each class shared equally among its holders.
+
+    >>> drawn = ClientwiseNClass(n=2).shares(3, 6, np.random.default_rng(0))
+    >>> (drawn.matrix > 0).sum(axis=0).tolist()
+    [2, 2, 2, 2, 2, 2]
+    """
+
+    n: int
+
+    name: ClassVar[str] = "clientwise-nclass"
+    usage: ClassVar[str] = "--classes-per N"
+    remedy: ClassVar[str] = "raise --classes-per or lower --clients"
+
+    def __post_init__(self) -> None:
+        _check_n(self.n)
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """A class nobody chose has a row of zeros."""
+        _check_cover(self.n * clients, self.n, classes, f"{clients} clients")
+        return Shares(_share_equally(_choose(self.n, classes, clients, rng), classes))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterwiseDirichlet:
+    """S_ci = A_cg B_ci, client i in group g; A_c ~ Dirichlet(α₁), B_c ~ Dirichlet(α₂) per group.
+
+    The paper's (0.1, 10): groups differ a lot, clients of a group hardly. As in the paper's
+    experiment, each group holds more than 30 % of the mean group's test samples.
+
+    >>> partition = ClusterwiseDirichlet(alpha=(0.1, 10), groups=2)
+    >>> drawn = partition.shares(3, 5, np.random.default_rng(0))
+    >>> drawn.groups.tolist(), drawn.matrix.sum(axis=1).round(9).tolist()
+    ([0, 0, 0, 1, 1], [1.0, 1.0, 1.0])
+    """
+
+    alpha: tuple[float, float]
+    groups: int = 10
+
+    name: ClassVar[str] = "clusterwise-dirichlet"
+    usage: ClassVar[str] = "--alpha A1 A2"
+    remedy: ClassVar[str] = "raise --alpha, lower --clients or lower --groups"
+
+    def __post_init__(self) -> None:
+        _check_alpha(*self.alpha)
+        _check_groups(self.groups)
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """Groups first, then the clients inside each group."""
+        groups = _spread(clients, self.groups)
+        between = _dirichlet(self.alpha[0], self.groups, classes, rng)
+        within = [_dirichlet(self.alpha[1], size, classes, rng) for size in np.bincount(groups)]
+        return Shares(between[:, groups] * np.concatenate(within, axis=1), groups, floor=0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterwiseNClass:
+    """n₁ random classes per group, n₂ of these per client, each shared equally by its holders.
+
+    >>> drawn = ClusterwiseNClass(n=(2, 1), groups=2).shares(3, 5, np.random.default_rng(1))
+    >>> drawn.matrix.round(2)
+    array([[0.  , 0.  , 0.33, 0.33, 0.33],
+           [0.5 , 0.5 , 0.  , 0.  , 0.  ],
+           [0.  , 0.  , 0.  , 0.  , 0.  ]])
+    """
+
+    n: tuple[int, int]
+    groups: int = 10
+
+    name: ClassVar[str] = "clusterwise-nclass"
+    usage: ClassVar[str] = "--classes-per N1 N2"
+    remedy: ClassVar[str] = "raise --classes-per or lower --clients"
+
+    def __post_init__(self) -> None:
+        _check_n(*self.n)
+        _check_groups(self.groups)
+        n1, n2 = self.n
+        if n2 > n1:
+            raise PartitionError(
+                f"--classes-per {n1} {n2}: a client can't hold {n2} of its group's {n1} classes"
+            )
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """A class nobody chose has a row of zeros."""
+        n1, n2 = self.n
+        groups = _spread(clients, self.groups)
+        room = np.minimum(n1, n2 * np.bincount(groups)).sum()
+        _check_cover(int(room), n1, classes, f"{self.groups} groups of {clients} clients")
+        of_group = _choose(n1, classes, self.groups, rng)
+        of_client = np.take_along_axis(of_group[groups], _choose(n2, n1, clients, rng), axis=1)
+        return Shares(_share_equally(of_client, classes), groups)
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    kind.name: kind
+    for kind in (
+        Iid,
+        QuantitySkew,
+        ClientwiseDirichlet,
+        ClientwiseNClass,
+        ClusterwiseDirichlet,
+        ClusterwiseNClass,
+    )
+}
+"""Every partition by its name."""
+
+
+def build(
+    name: str, *, alpha: tuple[float, ...] = (), n: tuple[int, ...] = (), groups: int = 10
+) -> Partition:
+    """The partition of that name from the flags --alpha, --classes-per and --groups.
+
+    >>> build("clusterwise-dirichlet", alpha=(0.1, 10), groups=5)
+    ClusterwiseDirichlet(alpha=(0.1, 10), groups=5)
+    >>> build("clusterwise-dirichlet", alpha=(0.1,))
+    Traceback (most recent call last):
+    wecfl.errors.PartitionError: clusterwise-dirichlet takes --alpha A1 A2, got --alpha 0.1
+    """
+    match name, alpha, n:
+        case Iid.name, (), ():
+            return Iid()
+        case QuantitySkew.name, (a,), ():
+            return QuantitySkew(a)
+        case ClientwiseDirichlet.name, (a,), ():
+            return ClientwiseDirichlet(a)
+        case ClientwiseNClass.name, (), (k,):
+            return ClientwiseNClass(k)
+        case ClusterwiseDirichlet.name, (a1, a2), ():
+            return ClusterwiseDirichlet((a1, a2), groups)
+        case ClusterwiseNClass.name, (), (n1, n2):
+            return ClusterwiseNClass((n1, n2), groups)
+    if name not in PARTITIONS:
+        raise PartitionError(unknown("partition", name, PARTITIONS))
+    flags = {"--alpha": alpha, "--classes-per": n}
+    words = [str(word) for flag, values in flags.items() if values for word in (flag, *values)]
+    given = " ".join(words) or "neither"
+    raise PartitionError(f"{name} takes {PARTITIONS[name].usage}, got {given}")
+
+
+def describe(partition: Partition) -> str:
+    """Name and parameters on one line.
+
+    >>> describe(ClusterwiseDirichlet(alpha=(0.1, 10.0)))
+    'clusterwise-dirichlet alpha=(0.1, 10.0) groups=10'
+    """
+    return " ".join([partition.name, *(f"{k}={v}" for k, v in asdict(partition).items())])
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Each client's ascending indices into the train and test labels, and the true groups."""
+
+    train: tuple[Int, ...]
+    test: tuple[Int, ...]
+    groups: Int | None
+    """The generating group of each client, (m,); None if the partition has no groups."""
+
+
+def split(
+    partition: Partition,
+    y_train: NDArray[np.integer],
+    y_test: NDArray[np.integer],
+    *,
+    classes: int,
+    clients: int,
+    seed: int,
+    min_train: int = 2,
+    min_test: int = 1,
+) -> Split:
+    """Share the samples out, redrawing until every client has enough (at most `DRAWS` times).
+
+    >>> y = np.repeat(np.arange(3), 20)
+    >>> parts = split(ClusterwiseNClass((2, 1), groups=2), y, y, classes=3, clients=4, seed=0)
+    >>> parts.groups.tolist(), [sorted(set(y[i].tolist())) for i in parts.train]
+    ([0, 0, 1, 1], [[0], [2], [1], [0]])
+    """
+    if clients < 1:
+        raise PartitionError(f"--clients must be at least 1, got {clients}")
+    for word, labels, least in (("training", y_train, min_train), ("test", y_test, min_test)):
+        _check_labels(labels, classes, word)
+        if len(labels) < least * clients:
+            raise PartitionError(
+                f"{len(labels)} {word} samples can't give {clients} clients {least} each; "
+                "lower --clients"
+            )
+    n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
+    faults: Counter[str] = Counter()
+    for attempt in range(DRAWS):
+        shares = partition.shares(classes, clients, stream(seed, "partition", attempt))
+        train, test = _allot(shares.matrix, n_train), _allot(shares.matrix, n_test)
+        found = (
+            _homeless(train + test, n_train + n_test)
+            or _small_groups(shares, test)
+            or _small_clients(train, min_train, "training")
+            or _small_clients(test, min_test, "test")
+        )
+        if not found:
+            return Split(
+                _deal(y_train, train, stream(seed, "deal", 0)),
+                _deal(y_test, test, stream(seed, "deal", 1)),
+                shares.groups,
+            )
+        faults.update(found)
+    fault, _ = faults.most_common(1)[0]
+    raise PartitionError(
+        f"{fault} ({describe(partition)}, {clients} clients, seed {seed}, {DRAWS} draws); "
+        f"{partition.remedy}"
+    )
+
+
+def counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: int) -> Int:
+    """Samples of each class (row) at each client (column).
+
+    >>> counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], classes=3)
+    array([[1, 0],
+           [1, 1],
+           [0, 1]])
+    """
+    return np.stack([np.bincount(labels[i], minlength=classes) for i in indices], axis=1)
+
+
+def _dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> F64:
+    return rng.dirichlet(np.full(over, alpha), size=rows)
+
+
+def _choose(n: int, of: int, rows: int, rng: np.random.Generator) -> Int:
+    """Each row: n of 0 … of−1 without replacement."""
+    return rng.permuted(np.tile(np.arange(of), (rows, 1)), axis=1)[:, :n]
+
+
+def _share_equally(held: Int, classes: int) -> F64:
+    """The share matrix of clients that hold the classes in their row of `held`."""
+    clients = len(held)
+    holds = np.zeros((classes, clients))
+    holds[held, np.arange(clients)[:, None]] = 1
+    shares: F64 = holds / np.maximum(holds.sum(axis=1, keepdims=True), 1)
+    return shares
+
+
+def _spread(clients: int, groups: int) -> Int:
+    """Consecutive clients to groups, sizes differing by at most one."""
+    if groups > clients:
+        raise PartitionError(f"{groups} groups need as many clients, got {clients}; lower --groups")
+    return np.arange(clients) * groups // clients
+
+
+def _allot(matrix: F64, per_class: Int) -> Int:
+    """How many of the n_c samples of class c go to client i: the cumulative shares, rounded.
+
+    Cut i of class c is ⌊n_c Σ_{j≤i} S_cj + u_c⌋, so nobody is off by a whole sample, zero shares
+    get nothing and the last cut is n_c. Rounding all classes alike (u_c = ½) would starve the same
+    clients in every class when samples are few. With u_c = (c + ½)/C the errors cancel over the
+    classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+    """
+    reached = matrix.cumsum(axis=1)
+    whole = reached[:, -1:]
+    # Divide by the float sum: cuts after the last holder must equal n_c exactly.
+    reached = np.divide(reached, whole, out=np.zeros_like(reached), where=whole > 0)
+    offset = (np.arange(len(matrix)) + 0.5) / len(matrix)
+    cuts = np.floor(reached * per_class[:, None] + offset[:, None]).astype(np.int64)
+    sizes: Int = np.diff(cuts, axis=1, prepend=0)
+    return sizes
+
+
+def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> tuple[Int, ...]:
+    """Shuffle each class and hand its samples out, `sizes` (classes × clients) to each client."""
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_class] = np.concatenate([np.repeat(np.arange(len(row)), row) for row in sizes])
+    return tuple(np.split(np.argsort(owner, kind="stable"), sizes.sum(axis=0).cumsum()[:-1]))
+
+
+def _homeless(allotted: Int, per_class: Int) -> list[str]:
+    missing = np.flatnonzero(allotted.sum(axis=1) < per_class)
+    return [f"class {c} would have no holder" for c in missing]
+
+
+def _small_groups(shares: Shares, test: Int) -> list[str]:
+    if shares.groups is None or not shares.floor or not test.any():
+        return []
+    held = np.bincount(shares.groups, weights=test.sum(axis=0))
+    small = np.flatnonzero(held <= shares.floor * held.mean())
+    least = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
+    return [f"group {g} would hold {held[g]:.0f} test samples, {least}" for g in small]
+
+
+def _small_clients(allotted: Int, least: int, word: str) -> list[str]:
+    held = allotted.sum(axis=0)
+    small = np.flatnonzero(held < least)
+    return [f"client {i} would hold {held[i]} {word} samples, needs {least}" for i in small]
+
+
+def _check_labels(labels: NDArray[np.integer], classes: int, word: str) -> None:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise PartitionError(
+            f"{word} labels must be a vector of integers, got {labels.dtype} {labels.shape}"
+        )
+    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+    if outside.size:
+        raise PartitionError(
+            f"{word} label {labels[outside[0]]} at position {outside[0]} is outside 0…{classes - 1}"
+        )
+
+
+def _check_alpha(*alpha: float) -> None:
+    for value in alpha:
+        if not 0 < value < inf:
+            raise PartitionError(f"--alpha must be positive and finite, got {value:g}")
+
+
+def _check_n(*n: int) -> None:
+    for value in n:
+        if value < 1:
+            raise PartitionError(f"--classes-per must be at least 1, got {value}")
+
+
+def _check_groups(groups: int) -> None:
+    if groups < 1:
+        raise PartitionError(f"--groups must be at least 1, got {groups}")
+
+
+def _check_cover(room: int, n: int, classes: int, who: str) -> None:
+    if n > classes:
+        raise PartitionError(f"--classes-per {n} exceeds the {classes} classes of the data")
+    if room < classes:
+        raise PartitionError(
+            f"{who} have room for {room} of the {classes} classes; raise --classes-per"
+        )

@@ -1,0 +1,1 @@
+"""Engines: what runs the clients. One protocol (`wecfl.base.Engine`), the same numbers."""

@@ -1,0 +1,464 @@
+"""The reference engine: any `nn.Module`, trained by eager torch in worker processes.
+
+Workers are forked once and stay alive: they see the clients' data without a copy, take clients
+from a common queue, one thread each, and exchange models through shared memory. Which worker runs
+a client does not matter: all that a client's computation depends on is keyed by (seed, round,
+client), so results are the same bits for any number of workers. What travels between processes
+are rows of numbers and short JSON messages, no pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from wecfl import rng
+from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError, EngineError, ModelError
+from wecfl.layout import Layout
+from wecfl.models.rows import layout_of, named_tensors, reinitialized, row_of
+
+__all__ = ["TorchEngine"]
+
+EVALUATION_BATCH = 256
+POLL_SECONDS = 0.1
+
+
+class TorchEngine:
+    """Runs the clients of a federation with torch on the CPU (implements `wecfl.base.Engine`).
+
+    `batchnorm` says what BatchNorm uses in evaluation: ``running`` statistics, or those of each
+    test ``batch`` of `batch` samples (as the paper's authors tested).
+
+    Use it as a context manager, or call `close` to end the workers.
+
+    >>> from torch import nn
+    >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
+    >>> with TorchEngine(fed, nn.Linear(4, 4), workers=1) as engine:
+    ...     engine.confusion(np.zeros((2, 20), np.float32), "test").shape
+    (2, 4, 4)
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        workers: int | None = None,
+        batchnorm: Literal["running", "batch"] = "running",
+        batch: int = 32,
+    ) -> None:
+        if not hasattr(os, "fork"):
+            raise EngineError("the torch engine forks its workers and needs Linux or macOS")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.workers = min(workers or cores or 1, len(federation))
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        self.layout: Layout = layout_of(model)
+        self.sizes: Int = federation.sizes
+        self.on_progress: Callable[[float], None] | None = None
+        """Called while clients are being run, with the share of them already taken."""
+        self._federation = federation
+        self._model = deepcopy(model)
+        self._batch = batch
+        self._board = _Board.shared(federation, self.layout)
+        local = _Local(federation, self._model, self._board, batchnorm, batch)
+        fork = mp.get_context("fork")
+        self._queue = fork.Value("q", 0)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for number in range(self.workers):
+            ours, theirs = fork.Pipe()
+            process = fork.Process(
+                target=_serve,
+                args=(local, theirs, self._queue, [*self._pipes, ours]),
+                name=f"wecfl-worker-{number}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._check_fit()
+
+    def train(
+        self, state: State, plan: Plan, correction: Correction, seed: int
+    ) -> tuple[F32, dict[str, F32]]:
+        """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
+        board, m = self._board, len(self.sizes)
+        board.models[:] = state.models
+        board.lr[:] = plan.lr
+        board.mu[:] = correction.mu
+        for target, values in (
+            (board.anchor, correction.anchor),
+            (board.offset, correction.offset),
+        ):
+            if values is not None:
+                target[:] = values
+        kept = plan.keep_momentum and plan.momentum > 0
+        if kept:
+            board.momentum[:] = state.memory.get("momentum", 0)
+        self._all_clients(
+            "train",
+            seed=seed,
+            round=state.round,
+            plan=asdict(replace(plan, lr=0.0)),  # the board holds a rate for each client
+            kept=kept,
+            corrected=bool(np.any(correction.mu)),
+            anchored=correction.anchor is not None,
+            shifted=correction.offset is not None,
+        )
+        models = board.models.copy()
+        finite = np.isfinite(models).all(axis=1)
+        if not finite.all():
+            lost = int(np.argmin(finite))
+            raise EngineError(
+                f"the model of client {self._federation.names[lost]} is no longer finite after the "
+                f"local update of round {state.round + 1} ({m - finite.sum()} of {m} clients): "
+                f"training diverged, lower lr"
+            )
+        return models, {"momentum": board.momentum.copy()} if kept else {}
+
+    def losses(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F64:
+        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        self._board.models[: len(models)] = models
+        limit = None if batches is None else batches * self._batch
+        return np.stack(
+            [
+                self._loss(np.full(len(self.sizes), k), limit, seed, round)
+                for k in range(len(models))
+            ],
+            axis=1,
+        )
+
+    def risk(self, models: F32) -> F64:
+        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        self._board.models[:] = models
+        return self._loss(np.arange(len(self.sizes)))
+
+    def confusion(self, models: F32, split: Split) -> Int:
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        federation, classes = self._federation, self._federation.classes
+        total: F64 | None = None
+        for member in models.reshape(-1, *models.shape[-2:]):
+            self._board.models[:] = member
+            logits = self._logits(np.arange(len(self.sizes)), split)
+            total = logits.astype(np.float64) if total is None else total + logits
+        assert total is not None
+        guess = total.argmax(axis=1)
+        rows = getattr(federation, split)
+        owner = np.repeat(np.arange(len(rows)), [len(indices) for indices in rows])
+        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
+        shape = (len(rows), classes, classes)
+        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
+        rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
+        return np.stack(rows)
+
+    def close(self) -> None:
+        """End the workers; the engine can't be used afterwards."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def __enter__(self) -> TorchEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _logits(
+        self, index: Int, split: Split, limit: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        """Logits of each client's samples under row `index[i]` of the board, client by client."""
+        self._board.index[:] = index
+        self._all_clients("logits", split=split, limit=limit, seed=seed, round=round)
+        sizes = [len(rows) for rows in getattr(self._federation, split)]
+        taken = np.minimum(sizes, limit) if limit else sizes
+        starts = np.cumsum([0, *sizes[:-1]])
+        parts = [self._board.logits[a : a + n] for a, n in zip(starts, taken, strict=True)]
+        return np.concatenate(parts)
+
+    def _loss(self, index: Int, limit: int | None = None, seed: int = 0, round: int = 0) -> F64:
+        """(m,), mean cross-entropy of each client on (up to `limit` of) its training samples."""
+        logits = self._logits(index, "train", limit, seed, round).astype(np.float64)
+        rows = [
+            _samples(self._federation, client, "train", limit=limit, seed=seed, round=round)
+            for client in range(len(self.sizes))
+        ]
+        truth = self._federation.y[np.concatenate(rows)]
+        top = logits.max(axis=1, keepdims=True)
+        log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+        loss = log_sum - logits[np.arange(len(truth)), truth]
+        counts = np.array([len(chosen) for chosen in rows])
+        sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
+        means: F64 = sums / counts
+        return means
+
+    def _check_fit(self) -> None:
+        """One forward pass of one client, so that a model that doesn't fit is said at once."""
+        federation = self._federation
+        self._board.models[0] = row_of(self._model)
+        self._board.index[:] = 0
+        try:
+            self._all_clients("logits", clients=1, split="test", limit=None, seed=0, round=0)
+        except EngineError as error:
+            self.close()
+            raise ModelError(
+                f"{type(self._model).__name__} can't eat samples of shape {federation.shape} and "
+                f"give {federation.classes} logits: {error}"
+            ) from None
+
+    def _all_clients(self, work: str, clients: int | None = None, **message: Any) -> None:
+        """Let the workers run `work` for every client; return when all are done."""
+        count = clients or len(self.sizes)
+        self._queue.value = 0
+        order = json.dumps({"work": work, "clients": count, **message}).encode()
+        pending: dict[Connection, int] = {}
+        for number, pipe in enumerate(self._pipes):
+            try:
+                pipe.send_bytes(order)
+            except OSError:
+                self._fail_dead(number, work)
+            pending[pipe] = number
+        while pending:
+            ready = wait(list(pending), POLL_SECONDS)
+            for pipe in [pipe for pipe in pending if pipe in ready]:
+                number = pending.pop(pipe)
+                try:
+                    problem = pipe.recv_bytes().decode()
+                except (EOFError, OSError):
+                    self._fail_dead(number, work)
+                if problem:
+                    # The others stop at the next client; wait so that no stale answer is left.
+                    self._queue.value = count
+                    for other in pending:
+                        other.recv_bytes()
+                    raise EngineError(problem)
+            if self.on_progress:
+                self.on_progress(min(self._queue.value, count) / count)
+
+    def _fail_dead(self, number: int, work: str) -> None:
+        process = self._processes[number]
+        process.join(timeout=5)
+        code = process.exitcode
+        how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+        self.close()
+        raise EngineError(
+            f"worker {number} (process {process.pid}) died with {how} during '{work}'; "
+            f"if the machine is short of memory, lower --workers"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Board:
+    """Arrays in memory shared with the workers; pages never touched cost nothing."""
+
+    models: F32  # (m, P), in: start of each client; out: its trained model
+    momentum: F32  # (m, trainable)
+    anchor: F32  # (m, P)
+    offset: F32  # (m, P)
+    mu: F32  # (trainable,)
+    lr: F32  # (m,)
+    index: Int  # (m,), the row of `models` a client is evaluated with
+    logits: F32  # (samples of all clients, C)
+
+    @classmethod
+    def shared(cls, federation: Federation, layout: Layout) -> _Board:
+        m, width, trainable = len(federation), layout.width, layout.trainable
+        samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
+        return cls(
+            models=_shared((m, width)),
+            momentum=_shared((m, trainable)),
+            anchor=_shared((m, width)),
+            offset=_shared((m, width)),
+            mu=_shared((trainable,)),
+            lr=_shared((m,)),
+            index=_shared((m,), np.int64),
+            logits=_shared((samples, federation.classes)),
+        )
+
+
+def _shared(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    buffer = mmap.mmap(-1, max(1, prod(shape) * np.dtype(dtype).itemsize))
+    return np.frombuffer(buffer, dtype, prod(shape)).reshape(shape)
+
+
+def _samples(
+    federation: Federation, client: int, split: Split, *, limit: int | None, seed: int, round: int
+) -> Int:
+    """The rows of a client's samples: all of them, or `limit` drawn for (seed, round, client)."""
+    rows: Int = getattr(federation, split)[client]
+    if limit is None or limit >= len(rows):
+        return rows
+    key = int(federation.keys[client])
+    return rows[rng.stream(seed, "losses", round, key).permutation(len(rows))[:limit]]
+
+
+def _serve(local: _Local, pipe: Connection, queue: Any, others: list[Connection]) -> None:
+    """A worker: wait for an order, take clients from the queue, report; until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    for inherited in others:
+        inherited.close()
+    torch.set_num_threads(1)
+    local.bind()
+    while True:
+        try:
+            order = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        work, count = getattr(local, order.pop("work")), order.pop("clients")
+        problem = ""
+        while not problem:
+            with queue.get_lock():
+                client = queue.value
+                queue.value += 1
+            if client >= count:
+                break
+            try:
+                work(client, **order)
+            except Exception as error:
+                line = " ".join(str(error).split())
+                name = local.federation.names[client]
+                problem = f"client {name} failed in {work.__name__}: {type(error).__name__}: {line}"
+        pipe.send_bytes(problem.encode())
+
+
+class _Local:
+    """What a worker does for one client: train, or compute logits."""
+
+    def __init__(
+        self, federation: Federation, model: nn.Module, board: _Board, batchnorm: str, batch: int
+    ) -> None:
+        self.federation = federation
+        self.board = board
+        self.batchnorm = batchnorm
+        self.batch = EVALUATION_BATCH if batchnorm == "running" else batch
+        self.x = torch.from_numpy(federation.x)
+        self.y = torch.from_numpy(federation.y)
+        self.first = {
+            split: np.cumsum([0, *map(len, getattr(federation, split))])
+            for split in ("train", "test")
+        }
+        self.model = model
+
+    def bind(self) -> None:
+        """Make all tensors of the model views of one flat row, and their gradients of another.
+
+        So a client's model is loaded by one copy, and SGD is three operations on one vector.
+        """
+        self.model = deepcopy(self.model)
+        layout = layout_of(self.model)
+        tensors = dict(named_tensors(self.model))
+        self.row = torch.zeros(layout.width)
+        self.gradient = torch.zeros(layout.trainable)
+        for entry in layout.entries:
+            tensor = tensors[entry.name]
+            tensor.data = self.row[entry.start : entry.stop].view(entry.shape)
+            if tensor.requires_grad:
+                tensor.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
+        self.params = self.row[: layout.trainable]
+        self.velocity = torch.zeros(layout.trainable)
+        self.counters = {
+            name: buffer.clone()
+            for name, buffer in self.model.named_buffers()
+            if not buffer.is_floating_point()
+        }
+        self.norms = [
+            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+
+    def load(self, row: F32) -> None:
+        """Put a row (and the batch counters that are not part of it) into the model."""
+        self.row.copy_(torch.from_numpy(row))
+        for name, buffer in self.model.named_buffers():
+            if name in self.counters:
+                buffer.copy_(self.counters[name])
+
+    def samples(self, rows: NDArray[np.integer]) -> Tensor:
+        """The samples at these rows of the pool; images with the channels last, which is faster."""
+        x = self.x[torch.from_numpy(rows)]
+        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+    def train(
+        self,
+        client: int,
+        *,
+        seed: int,
+        round: int,
+        plan: dict[str, Any],
+        kept: bool,
+        corrected: bool,
+        anchored: bool,
+        shifted: bool,
+    ) -> None:
+        """Q steps of v ← momentum·v + g and w ← w − η·v.
+
+        Here g = ∇L + decay·w + mu·(w − anchor) + offset.
+        """
+        board, key, how = self.board, int(self.federation.keys[client]), Plan(**plan)
+        self.load(board.models[client])
+        torch.default_generator.manual_seed(rng.derive(seed, "dropout", round, key))
+        w, g, trainable = self.params, self.gradient, len(self.params)
+        anchor = torch.from_numpy(board.anchor[client, :trainable]) if anchored else w.clone()
+        mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[client, :trainable])
+        v = torch.from_numpy(board.momentum[client]) if kept else self.velocity.zero_()
+        lr, own = float(board.lr[client]), self.federation.train[client]
+        self.model.train()
+        for chosen in how.batches(len(own), seed, round, key):
+            rows = own[chosen]
+            g.zero_()
+            loss = cross_entropy(self.model(self.samples(rows)), self.y[torch.from_numpy(rows)])
+            torch.autograd.backward(loss)
+            if how.weight_decay:
+                g.add_(w, alpha=how.weight_decay)
+            if corrected:
+                g.addcmul_(mu, w - anchor)
+            if shifted:
+                g.add_(offset)
+            w.add_(v.mul_(how.momentum).add_(g) if how.momentum else g, alpha=-lr)
+        board.models[client] = self.row.numpy()
+
+    @torch.no_grad()
+    def logits(
+        self, client: int, *, split: Split, limit: int | None, seed: int, round: int
+    ) -> None:
+        """Logits of the client's samples under the row the board names for it."""
+        board, federation = self.board, self.federation
+        self.load(board.models[board.index[client]])
+        self.model.eval()
+        if self.batchnorm == "batch":
+            for norm in self.norms:
+                norm.train()
+        begin = self.first[split][client]
+        rows = _samples(federation, client, split, limit=limit, seed=seed, round=round)
+        for first in range(0, len(rows), self.batch):
+            chunk = rows[first : first + self.batch]
+            output = self.model(self.samples(chunk))
+            if tuple(output.shape) != (len(chunk), federation.classes):
+                raise ValueError(f"the output has shape {tuple(output.shape)}")
+            board.logits[begin + first : begin + first + len(chunk)] = output.numpy()

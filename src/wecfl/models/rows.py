@@ -1,0 +1,119 @@
+"""Modules as rows: any `nn.Module` through a `Layout`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wecfl import rng
+from wecfl.base import F32
+from wecfl.errors import ModelError
+from wecfl.layout import Layout
+
+__all__ = ["fill", "keyed", "layout_of", "named_tensors", "reinitialized", "row_of"]
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then floating-point buffers (BatchNorm statistics): what a row holds.
+
+    Whole-number buffers (BatchNorm's batch counter) are not part of the model.
+    """
+    yield from module.named_parameters()
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Where the tensors of a module stand in its row.
+
+    >>> layout = layout_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    >>> layout.width, layout.columns("head"), layout.columns("linear")
+    (23, slice(15, 21, None), slice(0, 23, None))
+    """
+    linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ModelError(f"{type(module).__name__} has no parameters to train")
+    tensors = []
+    for name, tensor in named_tensors(module):
+        if tensor.dtype != torch.float32:
+            raise ModelError(
+                f"the tensor '{name}' is {tensor.dtype}; rows are float32: call module.float()"
+            )
+        owner, _, leaf = name.rpartition(".")
+        tags = []
+        if name not in parameters:
+            tags.append("statistics")
+        elif not tensor.requires_grad:
+            tags.append("frozen")
+        if owner in linears:
+            tags.append("linear")
+            if owner == linears[-1] and leaf == "weight":
+                tags.append("head")
+        tensors.append((name, tuple(tensor.shape), tags))
+    return Layout.of(tensors)
+
+
+def row_of(module: nn.Module) -> F32:
+    """(P,), the module's tensors as one row.
+
+    >>> row_of(nn.Linear(2, 1)).shape
+    (3,)
+    """
+    layout, tensors = layout_of(module), dict(named_tensors(module))
+    flat = [tensors[entry.name].detach().reshape(-1).cpu() for entry in layout.entries]
+    return np.asarray(torch.cat(flat).numpy(), dtype=np.float32)
+
+
+def fill(module: nn.Module, row: F32) -> nn.Module:
+    """A copy of the module that holds the row, in evaluation mode.
+
+    >>> fill(nn.Linear(1, 1), np.array([2.0, 1.0], np.float32))(torch.ones(1)).item()
+    3.0
+    """
+    copy = deepcopy(module)
+    tensors = layout_of(copy).tensors(row)
+    with torch.no_grad():
+        for name, tensor in named_tensors(copy):
+            tensor.copy_(torch.from_numpy(tensors[name].copy()))
+    return copy.eval()
+
+
+@contextmanager
+def keyed(seed: int, which: int = 0) -> Iterator[None]:
+    """Inside, what torch draws belongs to (seed, which); afterwards its state is as before.
+
+    >>> with keyed(0): a = torch.rand(1)
+    >>> with keyed(0): b = torch.rand(1)
+    >>> torch.equal(a, b)
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(rng.derive(seed, "init", client=which))
+        yield
+
+
+def reinitialized(module: nn.Module, seed: int, which: int) -> nn.Module:
+    """A copy with its parameters drawn anew for (seed, which), by each part's `reset_parameters`.
+
+    >>> a, b = (reinitialized(nn.Linear(2, 1), seed=0, which=3) for _ in range(2))
+    >>> torch.equal(a.weight, b.weight)
+    True
+    """
+    copy = deepcopy(module)
+    with keyed(seed, which):
+        for name, part in copy.named_modules():
+            if callable(reset := getattr(part, "reset_parameters", None)):
+                reset()
+            elif next(part.parameters(recurse=False), None) is not None:
+                raise ModelError(
+                    f"'{name or type(part).__name__}' has parameters but no reset_parameters(), so "
+                    f"no second initial model can be drawn: add that method to it"
+                )
+    return copy

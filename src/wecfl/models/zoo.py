@@ -1,0 +1,131 @@
+"""The models that come with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from wecfl.errors import ModelError, unknown
+from wecfl.models.rows import keyed
+
+__all__ = ["MODELS", "Model", "Vote", "auto", "build", "make"]
+
+Shape = Sequence[int]
+
+Model = nn.Module | Callable[[], nn.Module] | str
+"""What a user may give as a model: a module, a function that makes one, or a name."""
+
+
+def _images(shape: Shape, name: str, expected: tuple[int, int, int]) -> None:
+    if tuple(shape) != expected:
+        raise ModelError(
+            f"the model {name} expects samples of shape {expected}, got {tuple(shape)}: "
+            f"use --model mlp or your own module"
+        )
+
+
+def cnn_fashion(shape: Shape, classes: int) -> nn.Sequential:
+    """The paper's CNN for Fashion-MNIST (its appendix; 29,034 parameters, 96 statistics).
+
+    The appendix prints BatchNorm2d(16) after the second convolution; that layer has 32 channels,
+    so 16 is a misprint.
+    """
+    _images(shape, "cnn-fashion", (1, 28, 28))
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Flatten(), nn.Linear(7 * 7 * 32, classes),
+    )  # fmt: skip
+
+
+def cnn_cifar(shape: Shape, classes: int) -> nn.Sequential:
+    """The paper's CNN for CIFAR-10 (its appendix; 62,006 parameters)."""
+    _images(shape, "cnn-cifar", (3, 32, 32))
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def mlp(shape: Shape, classes: int) -> nn.Sequential:
+    """One hidden layer of 64 units."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+
+
+def logistic(shape: Shape, classes: int) -> nn.Sequential:
+    """Multinomial logistic regression, the convex case of the paper's theorems."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "cnn-fashion": cnn_fashion,
+    "cnn-cifar": cnn_cifar,
+    "mlp": mlp,
+    "logistic": logistic,
+}
+"""By name: functions of the shape of a sample and the number of classes."""
+
+
+def auto(shape: Shape) -> str:
+    """The model for samples of this shape: the paper's CNN where it fits, else the MLP.
+
+    >>> auto((1, 28, 28)), auto((3, 32, 32)), auto((1, 8, 8))
+    ('cnn-fashion', 'cnn-cifar', 'mlp')
+    """
+    known: dict[tuple[int, ...], str] = {(1, 28, 28): "cnn-fashion", (3, 32, 32): "cnn-cifar"}
+    return known.get(tuple(shape), "mlp")
+
+
+def build(name: str, *, shape: Shape, classes: int, seed: int = 0) -> nn.Module:
+    """A model from the list with torch's default initialization drawn for this seed.
+
+    >>> a, b = (build("logistic", shape=(4,), classes=2, seed=7) for _ in range(2))
+    >>> torch.equal(a[1].weight, b[1].weight)
+    True
+    """
+    if name == "auto":
+        name = auto(shape)
+    if name not in MODELS:
+        raise ModelError(unknown("model", name, [*MODELS, "auto"]))
+    with keyed(seed):
+        return MODELS[name](shape, classes)
+
+
+def make(model: Model, *, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The module itself, what the function makes under keyed randomness, or the named model.
+
+    >>> make(lambda: nn.Linear(2, 3), shape=(2,), classes=3, seed=0)
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    if isinstance(model, str):
+        return build(model, shape=shape, classes=classes, seed=seed)
+    if isinstance(model, nn.Module):
+        return model
+    with keyed(seed):
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"the model function must return an nn.Module, got {type(made).__name__}")
+    return made
+
+
+class Vote(nn.Module):
+    """The soft vote of several models: the mean of their logits (FedAvg+, FedProx+).
+
+    >>> Vote([nn.Identity(), nn.Identity()])(torch.ones(1, 2)).tolist()
+    [[1.0, 1.0]]
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean logits."""
+        return torch.stack([member(x) for member in self.members]).mean(dim=0)

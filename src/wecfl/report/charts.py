@@ -1,0 +1,38 @@
+"""What all charts share: one way to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import altair as alt
+
+from wecfl.errors import ConfigError
+
+__all__ = ["AnyChart", "save"]
+
+AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.HConcatChart | alt.VConcatChart
+"""Whatever Altair can save on its own."""
+
+_FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
+    ".png": "png",
+    ".svg": "svg",
+    ".pdf": "pdf",
+    ".html": "html",
+}
+
+
+def save(chart: AnyChart, path: Path | str) -> Path:
+    """Write the chart as the suffix says; HTML carries its own scripts and works offline.
+
+    >>> save(alt.Chart().mark_point(), "chart.gif")
+    Traceback (most recent call last):
+    wecfl.errors.ConfigError: can't save a chart as 'chart.gif'; use .png, .svg, .pdf or .html
+    """
+    path = Path(path)
+    kind = _FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise ConfigError(f"can't save a chart as '{path}'; use .png, .svg, .pdf or .html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.save(path, kind, scale_factor=2 if kind == "png" else 1, inline=kind == "html")
+    return path

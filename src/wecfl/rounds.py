@@ -1,0 +1,129 @@
+"""Algorithm 1: expectation, maximization, distribution, local update – each `State -> State`.
+
+Every method runs through these four steps and this loop; what differs between methods is data
+(`Method`), also the order of the steps. A round is counted at the local update: the run opens with
+the steps that come before it (on the common start all clients coincide, so they share one
+cluster), and round t is the t-th local update followed by the other steps. It therefore closes
+with the distribution, when ω_i = Ω_k, and that is where scores are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.base import Engine, Method, Plan, State
+from wecfl.errors import ConfigError
+
+__all__ = [
+    "Observer",
+    "Setting",
+    "check_clusters",
+    "distribution",
+    "expectation",
+    "iterate",
+    "local_update",
+    "maximization",
+    "opening",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same over the rounds."""
+
+    method: Method
+    engine: Engine
+    plan: Plan
+    seed: int = 0
+    member: int = 0
+    """Which of the method's soft-voted runs this is; each starts from a model of its own."""
+
+
+def expectation(state: State, setting: Setting) -> State:
+    """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly."""
+    method, engine = setting.method, setting.engine
+    labels, centers = method.clustering(
+        method.representation.clients(state, engine, setting.seed),
+        method.representation.centers(state, engine),
+        method.importance(engine.sizes),
+        method.distance,
+        rng.stream(setting.seed, "clustering", state.round),
+    )
+    return state.replace(labels=labels, centers=method.representation.place(state, centers, engine))
+
+
+def maximization(state: State, setting: Setting) -> State:
+    """M: aggregate, Ω_k = argmin of F for the assignment at hand."""
+    method, sizes = setting.method, setting.engine.sizes
+    return state.replace(centers=method.aggregation(state, method.importance(sizes), sizes))
+
+
+def distribution(state: State, setting: Setting) -> State:
+    """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay."""
+    shared = setting.engine.layout.columns(setting.method.shared)
+    if shared == slice(0, setting.engine.layout.width):
+        return state.replace(models=state.own)
+    models = state.models.copy()
+    models[:, shared] = state.own[:, shared]
+    return state.replace(models=models)
+
+
+def local_update(state: State, setting: Setting) -> State:
+    """L: each client takes Q gradient steps on its own data D_i."""
+    correction = setting.method.objective(state, setting.engine.layout)
+    models, memory = setting.engine.train(state, setting.plan, correction, setting.seed)
+    return state.replace(round=state.round + 1, models=models, memory=memory)
+
+
+STEPS: dict[str, Callable[[State, Setting], State]] = {
+    "E": expectation,
+    "M": maximization,
+    "D": distribution,
+    "L": local_update,
+}
+
+Observer = Callable[[str, State, float], None]
+"""Called after each step of a round with its letter, the new state and the seconds it took."""
+
+
+def check_clusters(method: Method, m: int) -> None:
+    """Refuse more clusters than clients: at least one would have to stay empty for ever."""
+    if method.k > m:
+        raise ConfigError(
+            f"{method.name} can't form {method.k} clusters of {m} clients; "
+            f"ask for at most {m} clusters"
+        )
+
+
+def opening(setting: Setting) -> State:
+    """The state before the first local update: the start, through the steps that precede L."""
+    method, engine = setting.method, setting.engine
+    m = len(engine.sizes)
+    check_clusters(method, m)
+    which = range(method.k) if method.start == "each" else [setting.member]
+    starts = engine.starts(which, setting.seed)
+    centers = np.repeat(starts, method.k // len(starts), axis=0)
+    state = State(0, np.repeat(starts[:1], m, axis=0), centers, np.zeros(m, dtype=np.int64))
+    for step in method.order.partition("L")[0]:
+        state = STEPS[step](state, setting)
+    return state
+
+
+def iterate(setting: Setting, state: State, observe: Observer | None = None) -> Iterator[State]:
+    """The states after each further round, without end; `observe` sees every step.
+
+    `state` comes from `opening` or from an earlier round.
+    """
+    before, _, after = setting.method.order.partition("L")
+    while True:
+        for step in "L" + after + before:
+            began = perf_counter()
+            state = STEPS[step](state, setting)
+            if observe:
+                observe(step, state, perf_counter() - began)
+        yield state

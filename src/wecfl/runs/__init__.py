@@ -1,0 +1,1 @@
+"""Runs: from a federation and a method to a result and a run folder."""

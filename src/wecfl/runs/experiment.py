@@ -1,0 +1,264 @@
+"""From a federation and a method to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from inspect import signature
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import pandas as pd
+
+from wecfl import rng
+from wecfl.base import F32, Int, Method, Plan, State
+from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.importance import Batches, data_size, uniform
+from wecfl.bilevel.representation import Columns, Losses
+from wecfl.config import Config
+from wecfl.data import partition as partitions
+from wecfl.data.federation import Federation
+from wecfl.engine.torch import TorchEngine
+from wecfl.errors import ConfigError
+from wecfl.methods import components, named
+from wecfl.models import Model, Module, Vote, fill, make
+from wecfl.rounds import Setting, check_clusters, iterate, opening
+from wecfl.runs.folder import RunFolder
+from wecfl.runs.record import Record, Recorder, last_rounds
+
+__all__ = ["Result", "Watcher", "federation_of", "method_of", "run", "run_config"]
+
+Watcher = Callable[[Record, Sequence[State]], None]
+"""Called after each round with its record and the states (one, or one per soft-voted member)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a run found: the groups, a model for each, and how well each client is served."""
+
+    method: Method
+    federation: Federation
+    records: list[Record]
+    """One per round, as in `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+    states: tuple[State, ...]
+    """The final state; several for a soft vote."""
+    architecture: Module
+    seconds: float
+    folder: Path | None = None
+
+    @property
+    def labels(self) -> Int:
+        """(m,), the cluster of each client, r_ik = [labels_i = k]."""
+        return self.states[0].labels
+
+    @property
+    def centers(self) -> F32:
+        """(K, P), the clusters' models Ω_k as rows."""
+        return self.states[0].centers
+
+    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
+        """The model that serves a client, or that of a cluster, ready to predict."""
+        if (client is None) == (cluster is None):
+            raise ConfigError("name one: model(client=17) or model(cluster=3)")
+        kind, number = ("client", client) if cluster is None else ("cluster", cluster)
+        stack = [state.models if cluster is None else state.centers for state in self.states]
+        if number is None or not 0 <= number < len(stack[0]):
+            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {len(stack[0]) - 1}")
+        rows = [rows[number] for rows in stack]
+        members = [fill(self.architecture, row) for row in rows]
+        return members[0] if len(members) == 1 else Vote(members).eval()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Means of the last three rounds, groups found and time: the content of `summary.json`."""
+        return {
+            "method": self.method.name,
+            "k": max(self.method.k, self.method.members),
+            "rounds": len(self.records),
+            **last_rounds(self.records),
+            "clusters": self.records[-1]["clusters"] if self.records else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The records as a table, one row per round."""
+        flat = [{k: v for k, v in record.items() if k != "clients"} for record in self.records]
+        return pd.json_normalize(flat)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row per client: its data, its cluster and its scores in the last round."""
+        fed = self.federation
+        last = self.records[-1]["clients"] if self.records else {}
+        return pd.DataFrame(
+            {"client": fed.names, "samples": fed.sizes, "group": fed.groups, "cluster": self.labels}
+            | last
+        )
+
+    def table(self) -> pd.DataFrame:
+        """The result in one line: accuracy, macro-F1, groups found, ARI, seconds."""
+        return pd.DataFrame([self.summary]).set_index("method")
+
+
+def run(
+    federation: Federation,
+    method: Method,
+    *,
+    model: Model = "auto",
+    rounds: int = 30,
+    steps: int = 10,
+    batch: int = 32,
+    lr: float = 0.001,
+    momentum: float = 0.9,
+    keep_momentum: bool = True,
+    weight_decay: float = 0.0,
+    batchnorm: Literal["running", "batch"] = "running",
+    seed: int = 0,
+    workers: int | None = None,
+    objectives: bool = True,
+    out: str | Path | None = None,
+    watch: Sequence[Watcher] = (),
+    config: Config | None = None,
+) -> Result:
+    """Train a federation with a method.
+
+    Args:
+        federation: the clients and their data D_i.
+        method: a value of `wecfl.methods`, or your own.
+        model: a module, whose parameters are the common start; a function that makes one, called
+            with its random draws keyed by `seed`; or a name from `wecfl.models.MODELS`.
+        rounds: T.
+        steps: Q, mini-batches of local training in a round.
+        batch: samples in a mini-batch.
+        lr: η.
+        momentum: of SGD.
+        keep_momentum: clients keep their momentum buffer between rounds, as in the paper.
+        weight_decay: of SGD.
+        batchnorm: BatchNorm in tests: `running` statistics or those of each test `batch`.
+        seed: everything random follows from it.
+        workers: processes; the result does not depend on them. Default: one per core.
+        objectives: measure R on all training data twice a round.
+        out: a run folder to write, see `wecfl.runs.folder`.
+        watch: called after each round.
+        config: the configuration to write into the run folder, if it came from one.
+
+    >>> import numpy as np, wecfl
+    >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
+    >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
+    >>> result = wecfl.run(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2, workers=1)
+    >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
+    (np.True_, np.False_)
+
+    """
+    plan = Plan(steps, batch, lr, momentum, keep_momentum, weight_decay)
+    if rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, got {rounds}")
+    check_clusters(method, len(federation))
+    module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
+    folder = RunFolder(Path(out)) if out is not None else None
+    with TorchEngine(
+        federation, module, workers=workers, batchnorm=batchnorm, batch=batch
+    ) as engine:
+        if folder:
+            written = config.toml() if config else _described(method, plan, module, rounds, seed)
+            env = {"engine": engine.name, "workers": engine.workers}
+            folder.begin(written, env, federation.names)
+        settings = [
+            Setting(method, engine, plan, rng.derive(seed, "member", j) if j else seed, j)
+            for j in range(method.members)
+        ]
+        recorder = Recorder(method, engine, federation.groups, objectives=objectives)
+        records: list[Record] = []
+        began, status = perf_counter(), "failed"
+        states = tuple(opening(setting) for setting in settings)
+        paths = [
+            iterate(setting, state, recorder.step)
+            for setting, state in zip(settings, states, strict=True)
+        ]
+
+        def result() -> Result:
+            seconds, path = perf_counter() - began, folder.path if folder else None
+            return Result(method, federation, records, states, module, seconds, path)
+
+        try:
+            for _ in range(rounds):
+                states = tuple(next(path) for path in paths)
+                records.append(recorder.round(states))
+                for watcher in (*([folder.round] if folder else []), *watch):
+                    watcher(records[-1], states)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            if folder:
+                outcome = {"engine": engine.name, "seed": seed, "status": status}
+                folder.end(states, engine.layout, {**result().summary, **outcome})
+        return result()
+
+
+def run_config(
+    config: Config,
+    federation: Federation | None = None,
+    out: str | Path | None = None,
+    watch: Sequence[Watcher] = (),
+) -> Result:
+    """Run what a configuration describes (on a federation already made from it, if given)."""
+    passed_on = (signature(run).parameters.keys() & Config.model_fields) - {"method"}
+    return run(
+        federation or federation_of(config),
+        method_of(config),
+        out=out,
+        watch=watch,
+        config=config,
+        **config.model_dump(include=passed_on),
+    )
+
+
+def federation_of(config: Config) -> Federation:
+    """The clients a configuration describes."""
+    if Path(config.dataset).is_dir():
+        return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
+    return Federation.from_dataset(
+        config.dataset,
+        partitions.build(
+            config.partition, alpha=config.alpha, n=config.classes_per, groups=config.groups
+        ),
+        clients=config.clients,
+        seed=config.seed,
+        data_dir=Path(config.data_dir) if config.data_dir else None,
+    )
+
+
+def method_of(config: Config) -> Method:
+    """The method a configuration describes, with the choices that apply to it.
+
+    >>> method_of(Config(method="ifca", clusters=3, loss_batches=3)).representation
+    Losses(batches=3)
+    """
+    method = named(config.method, config.clusters, config.mu)
+    if isinstance(method.representation, Columns):
+        method = method.replace(representation=Columns(config.representation))
+    if isinstance(method.representation, Losses):
+        method = method.replace(representation=Losses(config.loss_batches))
+    if isinstance(method.clustering, KMeans):
+        method = method.replace(clustering=KMeans(warm=config.warm_start))
+    if config.importance != "method":
+        chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
+        method = method.replace(importance=chosen[config.importance])
+    return method
+
+
+def _described(method: Method, plan: Plan, model: object, rounds: int, seed: int) -> dict[str, Any]:
+    """What can be written down of a run made from Python values."""
+    return {
+        "method": method.name,
+        "clusters": method.k,
+        "rounds": rounds,
+        "seed": seed,
+        "model": type(model).__name__,
+        "plan": asdict(plan),
+        "components": components(method),
+    }

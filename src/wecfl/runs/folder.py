@@ -1,0 +1,158 @@
+"""The run folder: everything about a run, readable while it runs and after it was stopped.
+
+::
+
+    config.toml          the choices as resolved; `wecfl run config.toml` repeats the run
+    env.json             versions, machine, engine, command
+    metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
+    assignments.csv      one line per round: the cluster of each client
+    models.safetensors   the model of each cluster, tensors named cluster.K.NAME
+    state.safetensors    the whole `State` after the last complete round
+    summary.json         method, engine, rounds, means of the last three rounds, status
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from safetensors.numpy import load_file, save_file
+
+from wecfl.base import State
+from wecfl.errors import RunFolderError
+from wecfl.layout import Layout
+from wecfl.runs.record import Record
+
+__all__ = ["RunFolder", "read_metrics", "read_state", "read_summary"]
+
+PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
+
+
+class RunFolder:
+    """Writes a run folder, round by round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = next(path.iterdir(), None)
+            if taken is not None:
+                raise RunFolderError(
+                    f"{path} is not empty (it holds {taken.name}): choose another --out"
+                )
+            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+            self._assignments = (path / "assignments.csv").open("w", encoding="utf-8", newline="")
+        except RunFolderError:
+            raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunFolderError(f"can't write the run folder {path}: {reason}") from None
+
+    def begin(
+        self, config: Mapping[str, Any], env: Mapping[str, Any], names: Sequence[str]
+    ) -> None:
+        """Write down what is about to be run."""
+        self._write("config.toml", tomli_w.dumps(dict(config)))
+        self._write("env.json", json.dumps({**environment(), **env}, indent=2) + "\n")
+        csv.writer(self._assignments).writerow(["round", *names])
+        self._assignments.flush()
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """Append a round."""
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+        csv.writer(self._assignments).writerow([record["round"], *states[0].labels.tolist()])
+        self._assignments.flush()
+
+    def end(self, states: Sequence[State], layout: Layout, summary: Mapping[str, Any]) -> None:
+        """Write the last complete state, the models and the summary, whatever ended the run."""
+        self._metrics.close()
+        self._assignments.close()
+        several = len(states) > 1
+        tensors = {
+            f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
+            for j, state in enumerate(states)
+            for k, center in enumerate(state.centers)
+            for name, tensor in layout.tensors(center).items()
+        }
+        save_file(tensors, self.path / "models.safetensors")
+        for j, state in enumerate(states):
+            save_state(
+                state, self.path / (f"state.{j}.safetensors" if several else "state.safetensors")
+            )
+        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        (self.path / name).write_text(text, encoding="utf-8")
+
+
+def save_state(state: State, file: Path) -> None:
+    """A state as named arrays."""
+    arrays = {
+        "models": state.models,
+        "centers": state.centers,
+        "labels": state.labels,
+        "round": np.array(state.round),
+        **{f"memory.{name}": values for name, values in state.memory.items()},
+    }
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+
+
+def read_state(file: Path) -> State:
+    """The state that `save_state` wrote."""
+    arrays = load_file(file)
+    memory = {
+        name.removeprefix("memory."): values
+        for name, values in arrays.items()
+        if name.startswith("memory.")
+    }
+    return State(
+        int(arrays["round"]), arrays["models"], arrays["centers"], arrays["labels"], memory
+    )
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """`summary.json` and `config.toml` of a run folder, together."""
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise RunFolderError(f"{path} is no finished run folder: it has no {missing}") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read the run folder {path}: {error}") from None
+    return {"config": config, **summary}
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a run folder."""
+    try:
+        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read {path / 'metrics.jsonl'}: {error}") from None
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to know about the machine and the command."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": os.cpu_count(),
+    }

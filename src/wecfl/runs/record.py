@@ -1,0 +1,106 @@
+"""What is written down about each round: one dictionary, the line of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from wecfl import metrics
+from wecfl.base import Engine, Int, Method, State
+from wecfl.bilevel.criteria import F, R
+
+__all__ = ["KEYS", "Record", "Recorder", "last_rounds"]
+
+Record = dict[str, Any]
+
+KEYS = {
+    "round": "t, from 1",
+    "accuracy": "fraction of right predictions of a client on its test data; |D_i|-weighted mean",
+    "macro_f1": "mean F1 of a client over classes in truth or prediction; |D_i|-weighted mean",
+    "ari": "adjusted Rand index of the assignment against the generating groups; null if unknown",
+    "nmi": "normalized mutual information of the same",
+    "clusters": "groups found: clusters with at least one client",
+    "sizes": "clients in each of the K clusters",
+    "F": "the clustering objective after the steps L, E and M",
+    "R": "the learning objective after the steps L and D, on all training data (if measured)",
+    "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
+    "clients": "accuracy and macro_f1 of each client",
+}
+"""The keys of a record, documented."""
+
+
+class Recorder:
+    """Watches the steps of a round and makes its record."""
+
+    def __init__(
+        self, method: Method, engine: Engine, groups: Int | None, *, objectives: bool = True
+    ) -> None:
+        self._method = method
+        self._engine = engine
+        self._groups = groups
+        self._objectives = objectives
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}}
+        self._seconds: dict[str, float] = {}
+
+    def step(self, step: str, state: State, seconds: float) -> None:
+        """After each step (an `Observer` of `rounds.iterate`)."""
+        self._add_seconds(step, seconds)
+        began = perf_counter()
+        if step in "LEM" and (self._method.representation.server_side or self._objectives):
+            self._note("F", step, F(state, self._method, self._engine))
+        if step in "LD" and self._objectives:
+            self._note("R", step, R(state, self._method, self._engine))
+        self._add_seconds("objectives", perf_counter() - began)
+
+    def round(self, states: Sequence[State]) -> Record:
+        """After the last step: the record of the round, soft-voted over `states`."""
+        began = perf_counter()
+        state = states[0]
+        confusion = self._engine.confusion(np.stack([s.models for s in states]), "test")
+        accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
+        sizes = np.bincount(state.labels, minlength=len(state.centers))
+        self._add_seconds("score", perf_counter() - began)
+        record: Record = {
+            "round": state.round,
+            "accuracy": metrics.weighted(accuracy, self._engine.sizes),
+            "macro_f1": metrics.weighted(macro_f1, self._engine.sizes),
+            **metrics.agreement(state.labels, self._groups),
+            "clusters": int((sizes > 0).sum()),
+            "sizes": sizes.tolist(),
+            **{
+                name: {step: float(np.mean(values)) for step, values in steps.items()}
+                for name, steps in self._values.items()
+            },
+            "seconds": {name: round(value, 6) for name, value in self._seconds.items()},
+            "clients": {
+                "accuracy": accuracy.round(6).tolist(),
+                "macro_f1": macro_f1.round(6).tolist(),
+            },
+        }
+        self._clear()
+        return record
+
+    def _note(self, name: str, step: str, value: float) -> None:
+        self._values[name].setdefault(step, []).append(value)
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:
+    """Means over the last rounds, as the paper's tables take them.
+
+    >>> last_rounds([{"accuracy": a, "macro_f1": a, "ari": None} for a in (0.0, 0.5, 0.6, 0.7)])
+    {'accuracy': 0.6, 'macro_f1': 0.6, 'ari': None}
+    """
+    means: dict[str, float | None] = {}
+    for key in ("accuracy", "macro_f1", "ari"):
+        values = [record[key] for record in records[-count:] if record[key] is not None]
+        means[key] = round(float(np.mean(values)), 12) if values else None
+    return means

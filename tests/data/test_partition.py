@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from wecfl.base import F64, Int
+from wecfl.data import partition as module
+from wecfl.data.partition import (
+    PARTITIONS,
+    ClientwiseDirichlet,
+    ClientwiseNClass,
+    ClusterwiseDirichlet,
+    ClusterwiseNClass,
+    Iid,
+    Partition,
+    QuantitySkew,
+    Split,
+    build,
+    counts,
+    describe,
+    split,
+)
+from wecfl.errors import PartitionError
+from wecfl.rng import stream
+
+CLASSES = 10
+BALANCED = np.repeat(np.arange(CLASSES), 600)
+BALANCED_TEST = np.repeat(np.arange(CLASSES), 100)
+
+SAMPLES: list[Partition] = [
+    Iid(),
+    QuantitySkew(2.0),
+    ClientwiseDirichlet(1.0),
+    ClientwiseNClass(3),
+    ClusterwiseDirichlet((0.5, 10.0), groups=4),
+    ClusterwiseNClass((5, 2), groups=4),
+]
+every_partition = pytest.mark.parametrize("partition", SAMPLES, ids=lambda p: p.name)
+
+
+def partitions() -> st.SearchStrategy[Partition]:
+    alpha = st.floats(0.3, 20.0)
+    groups = st.integers(1, 5)
+    n = st.integers(1, 6)
+    return st.one_of(
+        st.just(Iid()),
+        st.builds(QuantitySkew, alpha),
+        st.builds(ClientwiseDirichlet, alpha),
+        st.builds(ClientwiseNClass, n),
+        st.builds(ClusterwiseDirichlet, st.tuples(alpha, alpha), groups),
+        st.builds(
+            ClusterwiseNClass,
+            st.tuples(n, n).map(lambda pair: (max(pair), min(pair))),
+            groups,
+        ),
+    )
+
+
+@st.composite
+def labels(draw: st.DrawFn, least: int, most: int) -> Int:
+    """Unbalanced, unordered, some classes rare or absent."""
+    weights = draw(st.lists(st.floats(0, 1), min_size=6, max_size=6).filter(any))
+    size = draw(st.integers(least, most))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    return rng.choice(6, size, p=np.array(weights) / sum(weights))
+
+
+def balanced(partition: Partition, clients: int = 20, seed: int = 0) -> Split:
+    return split(partition, BALANCED, BALANCED_TEST, classes=CLASSES, clients=clients, seed=seed)
+
+
+def same(a: Split, b: Split) -> bool:
+    pairs = zip(a.train + a.test, b.train + b.test, strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+@settings(deadline=None, max_examples=200)
+@given(partitions(), labels(40, 400), labels(0, 200), st.integers(5, 20), st.integers(0, 99))
+def test_every_sample_has_exactly_one_owner(
+    partition: Partition, y_train: Int, y_test: Int, clients: int, seed: int
+) -> None:
+    try:
+        parts = split(
+            partition,
+            y_train,
+            y_test,
+            classes=6,
+            clients=clients,
+            seed=seed,
+            min_train=0,
+            min_test=0,
+        )
+    except PartitionError:
+        assume(False)
+    for indices, y in ((parts.train, y_train), (parts.test, y_test)):
+        assert len(indices) == clients
+        assert np.array_equal(np.sort(np.concatenate(indices)), np.arange(len(y)))
+        assert all(np.all(np.diff(i) > 0) for i in indices)
+    assert (parts.groups is None) == (not partition.name.startswith("clusterwise"))
+
+
+@every_partition
+def test_a_seed_is_a_split(partition: Partition) -> None:
+    assert same(balanced(partition, seed=3), balanced(partition, seed=3))
+    assert not same(balanced(partition, seed=3), balanced(partition, seed=4))
+
+
+@every_partition
+def test_splitting_does_not_touch_global_randomness(partition: Partition) -> None:
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    balanced(partition)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]  # noqa: NPY002
+
+
+@every_partition
+def test_test_data_follow_the_clients_own_distribution(partition: Partition) -> None:
+    parts = balanced(partition)
+    train = counts(BALANCED, parts.train, CLASSES) / 600
+    test = counts(BALANCED_TEST, parts.test, CLASSES) / 100
+    # Either cut is off by less than one sample.
+    assert np.abs(train - test).max() <= 1 / 600 + 1 / 100
+
+
+@every_partition
+def test_every_client_gets_what_it_needs(partition: Partition) -> None:
+    parts = split(
+        partition,
+        BALANCED,
+        BALANCED_TEST,
+        classes=CLASSES,
+        clients=20,
+        seed=0,
+        min_train=30,
+        min_test=6,
+    )
+    assert min(map(len, parts.train)) >= 30
+    assert min(map(len, parts.test)) >= 6
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1), min_size=7, max_size=7).filter(any), min_size=3, max_size=3),
+    st.lists(st.integers(0, 5000), min_size=3, max_size=3),
+)
+def test_rounding_is_off_by_less_than_one_and_gives_nothing_for_nothing(
+    raw: list[list[float]], per_class: list[int]
+) -> None:
+    matrix: F64 = np.array(raw) / np.sum(raw, axis=1, keepdims=True)
+    assume(np.isfinite(matrix).all())
+    sizes = module._allot(matrix, np.array(per_class))
+    assert sizes.sum(axis=1).tolist() == per_class
+    assert (sizes >= 0).all()
+    assert (sizes[matrix == 0] == 0).all()
+    assert np.abs(sizes - matrix * np.array(per_class)[:, None]).max() < 1 + 1e-6
+
+
+@pytest.mark.parametrize("clients", [7, 33, 49, 50])
+def test_rounding_errors_do_not_add_up_over_the_classes(clients: int) -> None:
+    """Rounded alike, 36 samples per class would leave the same clients empty in every class."""
+    few = np.repeat(np.arange(10), 36)
+    parts = split(Iid(), few, few, classes=10, clients=clients, seed=0)
+    sizes = [len(i) for i in parts.test]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_and_quantity_skew_have_the_classes_in_equal_parts() -> None:
+    iid = counts(BALANCED, balanced(Iid()).train, CLASSES)
+    assert (iid == 30).all()
+    skew = counts(BALANCED, balanced(QuantitySkew(1.0)).train, CLASSES)
+    assert np.ptp(skew, axis=0).max() <= 1
+    assert np.ptp(skew.sum(axis=0)) > 100
+
+
+@pytest.mark.parametrize(("clients", "groups"), [(20, 4), (23, 4), (5, 5), (7, 1)])
+def test_groups_are_even_and_consecutive(clients: int, groups: int) -> None:
+    for partition in (
+        ClusterwiseDirichlet((5.0, 5.0), groups),
+        ClusterwiseNClass((10, 8), groups),
+    ):
+        found = balanced(partition, clients).groups
+        assert found is not None
+        assert np.array_equal(found, np.sort(found))
+        sizes = np.bincount(found)
+        assert len(sizes) == groups
+        assert np.ptp(sizes) <= 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(3, 6).flatmap(lambda n1: st.tuples(st.just(n1), st.integers(1, n1))),
+    st.integers(5, 8),
+    st.integers(0, 99),
+)
+def test_n_class_honours_the_groups(n: tuple[int, int], groups: int, seed: int) -> None:
+    parts = balanced(ClusterwiseNClass(n, groups), clients=40, seed=seed)
+    holds = counts(BALANCED, parts.train, CLASSES) > 0
+    assert (holds.sum(axis=0) == n[1]).all()
+    assert parts.groups is not None
+    for g in range(groups):
+        assert holds[:, parts.groups == g].any(axis=1).sum() <= n[0]
+
+
+def test_n_class_shares_a_class_equally_among_its_holders() -> None:
+    for partition in (ClientwiseNClass(2), ClusterwiseNClass((3, 2), groups=8)):
+        table = counts(BALANCED, balanced(partition, clients=40).train, CLASSES)
+        for row in table:
+            assert np.ptp(row[row > 0]) <= 1
+
+
+def test_clientwise_n_class_gives_each_client_n() -> None:
+    parts = balanced(ClientwiseNClass(3), clients=30)
+    assert ((counts(BALANCED, parts.train, CLASSES) > 0).sum(axis=0) == 3).all()
+
+
+def test_n_class_redraws_until_every_class_has_a_holder() -> None:
+    # Four groups of four have sixteen places for ten classes: most draws miss one.
+    parts = balanced(ClusterwiseNClass((4, 4), groups=4), clients=12)
+    assert sum(map(len, parts.train)) == len(BALANCED)
+
+
+def spreads(alpha: tuple[float, float]) -> tuple[float, float]:
+    """Mean L1 distance of class distributions within a group, and between groups' means."""
+    inside, between = [], []
+    for seed in range(10):
+        drawn = ClusterwiseDirichlet(alpha, groups=5).shares(CLASSES, 50, stream(seed, "test"))
+        profile = (drawn.matrix / drawn.matrix.sum(axis=0)).reshape(CLASSES, 5, 10)
+        center = profile.mean(axis=2)
+        inside.append(np.abs(profile - center[:, :, None]).sum(axis=0).mean())
+        pairs = np.abs(center[:, :, None] - center[:, None, :]).sum(axis=0)
+        between.append(pairs[~np.eye(5, dtype=bool)].mean())
+    return float(np.mean(inside)), float(np.mean(between))
+
+
+def test_alpha_says_how_unlike_groups_and_clients_are() -> None:
+    alike_inside, unlike_groups = spreads((0.1, 100.0))
+    unlike_inside, _ = spreads((0.1, 0.3))
+    _, alike_groups = spreads((100.0, 100.0))
+    assert alike_inside < 0.1
+    assert unlike_inside > 0.3
+    assert alike_groups < 0.2
+    assert unlike_groups > 1.0
+
+
+def test_cluster_wise_dirichlet_leaves_no_group_behind() -> None:
+    for seed in range(10):
+        parts = balanced(ClusterwiseDirichlet((0.1, 10.0)), clients=50, seed=seed)
+        assert parts.groups is not None
+        held = np.bincount(parts.groups, weights=[len(i) for i in parts.test])
+        assert held.min() > 0.3 * held.mean()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_client_sizes_of_the_papers_settings(seed: int) -> None:
+    y, y_test = np.repeat(np.arange(10), 6000), np.repeat(np.arange(10), 1000)
+    for partition, spread in (
+        (ClusterwiseDirichlet((0.1, 10.0)), (110, 230)),
+        (ClusterwiseNClass((3, 2)), (40, 200)),
+        (ClientwiseDirichlet(0.1), (220, 360)),
+        (ClientwiseNClass(2), (10, 60)),
+    ):
+        parts = split(partition, y, y_test, classes=10, clients=200, seed=seed)
+        sizes = np.array([len(i) for i in parts.train])
+        assert sizes.mean() == 300
+        assert spread[0] < sizes.std() < spread[1]
+
+
+@pytest.mark.parametrize("seed", range(21))
+def test_the_default_job_can_be_drawn(seed: int) -> None:
+    y, y_test = np.arange(1438) % 10, np.arange(359) % 10
+    split(ClusterwiseDirichlet((0.1, 10.0)), y, y_test, classes=10, clients=50, seed=seed)
+
+
+def test_a_class_may_be_missing_from_the_test_data() -> None:
+    y_test = BALANCED_TEST[BALANCED_TEST != 4]
+    parts = split(Iid(), BALANCED, y_test, classes=CLASSES, clients=20, seed=0)
+    assert counts(y_test, parts.test, CLASSES)[4].sum() == 0
+
+
+def test_small_label_types_do_not_overflow() -> None:
+    y = np.repeat(np.arange(2, dtype=np.uint8), 300)
+    parts = split(Iid(), y, y, classes=2, clients=10, seed=0)
+    assert [len(i) for i in parts.train] == [60] * 10
+
+
+def test_names_build_the_partitions() -> None:
+    assert build("iid") == Iid()
+    assert build("quantity-skew", alpha=(1.0,)) == QuantitySkew(1.0)
+    assert build("clientwise-dirichlet", alpha=(0.1,)) == ClientwiseDirichlet(0.1)
+    assert build("clientwise-nclass", n=(2,)) == ClientwiseNClass(2)
+    assert build("clusterwise-dirichlet", alpha=(0.1, 10.0), groups=7) == ClusterwiseDirichlet(
+        (0.1, 10.0), 7
+    )
+    assert build("clusterwise-nclass", n=(3, 2)) == ClusterwiseNClass((3, 2), 10)
+    assert list(PARTITIONS) == [p.name for p in SAMPLES]
+    assert describe(build("clientwise-nclass", n=(2,))) == "clientwise-nclass n=2"
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "n", "groups", "message"),
+    [
+        ("clusterwise-dirichle", (0.1, 10.0), (), 10, "did you mean 'clusterwise-dirichlet'?"),
+        ("clusterwise-dirichlet", (0.1,), (), 10, "takes --alpha A1 A2, got --alpha 0.1$"),
+        ("clientwise-dirichlet", (0.1, 1.0), (), 10, "takes --alpha A, got --alpha 0.1 1.0$"),
+        ("clientwise-dirichlet", (), (), 10, "takes --alpha A, got neither"),
+        ("clusterwise-nclass", (), (3,), 10, "takes --classes-per N1 N2, got --classes-per 3$"),
+        ("iid", (0.1,), (2,), 10, "neither .* got --alpha 0.1 --classes-per 2$"),
+        ("quantity-skew", (-1.0,), (), 10, "--alpha must be positive and finite, got -1$"),
+        ("clientwise-dirichlet", (0.0,), (), 10, "--alpha must be positive"),
+        ("clusterwise-dirichlet", (0.1, float("nan")), (), 10, "--alpha must be .*, got nan"),
+        ("clusterwise-dirichlet", (float("inf"), 1.0), (), 10, "--alpha must be .*, got inf"),
+        ("clientwise-nclass", (), (0,), 10, "--classes-per must be at least 1, got 0"),
+        ("clusterwise-nclass", (), (2, 3), 10, "a client can't hold 3 of its group's 2 classes"),
+        ("clusterwise-nclass", (), (3, 2), 0, "--groups must be at least 1, got 0"),
+        ("clusterwise-dirichlet", (0.1, 10.0), (), -1, "--groups must be at least 1, got -1"),
+    ],
+)
+def test_wrong_flags_are_named(
+    name: str, alpha: tuple[float, ...], n: tuple[int, ...], groups: int, message: str
+) -> None:
+    with pytest.raises(PartitionError, match=message) as caught:
+        build(name, alpha=alpha, n=n, groups=groups)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "message"),
+    [
+        (Iid(), 0, "--clients must be at least 1, got 0"),
+        (Iid(), 3001, "6000 training samples can't give 3001 clients 2 each; lower --clients"),
+        (Iid(), 1001, "1000 test samples can't give 1001 clients 1 each; lower --clients"),
+        (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; lower --groups"),
+        (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; lower --groups"),
+        (ClientwiseNClass(11), 20, "--classes-per 11 exceeds the 10 classes"),
+        (ClusterwiseNClass((11, 2)), 20, "--classes-per 11 exceeds the 10 classes"),
+        (ClientwiseNClass(2), 4, "4 clients have room for 8 of the 10 classes; raise"),
+        (ClusterwiseNClass((3, 2), 3), 30, "room for 9 of the 10 classes; raise --classes-per"),
+        (ClusterwiseNClass((5, 1), 2), 8, "room for 8 of the 10 classes; raise --classes-per"),
+    ],
+)
+def test_the_impossible_is_refused_at_once(
+    partition: Partition, clients: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWS", 1)
+    with pytest.raises(PartitionError, match=message):
+        balanced(partition, clients)
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        (
+            ClientwiseDirichlet(0.001),
+            r"^client \d+ would hold [01] training samples, needs 2 \(clientwise-dirichlet "
+            r"alpha=0.001, 50 clients, seed 4, 30 draws\); raise --alpha or lower --clients$",
+        ),
+        (
+            ClusterwiseDirichlet((0.001, 10.0), 20),
+            r"^group \d+ would hold \d+ test samples, at most 30% of the mean group's 50 \(.*; "
+            r"raise --alpha, lower --clients or lower --groups$",
+        ),
+        (
+            ClusterwiseNClass((1, 1)),
+            r"^class \d would have no holder \(.*30 draws\); raise --classes-per",
+        ),
+    ],
+)
+def test_hopeless_draws_end_in_an_error_that_helps(
+    partition: Partition, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWS", 30)
+    with pytest.raises(PartitionError, match=message):
+        balanced(partition, clients=50, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.array([0, 1, 10, 2]), "label 10 at position 2 is outside 0…9"),
+        (np.array([0, -1]), "label -1 at position 1 is outside 0…9"),
+        (np.array([0.0, 1.0]), "must be a vector of integers, got float64"),
+        (np.zeros((3, 2), dtype=np.int64), r"must be a vector of integers, got int64 \(3, 2\)"),
+    ],
+)
+def test_wrong_labels_are_refused(wrong: Int, message: str) -> None:
+    for y_train, y_test, word in (
+        (wrong, BALANCED_TEST, "training"),
+        (BALANCED, wrong, "test"),
+    ):
+        with pytest.raises(PartitionError, match=f"{word} label.*{message.removeprefix('label')}"):
+            split(Iid(), y_train, y_test, classes=CLASSES, clients=2, seed=0)
