@@ -37,6 +37,7 @@ __all__ = [
     "Method",
     "Objective",
     "Plan",
+    "Real",
     "Representation",
     "State",
 ]
@@ -44,6 +45,7 @@ __all__ = [
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Int = NDArray[np.int64]
+Real = NDArray[np.floating]
 Split = Literal["train", "test"]
 
 
@@ -180,13 +182,13 @@ class Representation(Protocol):
     def server_side(self) -> bool:
         """The server can tell g_i from the models it holds, without asking the clients."""
 
-    def clients(self, state: State, engine: Engine, seed: int) -> F32 | F64:
+    def clients(self, state: State, engine: Engine, seed: int) -> Real:
         """(m, p), g_i."""
 
-    def centers(self, state: State, engine: Engine) -> F32 | F64:
+    def centers(self, state: State, engine: Engine) -> Real:
         """(K, p), G_k."""
 
-    def place(self, state: State, centers: F32 | F64, engine: Engine) -> F32:
+    def place(self, state: State, centers: Real, engine: Engine) -> F32:
         """(K, P), `state.centers` after the clustering has moved G to `centers`."""
 
     def own(self, state: State, engine: Engine, distance: Distance) -> F64:
@@ -208,12 +210,12 @@ class Clustering(Protocol):
 
     def __call__(
         self,
-        points: F32 | F64,
-        centers: F32 | F64,
+        points: Real,
+        centers: Real,
         importance: F64,
         distance: Distance,
         rng: np.random.Generator,
-    ) -> tuple[Int, F32 | F64]:
+    ) -> tuple[Int, Real]:
         """(labels (m,), centers (K, p))."""
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["PRESETS", "Config", "resolve"]
+__all__ = ["PAPER_PARTITIONS", "PRESETS", "Config", "one_line", "resolve"]
 
 
 class Config(BaseModel):
@@ -21,7 +21,7 @@ class Config(BaseModel):
     3
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
     clusters: int = Field(10, ge=1, description="K, clusters (or members of a soft vote).")
@@ -45,11 +45,11 @@ class Config(BaseModel):
     )
     data_dir: str | None = Field(None, description="Where to look for data sets first.")
     partition: str = Field("clusterwise-dirichlet", description="How samples go to clients.")
-    alpha: tuple[float, ...] = Field(
-        (), strict=False, description="Dirichlet parameter(s) of the partition, e.g. 0.1 10."
+    alpha: tuple[float, ...] | None = Field(
+        None, strict=False, description="Dirichlet parameter(s) of the partition: 0.1 10."
     )
-    classes_per: tuple[int, ...] = Field(
-        (), strict=False, description="Classes per group and client of an n-class partition: 3 2."
+    classes_per: tuple[int, ...] | None = Field(
+        None, strict=False, description="Classes per group and client of an n-class partition: 3 2."
     )
     clients: int = Field(50, ge=1, description="m, the number of clients.")
     groups: int = Field(10, ge=1, description="Generating groups of a cluster-wise partition.")
@@ -83,8 +83,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "clients": 200,
         "rounds": 100,
-        "warm_start": False,
         "loss_batches": 3,
+        "batchnorm": "batch",
     },
 }
 """By name, what differs from the defaults. `paper`: the experiment of the paper's tables."""
@@ -121,13 +121,13 @@ def resolve(
         if key not in Config.model_fields:
             raise ConfigError(unknown("key", key, Config.model_fields) + where)
     try:
-        config = Config(**values)
+        config = Config.model_validate(values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_line(error) + where) from None
+        raise ConfigError(one_line(error) + where) from None
     missing = {
         key: value
         for key, value in PAPER_PARTITIONS.get(config.partition, {}).items()
-        if not getattr(config, key)
+        if getattr(config, key) is None
     }
     return config.model_copy(update=missing)
 
@@ -141,8 +141,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"can't read the configuration {file}: {error}") from None
 
 
-def _line(error: ValidationError) -> str:
-    """The first problem of pydantic's report in one line."""
+def one_line(error: ValidationError) -> str:
+    """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -16,6 +20,7 @@ from wecfl.data.partition import (
     Iid,
     Partition,
     QuantitySkew,
+    Shares,
     Split,
     build,
     counts,
@@ -81,17 +86,12 @@ def same(a: Split, b: Split) -> bool:
 def test_every_sample_has_exactly_one_owner(
     partition: Partition, y_train: Int, y_test: Int, clients: int, seed: int
 ) -> None:
+    enough = {"min_train": 0, "min_test": 0}
     try:
-        parts = split(
-            partition,
-            y_train,
-            y_test,
-            classes=6,
-            clients=clients,
-            seed=seed,
-            min_train=0,
-            min_test=0,
-        )
+        with patch.object(module, "DRAWS", 200):
+            parts = split(
+                partition, y_train, y_test, classes=6, clients=clients, seed=seed, **enough
+            )
     except PartitionError:
         assume(False)
     for indices, y in ((parts.train, y_train), (parts.test, y_test)):
@@ -105,6 +105,12 @@ def test_every_sample_has_exactly_one_owner(
 def test_a_seed_is_a_split(partition: Partition) -> None:
     assert same(balanced(partition, seed=3), balanced(partition, seed=3))
     assert not same(balanced(partition, seed=3), balanced(partition, seed=4))
+
+
+@pytest.mark.parametrize("partition", SAMPLES[1:], ids=lambda p: p.name)
+def test_a_seed_draws_its_own_shares(partition: Partition) -> None:
+    a, b = (counts(BALANCED, balanced(partition, seed=seed).train, CLASSES) for seed in (3, 4))
+    assert not np.array_equal(a, b)
 
 
 @every_partition
@@ -123,20 +129,20 @@ def test_test_data_follow_the_clients_own_distribution(partition: Partition) -> 
     assert np.abs(train - test).max() <= 1 / 600 + 1 / 100
 
 
-@every_partition
-def test_every_client_gets_what_it_needs(partition: Partition) -> None:
+@pytest.mark.parametrize("seed", range(30))
+def test_every_client_gets_what_it_needs(seed: int) -> None:
     parts = split(
-        partition,
+        ClientwiseDirichlet(1.0),
         BALANCED,
         BALANCED_TEST,
         classes=CLASSES,
         clients=20,
-        seed=0,
-        min_train=30,
-        min_test=6,
+        seed=seed,
+        min_train=180,
+        min_test=31,
     )
-    assert min(map(len, parts.train)) >= 30
-    assert min(map(len, parts.test)) >= 6
+    assert min(map(len, parts.train)) >= 180
+    assert min(map(len, parts.test)) >= 31
 
 
 @given(
@@ -371,6 +377,37 @@ def test_hopeless_draws_end_in_an_error_that_helps(
     monkeypatch.setattr(module, "DRAWS", 30)
     with pytest.raises(PartitionError, match=message):
         balanced(partition, clients=50, seed=4)
+
+
+@dataclass(frozen=True)
+class Starving:
+    """Always forgets one client; every third time another one."""
+
+    always: int
+    sometimes: int
+
+    name: ClassVar[str] = "starving"
+    usage: ClassVar[str] = ""
+    remedy: ClassVar[str] = "feed them"
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        matrix = np.ones((classes, clients))
+        matrix[:, self.always] = 0
+        matrix[:, self.sometimes] = rng.random() > 1 / 3
+        return Shares(matrix / matrix.sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(("always", "sometimes"), [(3, 8), (8, 3)])
+def test_the_error_names_the_client_that_failed_most_often(
+    always: int, sometimes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAWS", 30)
+    message = (
+        rf"^client {always} would hold 0 training samples, needs 2 \(starving always={always} "
+        rf"sometimes={sometimes}, 20 clients, seed 0, 30 draws\); feed them$"
+    )
+    with pytest.raises(PartitionError, match=message):
+        balanced(Starving(always, sometimes))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
-from wecfl.base import F32, F64, Distance, Int
+from wecfl.base import F64, Distance, Int, Real
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.errors import ConfigError
 
@@ -31,12 +30,12 @@ class Nearest:
 
     def __call__(
         self,
-        points: F32 | F64,
-        centers: F32 | F64,
+        points: Real,
+        centers: Real,
         importance: F64,
         distance: Distance,
         rng: np.random.Generator,
-    ) -> tuple[Int, F32 | F64]:
+    ) -> tuple[Int, Real]:
         """λ_i > 0 scales all distances of a client alike, so it does not change the argmin."""
         return distance(points, centers).argmin(axis=1), centers
 
@@ -70,12 +69,12 @@ class KMeans:
 
     def __call__(
         self,
-        points: F32 | F64,
-        centers: F32 | F64,
+        points: Real,
+        centers: Real,
         importance: F64,
         distance: Distance,
         rng: np.random.Generator,
-    ) -> tuple[Int, F32 | F64]:
+    ) -> tuple[Int, Real]:
         """Labels (m,) and centers (K, p), in the identity of the previous centers."""
         if distance is not squared_euclidean:
             raise ConfigError("KMeans minimizes squared Euclidean distances: use squared_euclidean")
@@ -93,9 +92,7 @@ class KMeans:
         moved[labels] = means
         return labels[found][inverse].astype(np.int64), moved
 
-    def _lloyd(
-        self, points: F32 | F64, centers: F32 | F64, weight: F64, rng: np.random.Generator
-    ) -> Int:
+    def _lloyd(self, points: Real, centers: Real, weight: F64, rng: np.random.Generator) -> Int:
         """Labels 0 … of the best start, numbered without gaps."""
         near, old = isometric(points, centers)
         starts = []
@@ -113,7 +110,7 @@ class KMeans:
         return np.unique(best.labels_, return_inverse=True)[1]
 
 
-def isometric(points: F32 | F64, centers: F32 | F64) -> tuple[F64, F64]:
+def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
     """The same points and centers in as few dimensions as hold them, all distances kept.
 
     n points span at most n dimensions, so K-means on clients with p ≫ m columns is exact in the
@@ -132,13 +129,13 @@ def isometric(points: F32 | F64, centers: F32 | F64) -> tuple[F64, F64]:
     return both[: len(points)], both[len(points) :]
 
 
-def _distinct(points: F32 | F64) -> tuple[F32 | F64, Int]:
+def _distinct(points: Real) -> tuple[Real, Int]:
     """The distinct rows in sorted order, and for each row which of them it is."""
-    rows, inverse = np.unique(points, axis=0, return_inverse=True)
-    return rows.astype(points.dtype), inverse.reshape(-1).astype(np.int64)
+    _, first, inverse = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    return points[first], inverse.reshape(-1).astype(np.int64)
 
 
-def _means(points: NDArray[np.floating], labels: Int, weight: F64) -> F64:
+def _means(points: Real, labels: Int, weight: F64) -> F64:
     """(k, p), the weighted mean of each of the k non-empty clusters."""
     share = np.zeros((labels.max() + 1, len(points)))
     share[labels, np.arange(len(points))] = weight
@@ -146,6 +143,6 @@ def _means(points: NDArray[np.floating], labels: Int, weight: F64) -> F64:
     return means
 
 
-def _matched(new: NDArray[np.floating], old: NDArray[np.floating]) -> Int:
+def _matched(new: Real, old: Real) -> Int:
     """For each new center the index of the old one it continues, at least total distance."""
     return linear_sum_assignment(squared_euclidean(new, old))[1].astype(np.int64)

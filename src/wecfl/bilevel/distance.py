@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wecfl.base import F64
+from wecfl.base import F64, Real
 
 __all__ = ["component", "squared_euclidean"]
 
 
-def squared_euclidean(points: NDArray[np.floating], centers: NDArray[np.floating]) -> F64:
+def squared_euclidean(points: Real, centers: Real) -> F64:
     """‖g_i − G_k‖², (m, K), the paper's distance of model parameters.
 
     >>> squared_euclidean(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])).tolist()
@@ -24,7 +23,7 @@ def squared_euclidean(points: NDArray[np.floating], centers: NDArray[np.floating
     return np.stack(columns, axis=1)
 
 
-def component(points: NDArray[np.floating], centers: NDArray[np.floating]) -> F64:
+def component(points: Real, centers: Real) -> F64:
     """⟨g_i, G_k⟩, (m, K): with g_i the vector of losses and G = I, the loss L(Ω_k, D_i) itself.
 
     >>> component(np.array([[0.3, 0.7]]), np.eye(2)).tolist()

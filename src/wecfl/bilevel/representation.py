@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.base import F32, F64, Distance, Engine, State
+from wecfl.base import F32, F64, Distance, Engine, Real, State
 
 __all__ = ["Columns", "Losses"]
 
@@ -38,7 +38,7 @@ class Columns:
         """(K, p)."""
         return state.centers[:, engine.layout.columns(self.which)]
 
-    def place(self, state: State, centers: F32 | F64, engine: Engine) -> F32:
+    def place(self, state: State, centers: Real, engine: Engine) -> F32:
         """Write the moved G_k into the columns; the M-step moves the others."""
         moved = state.centers.copy()
         moved[:, engine.layout.columns(self.which)] = centers
@@ -78,7 +78,7 @@ class Losses:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def place(self, state: State, centers: F32 | F64, engine: Engine) -> F32:
+    def place(self, state: State, centers: Real, engine: Engine) -> F32:
         """G = I does not move, nor do the models behind it."""
         return state.centers
 

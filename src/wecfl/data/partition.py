@@ -335,7 +335,8 @@ def split(
                 "lower --clients"
             )
     n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
-    faults: Counter[str] = Counter()
+    often: Counter[str] = Counter()
+    faults: dict[str, str] = {}
     for attempt in range(DRAWS):
         shares = partition.shares(classes, clients, stream(seed, "partition", attempt))
         train, test = _allot(shares.matrix, n_train), _allot(shares.matrix, n_test)
@@ -351,11 +352,12 @@ def split(
                 _deal(y_test, test, stream(seed, "deal", 1)),
                 shares.groups,
             )
-        faults.update(found)
-    fault, _ = faults.most_common(1)[0]
+        often.update(found.keys())
+        faults |= found
+    [(worst, _)] = often.most_common(1)
     raise PartitionError(
-        f"{fault} ({describe(partition)}, {clients} clients, seed {seed}, {DRAWS} draws); "
-        f"{partition.remedy}"
+        f"{worst} {faults[worst]} ({describe(partition)}, {clients} clients, seed {seed}, "
+        f"{DRAWS} draws); {partition.remedy}"
     )
 
 
@@ -422,24 +424,24 @@ def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> 
     return tuple(np.split(np.argsort(owner, kind="stable"), sizes.sum(axis=0).cumsum()[:-1]))
 
 
-def _homeless(allotted: Int, per_class: Int) -> list[str]:
+def _homeless(allotted: Int, per_class: Int) -> dict[str, str]:
     missing = np.flatnonzero(allotted.sum(axis=1) < per_class)
-    return [f"class {c} would have no holder" for c in missing]
+    return {f"class {c}": "would have no holder" for c in missing}
 
 
-def _small_groups(shares: Shares, test: Int) -> list[str]:
+def _small_groups(shares: Shares, test: Int) -> dict[str, str]:
     if shares.groups is None or not shares.floor or not test.any():
-        return []
+        return {}
     held = np.bincount(shares.groups, weights=test.sum(axis=0))
     small = np.flatnonzero(held <= shares.floor * held.mean())
     least = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
-    return [f"group {g} would hold {held[g]:.0f} test samples, {least}" for g in small]
+    return {f"group {g}": f"would hold {held[g]:.0f} test samples, {least}" for g in small}
 
 
-def _small_clients(allotted: Int, least: int, word: str) -> list[str]:
+def _small_clients(allotted: Int, least: int, word: str) -> dict[str, str]:
     held = allotted.sum(axis=0)
     small = np.flatnonzero(held < least)
-    return [f"client {i} would hold {held[i]} {word} samples, needs {least}" for i in small]
+    return {f"client {i}": f"would hold {held[i]} {word} samples, needs {least}" for i in small}
 
 
 def _check_labels(labels: NDArray[np.integer], classes: int, word: str) -> None:

@@ -14,7 +14,7 @@ import mmap
 import multiprocessing as mp
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -36,8 +36,7 @@ from wecfl.models.rows import layout_of, named_tensors, reinitialized, row_of
 
 __all__ = ["TorchEngine"]
 
-EVALUATION_BATCH = 256
-POLL_SECONDS = 0.1
+EVALUATION_BATCH = 64
 
 
 class TorchEngine:
@@ -74,8 +73,6 @@ class TorchEngine:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self.layout: Layout = layout_of(model)
         self.sizes: Int = federation.sizes
-        self.on_progress: Callable[[float], None] | None = None
-        """Called while clients are being run, with the share of them already taken."""
         self._federation = federation
         self._model = deepcopy(model)
         self._batch = batch
@@ -246,7 +243,7 @@ class TorchEngine:
                 self._fail_dead(number, work)
             pending[pipe] = number
         while pending:
-            ready = wait(list(pending), POLL_SECONDS)
+            ready = wait(list(pending))
             for pipe in [pipe for pipe in pending if pipe in ready]:
                 number = pending.pop(pipe)
                 try:
@@ -259,8 +256,6 @@ class TorchEngine:
                     for other in pending:
                         other.recv_bytes()
                     raise EngineError(problem)
-            if self.on_progress:
-                self.on_progress(min(self._queue.value, count) / count)
 
     def _fail_dead(self, number: int, work: str) -> None:
         process = self._processes[number]

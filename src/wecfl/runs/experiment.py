@@ -18,6 +18,7 @@ from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.representation import Columns, Losses
 from wecfl.config import Config
 from wecfl.data import partition as partitions
+from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError
@@ -27,7 +28,7 @@ from wecfl.rounds import Setting, check_clusters, iterate, opening
 from wecfl.runs.folder import RunFolder
 from wecfl.runs.record import Record, Recorder, last_rounds
 
-__all__ = ["Result", "Watcher", "federation_of", "method_of", "run", "run_config"]
+__all__ = ["Result", "Watcher", "check", "federation_of", "method_of", "run", "run_config"]
 
 Watcher = Callable[[Record, Sequence[State]], None]
 """Called after each round with its record and the states (one, or one per soft-voted member)."""
@@ -195,7 +196,8 @@ def run(
         finally:
             if folder:
                 outcome = {"engine": engine.name, "seed": seed, "status": status}
-                folder.end(states, engine.layout, {**result().summary, **outcome})
+                so_far = result()
+                folder.end(states, engine.layout, so_far.clients, {**so_far.summary, **outcome})
         return result()
 
 
@@ -217,19 +219,28 @@ def run_config(
     )
 
 
-def federation_of(config: Config) -> Federation:
-    """The clients a configuration describes."""
+def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
+    """The clients a configuration describes (from its data set, if it was loaded already)."""
     if Path(config.dataset).is_dir():
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
     return Federation.from_dataset(
-        config.dataset,
+        pool or config.dataset,
         partitions.build(
-            config.partition, alpha=config.alpha, n=config.classes_per, groups=config.groups
+            config.partition,
+            alpha=config.alpha or (),
+            n=config.classes_per or (),
+            groups=config.groups,
         ),
         clients=config.clients,
         seed=config.seed,
         data_dir=Path(config.data_dir) if config.data_dir else None,
     )
+
+
+def check(config: Config, federation: Federation) -> None:
+    """Raise what a run of this configuration would raise before its first round."""
+    check_clusters(method_of(config), len(federation))
+    make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
 
 
 def method_of(config: Config) -> Method:

@@ -6,6 +6,7 @@
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
     assignments.csv      one line per round: the cluster of each client
+    clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     state.safetensors    the whole `State` after the last complete round
     summary.json         method, engine, rounds, means of the last three rounds, status
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import tomli_w
 from safetensors.numpy import load_file, save_file
 
@@ -35,7 +37,7 @@ from wecfl.errors import RunFolderError
 from wecfl.layout import Layout
 from wecfl.runs.record import Record
 
-__all__ = ["RunFolder", "read_metrics", "read_state", "read_summary"]
+__all__ = ["RunFolder", "read_clients", "read_metrics", "read_state", "read_summary"]
 
 PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 
@@ -76,7 +78,13 @@ class RunFolder:
         csv.writer(self._assignments).writerow([record["round"], *states[0].labels.tolist()])
         self._assignments.flush()
 
-    def end(self, states: Sequence[State], layout: Layout, summary: Mapping[str, Any]) -> None:
+    def end(
+        self,
+        states: Sequence[State],
+        layout: Layout,
+        clients: pd.DataFrame,
+        summary: Mapping[str, Any],
+    ) -> None:
         """Write the last complete state, the models and the summary, whatever ended the run."""
         self._metrics.close()
         self._assignments.close()
@@ -92,6 +100,7 @@ class RunFolder:
             save_state(
                 state, self.path / (f"state.{j}.safetensors" if several else "state.safetensors")
             )
+        clients.to_csv(self.path / "clients.csv", index=False)
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -143,6 +152,14 @@ def read_metrics(path: Path) -> list[Record]:
         return [json.loads(line) for line in lines]
     except (OSError, ValueError) as error:
         raise RunFolderError(f"can't read {path / 'metrics.jsonl'}: {error}") from None
+
+
+def read_clients(path: Path) -> pd.DataFrame:
+    """The clients of a run folder, one row each."""
+    try:
+        return pd.read_csv(path / "clients.csv")
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read {path / 'clients.csv'}: {error}") from None
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,362 @@
+"""The command line. Bad input ends in one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from cyclopts import App, CycloptsError, Parameter
+from pydantic import ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from wecfl import __version__
+from wecfl.base import State
+from wecfl.config import PAPER_PARTITIONS, PRESETS, Config, one_line, resolve
+from wecfl.data import datasets
+from wecfl.data import partition as partitions
+from wecfl.data.federation import Federation
+from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.errors import ConfigError, WecflError
+from wecfl.methods import METHODS, components, named
+from wecfl.report.charts import save
+from wecfl.report.figures import overview
+from wecfl.report.partition_figure import Panel, bars
+from wecfl.report.tables import results, rich_table
+from wecfl.runs.experiment import Watcher, check, federation_of, method_of, run_config
+from wecfl.runs.folder import read_summary
+from wecfl.runs.record import Record
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="wecfl",
+    help="Clustered federated learning: which clients learn alike, and one good model per group.",
+    version=__version__,
+)
+data = App(name="data", help="List and fetch data sets.")
+app.command(data)
+console = Console()
+
+Flags = Annotated[Config, Parameter(name="*", negative_iterable=(), consume_multiple=True)]
+OutFlag = Annotated[
+    Path | None, Parameter(help="The folder to write (default: a new one in runs/).")
+]
+PresetFlag = Annotated[
+    str | None, Parameter(help=f"Start from named choices: {', '.join(PRESETS)}.")
+]
+DataDirFlag = Annotated[Path | None, Parameter(help="Where to look for data sets first.")]
+
+
+@app.command
+def run(
+    config: Path | None = None,
+    /,
+    *,
+    preset: PresetFlag = None,
+    out: OutFlag = None,
+    figure: Annotated[
+        Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
+    ] = None,
+    flags: Flags = Config(),  # noqa: B008  (frozen)
+) -> None:
+    """Train a federation and write a run folder.
+
+    Without arguments: WeCFL on scikit-learn's digits, 50 clients in 10 hidden groups. Several
+    methods, separated by commas, run on the same clients: --method fedavg,wecfl.
+
+    Parameters
+    ----------
+    config
+        A TOML file with any of the choices below; flags override it.
+
+    """
+    said = {name: getattr(flags, name) for name in flags.model_fields_set}
+    chosen = resolve(config, preset, said)
+    configs = [
+        chosen.model_copy(update={"method": name.strip()}) for name in chosen.method.split(",")
+    ]
+    for each in configs:
+        method_of(each)  # what is wrong is said before anything is loaded, or else computed
+    folders = _folders(out, configs)
+    federation = _federation(chosen)
+    for each in configs:
+        check(each, federation)
+    console.print(_headline(chosen, federation), highlight=False)
+    finished: list[Path] = []
+    try:
+        with _progress() as watcher:
+            for each, folder in zip(configs, folders, strict=True):
+                run_config(each, federation, folder, [watcher(each)])
+                finished.append(folder)
+    except KeyboardInterrupt:
+        _say(f"interrupted; what was computed is in {folders[len(finished)]}")
+        sys.exit(130)
+    console.print(rich_table(results(folders)))
+    if figure:
+        console.print(f"figure: {save(overview(folders), figure)}", soft_wrap=True)
+    common = folders[0] if len(folders) == 1 else folders[0].parent
+    console.print(f"run folder: {common}", soft_wrap=True, highlight=False)
+
+
+@app.command
+def compare(
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    figure: Annotated[
+        Path | None, Parameter(help="Also draw the runs: .png, .svg, .pdf or .html.")
+    ] = None,
+) -> None:
+    """Print the runs as one table, mean ± standard deviation over seeds."""
+    found = [run for folder in folders for run in _runs_in(folder)]
+    if not found:
+        raise ConfigError("name at least one run folder: wecfl compare runs/…")
+    console.print(rich_table(results(found)))
+    if figure:
+        console.print(f"figure: {save(overview(found), figure)}", soft_wrap=True)
+
+
+@app.command
+def methods() -> None:
+    """List the methods and the components each is made of."""
+    parts = {name: components(named(name)) for name in METHODS}
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("method", style="bold", no_wrap=True)
+    shown = ("representation", "distance", "clustering", "importance", "objective", "aggregation")
+    for head in (*shown, "order", "members"):
+        table.add_column(head)
+    for name, each in parts.items():
+        table.add_row(name, *(each[part] for part in (*shown, "order", "members")))
+    # Wide enough for all columns also where the output is not a terminal.
+    Console(width=max(console.width, 150) if not console.is_terminal else None).print(table)
+
+
+@data.command(name="list")
+def data_list(*, data_dir: DataDirFlag = None) -> None:
+    """List the data sets and where each was found."""
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for head in ("name", "samples", "shape", "classes", "found at"):
+        table.add_column(head, no_wrap=head != "found at", overflow="fold")
+    for source, place in datasets.catalogue(data_dir):
+        table.add_row(
+            source.name,
+            f"{source.n_train:,} + {source.n_test:,}",
+            " × ".join(map(str, source.shape)),
+            str(source.classes),
+            str(place) if place else f"not here; wecfl data get {source.name}",
+        )
+    console.print(table)
+
+
+@data.command(name="get")
+def data_get(name: str, /, *, data_dir: DataDirFlag = None) -> None:
+    """Fetch a data set if it is not here yet, and print where it is.
+
+    Parameters
+    ----------
+    name
+        A name from `wecfl data list`.
+
+    """
+    with _downloads() as progress:
+        place = datasets.get(name, data_dir, progress=progress)
+    console.print(str(place), soft_wrap=True, highlight=False)
+
+
+@app.command
+def partition(
+    *,
+    panels: Annotated[
+        Literal["one", "pair", "four"],
+        Parameter(
+            help="Draw the partition asked for, the paper's pair (client-wise and cluster-wise "
+            "Dirichlet) or its four settings."
+        ),
+    ] = "one",
+    out: Annotated[Path, Parameter(help="The picture: .png, .svg, .pdf or .html.")] = Path(
+        "partition.png"
+    ),
+    config: Annotated[Path | None, Parameter(help="A TOML file with any of the choices.")] = None,
+    preset: PresetFlag = None,
+    flags: Flags = Config(),  # noqa: B008  (frozen)
+) -> None:
+    """Show who would hold what: a summary of the clients and the paper's bar picture.
+
+    The summary gives training and test samples per client (mean ± standard deviation), their range
+    and how many classes a client holds on average.
+    """
+    said = {name: getattr(flags, name) for name in flags.model_fields_set}
+    chosen = resolve(config, preset, said)
+    names = {
+        "one": [chosen.partition],
+        "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
+        "four": list(PAPER_PARTITIONS),
+    }[panels]
+    settings = [chosen]
+    if panels != "one":
+        paper = {"alpha": None, "classes_per": None}
+        settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
+    drawn: list[Panel] = []
+    pool = None if Path(chosen.dataset).is_dir() else _load(chosen)
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for head in ("partition", "clients", "groups", "train", "min … max", "test", "classes"):
+        table.add_column(head, no_wrap=True)
+    for each in settings:
+        federation = federation_of(each, pool)
+        held = partitions.counts(federation.y, federation.train, federation.classes)
+        title = _partition_words(each)
+        drawn.append((title, held, federation.groups))
+        tests = np.array([len(rows) for rows in federation.test])
+        table.add_row(
+            title,
+            str(len(federation)),
+            "–" if federation.groups is None else str(len(np.unique(federation.groups))),
+            f"{federation.sizes.mean():.0f} ± {federation.sizes.std():.0f}",
+            f"{federation.sizes.min()} … {federation.sizes.max()}",
+            f"{tests.mean():.0f} ± {tests.std():.0f}",
+            f"{(held > 0).sum(axis=0).mean():.1f}",
+        )
+    console.print(table)
+    console.print(f"figure: {save(bars(drawn), out)}", soft_wrap=True, highlight=False)
+
+
+def main() -> None:
+    """The entry point: every expected failure is one line and exit code 2."""
+    try:
+        app(exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        _fail(_flag_problem(error))
+    except WecflError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def _flag_problem(error: CycloptsError) -> str:
+    cause = error.__cause__
+    return one_line(cause) if isinstance(cause, ValidationError) else str(error)
+
+
+def _say(text: str) -> None:
+    print(f"wecfl: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _fail(text: str) -> None:
+    _say(text)
+    sys.exit(2)
+
+
+def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
+    """A folder for each run: DIR for one, DIR/METHOD for several."""
+    several = len(configs) > 1
+    if out is None:
+        first = configs[0]
+        name = Path(first.dataset).stem + ("" if several else f"-{first.method}")
+        base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        number, out = 1, base
+        while out.exists():
+            number += 1
+            out = base.with_name(f"{base.name}-{number}")
+    names = [config.method for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--method names a method twice: {','.join(names)}")
+    return [out / name for name in names] if several else [out]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs right below it."""
+    if not folder.is_dir():
+        raise ConfigError(f"no run folder {folder}")
+    inside = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if inside and not (folder / "summary.json").exists():
+        return inside
+    read_summary(folder)
+    return [folder]
+
+
+def _load(config: Config) -> datasets.Dataset:
+    with _downloads() as progress:
+        place = Path(config.data_dir) if config.data_dir else None
+        return datasets.load(config.dataset, place, progress=progress)
+
+
+def _federation(config: Config) -> Federation:
+    pool = None if Path(config.dataset).is_dir() else _load(config)
+    return federation_of(config, pool)
+
+
+def _partition_words(config: Config) -> str:
+    numbers = config.alpha or config.classes_per or ()
+    return f"{config.partition}({', '.join(f'{n:g}' for n in numbers)})"
+
+
+def _headline(config: Config, federation: Federation) -> str:
+    samples, spread = federation.sizes.mean(), federation.sizes.std()
+    hidden = "" if federation.groups is None else f" in {len(np.unique(federation.groups))} groups"
+    words = "" if Path(config.dataset).is_dir() else f", {_partition_words(config)}"
+    return (
+        f"[bold]{config.dataset}[/]{words}: {len(federation)} clients{hidden}, "
+        f"{samples:.0f} ± {spread:.0f} training samples each, seed {config.seed}"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Config], Watcher]]:
+    """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far."""
+    columns = (
+        TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+
+        def watcher(config: Config) -> Watcher:
+            task = progress.add_task(config.method, total=config.rounds, scores="")
+
+            def watch(record: Record, states: Sequence[State]) -> None:
+                ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
+                scores = f"accuracy {100 * record['accuracy']:.1f} %{ari}"
+                progress.update(task, completed=record["round"], scores=scores)
+
+            return watch
+
+        yield watcher
+
+
+@contextmanager
+def _downloads() -> Iterator[FetchProgress]:
+    """A bar for each file that has to be fetched; nothing where all is here."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def show(name: str, done: int, total: int | None) -> None:
+        progress.start()
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total)
+        progress.update(tasks[name], completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if tasks:
+            progress.stop()

@@ -1,0 +1,104 @@
+"""The result table: one line per experiment, mean ± standard deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from wecfl.runs.folder import read_summary
+
+__all__ = ["results", "rich_table"]
+
+INCIDENTAL = {"seed", "workers", "data_dir", "objectives"}
+"""Choices that do not make another experiment."""
+
+
+COLUMNS = {
+    "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
+    "clusters", "rounds", "seeds", "seconds", "unfinished",
+}  # fmt: skip
+"""What `results` always has; other columns are choices in which the experiments differ."""
+
+
+def results(folders: Sequence[Path]) -> pd.DataFrame:
+    """Experiments as rows: runs that differ by their seed alone are averaged.
+
+    Scores are fractions; columns `accuracy_std`, `macro_f1_std` and `ari_std` are the standard
+    deviations over seeds (missing for one seed). Choices in which the experiments differ come as
+    columns of their own, and `unfinished` counts runs that were stopped.
+    """
+    runs = [_flat(read_summary(folder)) for folder in folders]
+    frame = pd.DataFrame(runs)
+    choices = [c for c in frame.columns if c.startswith("config.")]
+    frame[choices] = frame[choices].map(str)
+    differing = [c for c in choices if frame[c].nunique(dropna=False) > 1]
+    key = ["method", "k", *differing]
+    frame = frame.drop_duplicates([*key, "seed"], keep="last")  # a repeated run adds nothing
+    grouped = frame.groupby(key, sort=False, dropna=False)
+    scores = ["accuracy", "macro_f1", "ari"]
+    table = grouped[[*scores, "clusters", "seconds"]].mean()
+    spread = grouped[scores].std().add_suffix("_std")
+    counts = grouped.agg(
+        rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum")
+    )
+    joined = table.join([spread, counts]).reset_index()
+    return joined.rename(columns={c: c.removeprefix("config.") for c in differing})
+
+
+def rich_table(frame: pd.DataFrame) -> Table:
+    """The table for the terminal, best accuracy first, scores in percent.
+
+    The number of rounds or seeds is a column of its own only where it differs from 1 or between
+    experiments: it must fit a narrow terminal.
+    """
+    extra = [column for column in frame.columns if column not in COLUMNS]
+    counts = [
+        name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
+    ]
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for head in ("method", "K", *extra):
+        table.add_column(head, no_wrap=True)
+    for head in ("accuracy %", "macro-F1 %", "groups found", "ARI", *counts, "seconds"):
+        table.add_column(head, justify="right", no_wrap=head != "groups found")
+    for row in frame.sort_values("accuracy", ascending=False).to_dict("records"):
+        table.add_row(
+            row["method"] + (" (stopped)" if row["unfinished"] else ""),
+            str(row["k"]),
+            *(str(row[column]) for column in extra),
+            _score(row["accuracy"], row["accuracy_std"], 100),
+            _score(row["macro_f1"], row["macro_f1_std"], 100),
+            f"{row['clusters']:g}",
+            _score(row["ari"], row["ari_std"], 1),
+            *(str(row[name]) for name in counts),
+            f"{row['seconds']:.1f}",
+        )
+    return table
+
+
+def _matters(column: pd.Series[int], usual: int | None) -> bool:
+    return column.nunique() > 1 or (usual is not None and column.iloc[0] != usual)
+
+
+def _flat(summary: dict[str, Any]) -> dict[str, Any]:
+    config = summary.pop("config")
+    choices = {
+        f"config.{key}": value
+        for key, value in config.items()
+        if key not in INCIDENTAL | {"method", "clusters", "rounds"}
+    }
+    # A run without ground truth has no ARI: None would make the column one of objects.
+    ari = float("nan") if summary["ari"] is None else summary["ari"]
+    return {**summary, "ari": ari, "unfinished": summary["status"] != "finished", **choices}
+
+
+def _score(mean: float, std: float, factor: float) -> str:
+    if isnan(mean):
+        return "–"
+    text = f"{mean * factor:.2f}"
+    return text if isnan(std) else f"{text} ± {std * factor:.2f}"
