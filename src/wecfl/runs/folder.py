@@ -113,7 +113,7 @@ def save_state(state: State, file: Path) -> None:
         "models": state.models,
         "centers": state.centers,
         "labels": state.labels,
-        "round": np.array(state.round),
+        "round": np.array([state.round]),
         **{f"memory.{name}": values for name, values in state.memory.items()},
     }
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
@@ -128,7 +128,7 @@ def read_state(file: Path) -> State:
         if name.startswith("memory.")
     }
     return State(
-        int(arrays["round"]), arrays["models"], arrays["centers"], arrays["labels"], memory
+        int(arrays["round"][0]), arrays["models"], arrays["centers"], arrays["labels"], memory
     )
 
 

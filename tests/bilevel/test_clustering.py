@@ -1,0 +1,111 @@
+"""K-means against scikit-learn, and its defined corners."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans as Reference
+
+from wecfl.base import F64, Int
+from wecfl.bilevel.clustering import KMeans, Nearest, isometric
+from wecfl.bilevel.distance import component, squared_euclidean
+from wecfl.errors import ConfigError
+
+
+def inertia(points: F64, centers: F64, labels: Int, weight: F64) -> float:
+    return float(
+        (weight * squared_euclidean(points, centers)[np.arange(len(points)), labels]).sum()
+    )
+
+
+def blobs(seed: int, m: int = 60, k: int = 5, p: int = 400) -> tuple[F64, Int, F64]:
+    rng = np.random.default_rng(seed)
+    truth = np.sort(rng.integers(0, k, m))
+    points = rng.normal(size=(k, p))[truth] * 3 + rng.normal(size=(m, p)) * 0.3
+    return points, truth, rng.integers(1, 50, m).astype(float)
+
+
+@pytest.mark.parametrize("p", [3, 400])
+def test_no_worse_than_scikit_learn_and_as_exact_in_few_dimensions(p: int) -> None:
+    points, _, weight = blobs(0, p=p)
+    start = np.random.default_rng(1).normal(size=(5, p))
+    labels, centers = KMeans()(points, start, weight, squared_euclidean, np.random.default_rng(2))
+    reference = Reference(5, n_init=10, random_state=0).fit(points, sample_weight=weight)
+    ours = inertia(points, np.asarray(centers), labels, weight)
+    assert ours <= reference.inertia_ * (1 + 1e-9)
+    for k in range(5):  # centers are the weighted means of their members
+        members = labels == k
+        mean = np.average(points[members], axis=0, weights=weight[members])
+        np.testing.assert_allclose(centers[k], mean, atol=1e-9)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 30), st.integers(1, 60))
+@settings(deadline=None, max_examples=50)
+def test_isometric_keeps_all_distances(seed: int, m: int, p: int) -> None:
+    rng = np.random.default_rng(seed)
+    points, centers = rng.normal(size=(m, p)) + 100, rng.normal(size=(3, p)) + 100
+    near, old = isometric(points, centers)
+    assert near.shape[1] <= max(p, m + 3)
+    np.testing.assert_allclose(
+        squared_euclidean(near, old), squared_euclidean(points, centers), rtol=1e-6, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        squared_euclidean(near, near), squared_euclidean(points, points), rtol=1e-6, atol=1e-9
+    )
+
+
+def test_a_label_means_the_same_cluster_over_rounds() -> None:
+    points, truth, weight = blobs(3)
+    centers = np.stack([points[truth == k].mean(axis=0) for k in (3, 1, 4, 0, 2)])
+    for seed in range(5):
+        moved = points + 0.05 * np.random.default_rng(seed).normal(size=points.shape)
+        labels, _ = KMeans(warm=False)(
+            moved, centers, weight, squared_euclidean, np.random.default_rng(seed)
+        )
+        np.testing.assert_array_equal(np.array([3, 1, 4, 0, 2])[labels], truth)
+
+
+def test_the_warm_start_alone_can_be_stuck_and_the_fresh_ones_leave() -> None:
+    points, _, weight = blobs(4)
+    stuck = np.concatenate([points[:1] + 1e-3 * np.arange(4)[:, None], points[-1:]])
+    args = (points, stuck, weight, squared_euclidean)
+    warm = KMeans(fresh=0)(*args, np.random.default_rng(0))
+    both = KMeans()(*args, np.random.default_rng(0))
+    assert inertia(points, np.asarray(both[1]), both[0], weight) <= inertia(
+        points, np.asarray(warm[1]), warm[0], weight
+    )
+
+
+def test_the_result_does_not_depend_on_the_order_of_the_clients() -> None:
+    points, _, weight = blobs(5, k=8)
+    start = np.random.default_rng(0).normal(size=(6, points.shape[1]))
+    order = np.random.default_rng(1).permutation(len(points))
+    one, _ = KMeans()(points, start, weight, squared_euclidean, np.random.default_rng(2))
+    two, _ = KMeans()(
+        points[order], start, weight[order], squared_euclidean, np.random.default_rng(2)
+    )
+    np.testing.assert_array_equal(one[order], two)
+
+
+@pytest.mark.parametrize(("distinct", "k"), [(1, 3), (2, 3), (3, 3)])
+def test_no_more_distinct_clients_than_clusters(distinct: int, k: int) -> None:
+    points = np.repeat(np.eye(distinct, 50), 4, axis=0)
+    start = np.full((k, 50), 7.0)
+    labels, centers = KMeans()(
+        points, start, np.ones(len(points)), squared_euclidean, np.random.default_rng(0)
+    )
+    assert len(set(labels)) == distinct
+    assert inertia(points, np.asarray(centers), labels, np.ones(len(points))) == 0
+    for empty in set(range(k)) - set(labels):
+        np.testing.assert_array_equal(centers[empty], start[empty])
+
+
+def test_nearest_takes_the_least_loss() -> None:
+    losses = np.array([[0.2, 0.1, 0.3], [0.5, 0.9, 0.5]])
+    labels, _ = Nearest()(losses, np.eye(3), np.ones(2), component, np.random.default_rng(0))
+    assert labels.tolist() == [1, 0]
+
+
+def test_other_distances_are_refused() -> None:
+    with pytest.raises(ConfigError, match="squared Euclidean"):
+        KMeans()(np.eye(2), np.eye(2), np.ones(2), component, np.random.default_rng(0))

@@ -1,0 +1,204 @@
+"""One suite over every registered method, and the relations between methods."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+import wecfl
+from wecfl import methods
+from wecfl.base import Method
+from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.importance import data_size, uniform
+from wecfl.engine.torch import TorchEngine
+from wecfl.models import build
+from wecfl.rounds import Setting, iterate, opening
+from wecfl.runs.experiment import Result
+from wecfl.runs.folder import read_state, save_state
+
+SEED = 5
+EVERY = pytest.mark.parametrize("name", methods.METHODS)
+
+
+@pytest.fixture(scope="module")
+def fed() -> wecfl.Federation:
+    partition = wecfl.partitions.ClusterwiseDirichlet((0.1, 10.0), groups=3)
+    return wecfl.Federation.from_dataset("digits", partition, clients=9, seed=SEED)
+
+
+def run(fed: wecfl.Federation, method: Method, workers: int = 1, rounds: int = 3) -> Result:
+    return wecfl.run(
+        fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, workers=workers, objectives=False
+    )
+
+
+def same_bits(one: Result, two: Result) -> None:
+    for a, b in zip(one.states, two.states, strict=True):
+        np.testing.assert_array_equal(a.labels, b.labels)
+        assert a.models.tobytes() == b.models.tobytes()
+        assert a.centers.tobytes() == b.centers.tobytes()
+        assert a.memory.keys() == b.memory.keys()
+        assert all(a.memory[key].tobytes() == b.memory[key].tobytes() for key in a.memory)
+
+
+@EVERY
+def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federation) -> None:
+    method = methods.named(name, k=3)
+    result = run(fed, method, rounds=12)
+    width = wecfl.models.layout_of(result.architecture).width
+    assert len(result.states) == method.members
+    for state in result.states:
+        assert state.round == 12
+        assert state.models.shape == (9, width)
+        assert state.models.dtype == state.centers.dtype == np.float32
+        assert state.centers.shape == (method.k, width)
+        assert state.labels.shape == (9,)
+        assert 0 <= state.labels.min() <= state.labels.max() < method.k
+        assert np.isfinite(state.models).all()
+        # The run closes with the distribution: every client holds the model of its cluster.
+        np.testing.assert_array_equal(state.models, state.own)
+    assert [record["round"] for record in result.records] == list(range(1, 13))
+    assert result.records[-1]["accuracy"] > result.records[0]["accuracy"]
+    assert result.records[-1]["accuracy"] > 0.7
+    assert sum(result.records[-1]["sizes"]) == 9
+
+
+@EVERY
+def test_every_method_gives_the_same_bits_with_any_number_of_workers(
+    name: str, fed: wecfl.Federation
+) -> None:
+    method = methods.named(name, k=3)
+    same_bits(run(fed, method, workers=1), run(fed, method, workers=2))
+
+
+@EVERY
+def test_every_method_continues_from_a_saved_state(
+    name: str, fed: wecfl.Federation, tmp_path: Path
+) -> None:
+    """A checkpoint is exactly the State: two rounds, to disk and back, two more = four rounds."""
+    method = methods.named(name, k=3)
+    model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
+    with TorchEngine(fed, model, workers=1) as engine:
+        setting = Setting(method, engine, wecfl.Plan(steps=5, lr=0.05), seed=SEED)
+        path = iterate(setting, opening(setting))
+        states = [next(path) for _ in range(4)]
+        save_state(states[1], tmp_path / "state.safetensors")
+        resumed = iterate(setting, read_state(tmp_path / "state.safetensors"))
+        for expected in states[2:]:
+            state = next(resumed)
+            assert state.round == expected.round
+            np.testing.assert_array_equal(state.labels, expected.labels)
+            assert state.models.tobytes() == expected.models.tobytes()
+
+
+@EVERY
+def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federation) -> None:
+    method = methods.named(name, k=3)
+    order = np.random.default_rng(0).permutation(len(fed))
+    plain, permuted = run(fed, method), run(fed.subset(order), method)
+    assert adjusted_rand_score(plain.labels[order], permuted.labels) == 1.0
+    np.testing.assert_allclose(
+        permuted.states[0].models, plain.states[0].models[order], atol=1e-5, rtol=1e-4
+    )
+    assert permuted.records[-1]["accuracy"] == pytest.approx(plain.records[-1]["accuracy"])
+
+
+@EVERY
+def test_scaling_importance_changes_nothing(name: str, fed: wecfl.Federation) -> None:
+    method = methods.named(name, k=3)
+    scaled = method.replace(importance=lambda sizes: 7.3 * method.importance(sizes))
+    plain, other = run(fed, method), run(fed, scaled)
+    np.testing.assert_array_equal(plain.labels, other.labels)
+    np.testing.assert_allclose(plain.states[0].models, other.states[0].models, atol=1e-6)
+
+
+def test_one_cluster_is_fedavg(fed: wecfl.Federation) -> None:
+    same_bits(run(fed, methods.wecfl(k=1)), run(fed, methods.fedavg))
+
+
+def test_fesem_with_one_cluster_is_fedavg_too(fed: wecfl.Federation) -> None:
+    same_bits(run(fed, methods.fesem(k=1)), run(fed, methods.fedavg))
+
+
+def test_mu_zero_is_fedavg(fed: wecfl.Federation) -> None:
+    same_bits(run(fed, methods.fedprox(mu=0.0)), run(fed, methods.fedavg))
+
+
+def test_mu_matters(fed: wecfl.Federation) -> None:
+    near, far = run(fed, methods.fedprox(mu=5.0)), run(fed, methods.fedavg)
+    assert np.abs(near.centers - far.centers).max() > 1e-3
+
+
+def test_uniform_importance_is_fesem(fed: wecfl.Federation) -> None:
+    mine = methods.wecfl(k=3).replace(importance=uniform, aggregation=Mean(data_size))
+    same_bits(run(fed, mine), run(fed, methods.fesem(k=3)))
+
+
+def test_a_vote_of_one_is_the_method_itself(fed: wecfl.Federation) -> None:
+    same_bits(run(fed, methods.fedavg_plus(k=1)), run(fed, methods.fedavg))
+
+
+def test_the_first_member_of_a_vote_is_the_plain_run_and_the_others_differ(
+    fed: wecfl.Federation,
+) -> None:
+    vote, plain = run(fed, methods.fedavg_plus(k=3)), run(fed, methods.fedavg)
+    assert vote.states[0].centers.tobytes() == plain.centers.tobytes()
+    assert len({state.centers.tobytes() for state in vote.states}) == 3
+
+
+def test_private_columns_stay_with_their_client(fed: wecfl.Federation) -> None:
+    """FedPer in one value: the last layer is never sent."""
+    fedper = methods.fedavg.replace(name="fedper", shared="~3.*")
+    result = run(fed, fedper)
+    layout = wecfl.models.layout_of(result.architecture)
+    private, shared = layout.columns("3.*"), layout.columns("~3.*")
+    models = result.states[0].models
+    assert len(np.unique(models[:, private], axis=0)) == len(fed)
+    assert len(np.unique(models[:, shared], axis=0)) == 1
+
+
+def test_an_objective_of_ones_own(fed: wecfl.Federation) -> None:
+    """A constant offset of the gradient moves the models against it."""
+    push = np.ones((len(fed), 4810), dtype=np.float32)
+    pushed = methods.fedavg.replace(
+        name="pushed", objective=lambda state, layout: wecfl.Correction(offset=push)
+    )
+    gap = run(fed, pushed).centers - run(fed, methods.fedavg).centers
+    assert gap.mean() < -0.1
+
+
+class TestCorners:
+    """Defined behaviour at the edges."""
+
+    def twins(self, m: int) -> wecfl.Federation:
+        """Clients that hold the very same data and draw the very same batches."""
+        digits = wecfl.Federation.from_dataset("digits", wecfl.partitions.Iid(), clients=20, seed=0)
+        return digits.subset(np.zeros(m, dtype=np.int64))
+
+    def test_more_clusters_than_clients(self, fed: wecfl.Federation) -> None:
+        with pytest.raises(wecfl.errors.ConfigError, match="10 clusters of 9 clients"):
+            run(fed, methods.wecfl(k=10))
+
+    def test_a_client_alone_in_its_cluster(self, fed: wecfl.Federation) -> None:
+        result = run(fed, methods.wecfl(k=9), rounds=4)
+        assert sorted(result.labels) == list(range(9))
+        # Each client is its own center, so this is local training: F is zero after M.
+        assert result.records[-1]["F"]["M"] == 0.0
+
+    @pytest.mark.parametrize("make", [methods.wecfl, methods.fesem])
+    def test_identical_clients_share_a_cluster(self, make: Callable[[int], Method]) -> None:
+        result = run(self.twins(6), make(3))
+        assert len(set(result.labels)) == 1
+        assert sorted(result.records[-1]["sizes"]) == [0, 0, 6]
+        assert np.isfinite(result.centers).all()
+
+    def test_empty_clusters_of_ifca_keep_their_start(self) -> None:
+        result = run(self.twins(4), methods.ifca(3))
+        used = result.labels[0]
+        assert (result.labels == used).all()
+        given = build("mlp", shape=(1, 8, 8), classes=10, seed=SEED)
+        starts = [given, *(wecfl.models.reinitialized(given, SEED, j) for j in (1, 2))]
+        for k in {0, 1, 2} - {used}:
+            np.testing.assert_array_equal(result.centers[k], wecfl.models.row_of(starts[k]))

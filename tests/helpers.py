@@ -1,0 +1,56 @@
+"""An engine in a few lines of NumPy, for property tests of the step functions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.layout import Layout
+
+
+class BowlEngine:
+    """Clients minimize l_i(w) = ‖w − b_i‖ − log(1 + ‖w − b_i‖): convex, ‖∇l_i‖ < 1 everywhere.
+
+    A row is one tensor of p columns, which is the head; two more columns are `statistics`.
+    """
+
+    name = "bowl"
+    U = 1.0
+
+    def __init__(self, targets: F64, sizes: Int) -> None:
+        self.targets = targets
+        self.sizes = sizes
+        self.layout = Layout.of(
+            [("w", (targets.shape[1],), ["head", "linear"]), ("bn", (2,), ["statistics"])]
+        )
+
+    def gradient(self, models: F64) -> F64:
+        gap = models - self.targets
+        length = np.linalg.norm(gap, axis=1, keepdims=True)
+        return np.asarray(gap / (1 + length), dtype=np.float64)
+
+    def train(
+        self, state: State, plan: Plan, correction: Correction, seed: int
+    ) -> tuple[F32, dict[str, F32]]:
+        models = state.models.astype(np.float64)
+        lr = np.broadcast_to(np.asarray(plan.lr), len(models))[:, None]
+        for _ in range(plan.steps):
+            models[:, :-2] -= lr * self.gradient(models[:, :-2])
+        return models.astype(np.float32), {}
+
+    def risk(self, models: F32) -> F64:
+        length = np.linalg.norm(models[:, :-2] - self.targets, axis=1)
+        return np.asarray(length - np.log1p(length), dtype=np.float64)
+
+    def losses(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F64:
+        m = len(self.targets)
+        return np.stack([self.risk(np.repeat(row[None], m, axis=0)) for row in models], axis=1)
+
+    def confusion(self, models: F32, split: Split) -> Int:
+        return np.ones((len(self.sizes), 1, 1), dtype=np.int64)
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        rows = [np.random.default_rng([seed, j]).normal(size=self.layout.width) for j in which]
+        return np.stack(rows).astype(np.float32)

@@ -1,0 +1,49 @@
+"""The library against the naive twin, method by method."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+from torch import nn
+
+import wecfl
+from twin import twin
+from wecfl.models import build, reinitialized
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+METHODS = {
+    "fedavg": (wecfl.methods.fedavg, 1, 0.0),
+    "fedprox": (wecfl.methods.fedprox(0.95), 1, 0.95),
+    "ifca": (wecfl.methods.ifca(3), 3, 0.0),
+    "fesem": (wecfl.methods.fesem(3), 3, 0.0),
+    "wecfl": (wecfl.methods.wecfl(3), 3, 0.0),
+}
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", METHODS)
+def test_same_assignments_and_models_as_the_twin(name: str, architecture: str) -> None:
+    method, k, mu = METHODS[name]
+    seed, rounds = 3, 4
+    partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
+    fed = wecfl.Federation.from_dataset("digits", partition, clients=9, seed=seed)
+    given = cnn() if architecture == "cnn" else build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
+    inits = [given, *(reinitialized(given, seed, j) for j in range(1, k))]
+    plan = wecfl.Plan(steps=7, batch=16, lr=0.05)
+
+    labels, clients = twin(name, fed, inits, plan, rounds=rounds, seed=seed, mu=mu)
+    result = wecfl.run(
+        fed, method, model=given, rounds=rounds, steps=7, batch=16, lr=0.05, seed=seed, workers=2
+    )
+
+    assert adjusted_rand_score(labels, result.labels) == 1.0
+    moved = max(np.abs(wecfl.models.row_of(c) - wecfl.models.row_of(given)).max() for c in clients)
+    for i, client in enumerate(clients):
+        ours, theirs = (wecfl.models.row_of(m) for m in (result.model(client=i), client))
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * moved, err_msg=f"client {i}")
