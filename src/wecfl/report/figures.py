@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import altair as alt
 import pandas as pd
 
-from wecfl.runs.folder import read_clients, read_metrics, read_summary
+from wecfl.errors import RunFolderError
+from wecfl.report.tables import experiments
+from wecfl.runs.folder import read_clients, read_metrics
 
 __all__ = ["overview"]
+
+HEIGHT = 260
+LINE = 15
+"""Pixels between the names of two curves."""
 
 
 def overview(folders: Sequence[Path]) -> alt.HConcatChart:
     """How well clients are served over the rounds, and which hidden groups were found.
 
-    Left: accuracy per round, one line per run. Right, for the run with the most clusters: how many
-    clients of each generating group ended in each cluster (left out if the groups are unknown).
+    Left: accuracy per round, one line per experiment (mean over its seeds). Right, for the run that
+    found the most groups, the best of them: how many clients of each generating group ended in each
+    cluster (left out if the groups are unknown).
     """
-    panels: list[alt.LayerChart | alt.Chart] = [_curves(folders)]
-    most = max(folders, key=lambda folder: read_summary(folder)["k"])
-    members = read_clients(most)
+    runs, key = experiments(folders)
+    runs["name"] = [_name(row, key[3:]) for _, row in runs.iterrows()]
+    panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
+    best = runs.sort_values(["clusters", "accuracy"]).dropna(subset="clusters").iloc[-1]
+    members = read_clients(best["folder"])
     if members["group"].notna().all() and members["cluster"].nunique() > 1:
-        panels.append(_groups(members, read_summary(most)["method"]))
+        panels.append(_groups(members, best["name"]))
     chart: alt.HConcatChart = (
-        alt.hconcat(*panels, spacing=90)
+        alt.hconcat(*panels, spacing=30)
         .resolve_scale(color="independent")
         .configure_view(stroke=None)
         .configure_axis(titleFontWeight="normal", domainColor="#888", tickColor="#888")
@@ -34,47 +44,77 @@ def overview(folders: Sequence[Path]) -> alt.HConcatChart:
     return chart
 
 
-def _curves(folders: Sequence[Path]) -> alt.LayerChart:
-    rows = [
-        {
-            "run": _name(folder),
-            "round": record["round"],
-            "accuracy": record["accuracy"],
-        }
-        for folder in folders
+def _curves(runs: pd.DataFrame) -> alt.LayerChart:
+    records = [
+        {"name": name, "round": record["round"], "accuracy": record["accuracy"]}
+        for name, folder in zip(runs["name"], runs["folder"], strict=True)
         for record in read_metrics(folder)
     ]
-    frame = pd.DataFrame(rows)
-    base = alt.Chart(frame, title="Accuracy on the clients' own test data").encode(
-        x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
-        y=alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%", gridOpacity=0.4)),
-        color=alt.Color("run:N", legend=None, scale=alt.Scale(scheme="tableau10")),
+    if not records:
+        raise RunFolderError(f"nothing to draw: {runs['folder'].iloc[0]} holds no complete round")
+    curves = pd.DataFrame(records).groupby(["name", "round"], sort=False).mean().reset_index()
+    names = runs["name"].unique().tolist()
+    color = alt.Color(
+        "name:N",
+        legend=None,
+        scale=alt.Scale(domain=names, scheme="tableau10" if len(names) <= 10 else "tableau20"),
     )
-    last = frame.sort_values("round").groupby("run").tail(1)
-    ends = (
-        alt.Chart(last)
-        .mark_text(align="left", dx=6, fontSize=12)
+    top = min(1.0, 1.05 * curves["accuracy"].max())
+    lines = (
+        alt.Chart(curves, title="Accuracy on the clients' own test data")
+        .mark_line(strokeWidth=2.5, point=curves["round"].nunique() == 1)
         .encode(
-            x="round:Q",
-            y="accuracy:Q",
-            text="run:N",
-            color=alt.Color("run:N", legend=None, scale=alt.Scale(scheme="tableau10")),
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
+            y=alt.Y(
+                "accuracy:Q",
+                title="accuracy",
+                axis=alt.Axis(format="%", gridOpacity=0.4),
+                scale=alt.Scale(domain=[0, top], nice=False),
+            ),
+            color=color,
         )
     )
-    layers: alt.LayerChart = (base.mark_line(strokeWidth=2.5) + ends).properties(
-        width=340, height=260
+    ends = curves.sort_values("round").groupby("name").tail(1).assign(round=curves["round"].max())
+    ends = ends.sort_values("accuracy")
+    ends["place"] = _apart(ends["accuracy"].tolist(), gap=LINE / HEIGHT * top)
+    labels = (
+        alt.Chart(ends)
+        .mark_text(align="left", dx=8, fontSize=12)
+        .encode(x="round:Q", y="place:Q", text="name:N", color=color)
     )
+    layers: alt.LayerChart = (lines + labels).properties(width=340, height=HEIGHT)
     return layers
 
 
-def _groups(members: pd.DataFrame, method: str) -> alt.LayerChart:
+def _apart(values: Sequence[float], gap: float) -> list[float]:
+    """Rising values moved as little as leaves a gap between neighbours.
+
+    >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
+    [0.0, 4.0, 6.0, 9.0]
+    """
+    # Neighbours that come too close are one block around the mean of its members.
+    blocks: list[list[float]] = []
+    for value in values:
+        blocks.append([value])
+        while len(blocks) > 1 and any(
+            b - a < gap - 1e-12 for a, b in pairwise(_spread(blocks[-2], gap)[-1:] + _spread(blocks[-1], gap)[:1])
+        ):
+            last = blocks.pop()
+            blocks[-1] += last
+    return [place for block in blocks for place in _spread(block, gap)]
+
+
+def _spread(block: Sequence[float], gap: float) -> list[float]:
+    first = sum(block) / len(block) - gap * (len(block) - 1) / 2
+    return [first + gap * i for i in range(len(block))]
+
+
+def _groups(members: pd.DataFrame, name: str) -> alt.LayerChart:
     counts = members.groupby(["group", "cluster"]).size().reset_index(name="clients")
     # Clusters in the order of the group most of them come from: a perfect match is a diagonal.
     main = counts.sort_values("clients", ascending=False).drop_duplicates("cluster")
     order = main.sort_values(["group", "cluster"])["cluster"].tolist()
-    base = alt.Chart(
-        counts, title=f"Clients of each hidden group in each cluster ({method})"
-    ).encode(
+    base = alt.Chart(counts, title=f"Clients of each hidden group in each cluster ({name})").encode(
         x=alt.X("group:O", title="hidden group", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("cluster:O", title="cluster found", sort=order),
     )
@@ -88,10 +128,11 @@ def _groups(members: pd.DataFrame, method: str) -> alt.LayerChart:
         .then(alt.value("white"))
         .otherwise(alt.value("black")),
     )
-    layers: alt.LayerChart = (tiles + numbers).properties(width=260, height=260)
+    layers: alt.LayerChart = (tiles + numbers).properties(width=HEIGHT, height=HEIGHT)
     return layers
 
 
-def _name(folder: Path) -> str:
-    summary = read_summary(folder)
-    return f"{summary['method']}" + (f" K={summary['k']}" if summary["k"] > 1 else "")
+def _name(run: pd.Series[str], choices: Sequence[str]) -> str:
+    """The method with what sets it apart: K, and the choices in which the experiments differ."""
+    parts = [f"K={run['k']}"] if int(run["k"]) > 1 else []
+    return " ".join([run["method"], *parts, *(f"{c}={run[c]}" for c in choices)])

@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from wecfl.runs.folder import read_summary
 
-__all__ = ["results", "rich_table"]
+__all__ = ["experiments", "results", "rich_table"]
 
 INCIDENTAL = {"seed", "workers", "data_dir", "objectives"}
 """Choices that do not make another experiment."""
@@ -26,6 +27,21 @@ COLUMNS = {
 """What `results` always has; other columns are choices in which the experiments differ."""
 
 
+def experiments(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
+    """One row per run, and the columns that tell experiments apart.
+
+    Runs that agree in these columns differ by their seed alone; of runs that agree in the seed too,
+    the last one counts.
+    """
+    frame = pd.DataFrame([_flat(folder) for folder in folders])
+    choices = [c for c in frame.columns if c.startswith("config.")]
+    frame[choices] = frame[choices].map(str)
+    differing = [c for c in choices if frame[c].nunique() > 1]
+    frame = frame.rename(columns={c: c.removeprefix("config.") for c in differing})
+    key = ["method", "k", "planned", *(c.removeprefix("config.") for c in differing)]
+    return frame.drop_duplicates([*key, "seed"], keep="last"), key
+
+
 def results(folders: Sequence[Path]) -> pd.DataFrame:
     """Experiments as rows: runs that differ by their seed alone are averaged.
 
@@ -33,22 +49,15 @@ def results(folders: Sequence[Path]) -> pd.DataFrame:
     deviations over seeds (missing for one seed). Choices in which the experiments differ come as
     columns of their own, and `unfinished` counts runs that were stopped.
     """
-    runs = [_flat(read_summary(folder)) for folder in folders]
-    frame = pd.DataFrame(runs)
-    choices = [c for c in frame.columns if c.startswith("config.")]
-    frame[choices] = frame[choices].map(str)
-    differing = [c for c in choices if frame[c].nunique(dropna=False) > 1]
-    key = ["method", "k", *differing]
-    frame = frame.drop_duplicates([*key, "seed"], keep="last")  # a repeated run adds nothing
-    grouped = frame.groupby(key, sort=False, dropna=False)
+    frame, key = experiments(folders)
+    grouped = frame.groupby(key, sort=False)
     scores = ["accuracy", "macro_f1", "ari"]
     table = grouped[[*scores, "clusters", "seconds"]].mean()
     spread = grouped[scores].std().add_suffix("_std")
     counts = grouped.agg(
         rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum")
     )
-    joined = table.join([spread, counts]).reset_index()
-    return joined.rename(columns={c: c.removeprefix("config.") for c in differing})
+    return table.join([spread, counts]).reset_index().drop(columns="planned")
 
 
 def rich_table(frame: pd.DataFrame) -> Table:
@@ -68,12 +77,12 @@ def rich_table(frame: pd.DataFrame) -> Table:
         table.add_column(head, justify="right", no_wrap=head != "groups found")
     for row in frame.sort_values("accuracy", ascending=False).to_dict("records"):
         table.add_row(
-            row["method"] + (" (stopped)" if row["unfinished"] else ""),
+            escape(row["method"]) + (" (stopped)" if row["unfinished"] else ""),
             str(row["k"]),
-            *(str(row[column]) for column in extra),
+            *(escape(row[column]) for column in extra),
             _score(row["accuracy"], row["accuracy_std"], 100),
             _score(row["macro_f1"], row["macro_f1_std"], 100),
-            f"{row['clusters']:g}",
+            "–" if isnan(row["clusters"]) else f"{row['clusters']:g}",
             _score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
             f"{row['seconds']:.1f}",
@@ -85,16 +94,28 @@ def _matters(column: pd.Series[int], usual: int | None) -> bool:
     return column.nunique() > 1 or (usual is not None and column.iloc[0] != usual)
 
 
-def _flat(summary: dict[str, Any]) -> dict[str, Any]:
+def _flat(folder: Path) -> dict[str, Any]:
+    summary = read_summary(folder)
     config = summary.pop("config")
     choices = {
         f"config.{key}": value
         for key, value in config.items()
         if key not in INCIDENTAL | {"method", "clusters", "rounds"}
     }
-    # A run without ground truth has no ARI: None would make the column one of objects.
-    ari = float("nan") if summary["ari"] is None else summary["ari"]
-    return {**summary, "ari": ari, "unfinished": summary["status"] != "finished", **choices}
+    # A run without ground truth has no ARI, one stopped in its first round no score at all: None
+    # would make the column one of objects.
+    scores = {
+        key: float("nan") if summary[key] is None else summary[key]
+        for key in ("accuracy", "macro_f1", "ari", "clusters")
+    }
+    return {
+        **summary,
+        **scores,
+        **choices,
+        "folder": folder,
+        "planned": config.get("rounds", summary["rounds"]),
+        "unfinished": summary["status"] != "finished",
+    }
 
 
 def _score(mean: float, std: float, factor: float) -> str:
