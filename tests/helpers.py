@@ -1,5 +1,6 @@
 """An engine in a few lines of NumPy, for property tests of the step functions."""
 
+import multiprocessing
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,3 +55,9 @@ class BowlEngine:
     def starts(self, which: Sequence[int], seed: int) -> F32:
         rows = [np.random.default_rng([seed, j]).normal(size=self.layout.width) for j in which]
         return np.stack(rows).astype(np.float32)
+
+
+def workers() -> list[int]:
+    """The processes of all engines that are alive."""
+    children = multiprocessing.active_children()
+    return [child.pid or 0 for child in children if child.name.startswith("wecfl-worker")]

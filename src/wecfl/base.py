@@ -51,7 +51,12 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """All that survives a round; a checkpoint is exactly this."""
+    """All that survives a round; a checkpoint is exactly this.
+
+    >>> state = State(0, np.zeros((3, 2)), np.array([[1, 2], [3, 4]]), labels=np.array([0, 1, 1]))
+    >>> state.own.tolist()
+    [[1, 2], [3, 4], [3, 4]]
+    """
 
     round: int
     """t, the number of local updates done so far."""
@@ -126,6 +131,9 @@ class Correction:
     FedProx, Ditto, pFedMe and SCAFFOLD are all of this form, so every engine runs all of them.
     `mu` is one number or one per trainable column; `anchor` and `offset` are (m, P) or absent
     (no anchor: the models the clients start the round with).
+
+    >>> Correction(mu=0.95)                                     # FedProx
+    Correction(mu=0.95, anchor=None, offset=None)
     """
 
     mu: float | F32 = 0.0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from pydantic import ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -35,12 +38,19 @@ from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.errors import ConfigError, WecflError
 from wecfl.methods import METHODS, components, named
-from wecfl.report.charts import save
+from wecfl.report.charts import AnyChart, format_of, save
 from wecfl.report.figures import overview
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
-from wecfl.runs.experiment import Watcher, check, federation_of, method_of, run_config
-from wecfl.runs.folder import read_summary
+from wecfl.runs.experiment import (
+    Watcher,
+    check,
+    federation_of,
+    holds_clients,
+    method_of,
+    run_config,
+)
+from wecfl.runs.folder import check_free, read_summary
 from wecfl.runs.record import Record
 
 __all__ = ["app", "main"]
@@ -89,6 +99,7 @@ def run(
     """
     said = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(config, preset, said)
+    _check_figure(figure)
     configs = [
         chosen.model_copy(update={"method": name.strip()}) for name in chosen.method.split(",")
     ]
@@ -98,7 +109,8 @@ def run(
     federation = _federation(chosen)
     for each in configs:
         check(each, federation)
-    console.print(_headline(chosen, federation), highlight=False)
+    words = "" if holds_clients(chosen) else f", {_partition_words(chosen)}"
+    _print(f"{chosen.dataset}{words}: {_clients(federation)}, seed {chosen.seed}")
     finished: list[Path] = []
     try:
         with _progress() as watcher:
@@ -106,13 +118,13 @@ def run(
                 run_config(each, federation, folder, [watcher(each)])
                 finished.append(folder)
     except KeyboardInterrupt:
-        _say(f"interrupted; what was computed is in {folders[len(finished)]}")
+        stopped = folders[len(finished)]
+        _say("interrupted" + (f"; what was computed is in {stopped}" if stopped.exists() else ""))
         sys.exit(130)
     console.print(rich_table(results(folders)))
     if figure:
-        console.print(f"figure: {save(overview(folders), figure)}", soft_wrap=True)
-    common = folders[0] if len(folders) == 1 else folders[0].parent
-    console.print(f"run folder: {common}", soft_wrap=True, highlight=False)
+        _draw(overview(folders), figure)
+    _print(f"run folder: {folders[0] if len(folders) == 1 else folders[0].parent}")
 
 
 @app.command
@@ -123,12 +135,13 @@ def compare(
     ] = None,
 ) -> None:
     """Print the runs as one table, mean ± standard deviation over seeds."""
+    _check_figure(figure)
     found = [run for folder in folders for run in _runs_in(folder)]
     if not found:
         raise ConfigError("name at least one run folder: wecfl compare runs/…")
     console.print(rich_table(results(found)))
     if figure:
-        console.print(f"figure: {save(overview(found), figure)}", soft_wrap=True)
+        _draw(overview(found), figure)
 
 
 @app.command
@@ -158,7 +171,7 @@ def data_list(*, data_dir: DataDirFlag = None) -> None:
             f"{source.n_train:,} + {source.n_test:,}",
             " × ".join(map(str, source.shape)),
             str(source.classes),
-            str(place) if place else f"not here; wecfl data get {source.name}",
+            escape(str(place)) if place else f"not here; wecfl data get {source.name}",
         )
     console.print(table)
 
@@ -175,7 +188,7 @@ def data_get(name: str, /, *, data_dir: DataDirFlag = None) -> None:
     """
     with _downloads() as progress:
         place = datasets.get(name, data_dir, progress=progress)
-    console.print(str(place), soft_wrap=True, highlight=False)
+    _print(str(place))
 
 
 @app.command
@@ -197,48 +210,46 @@ def partition(
 ) -> None:
     """Show who would hold what: a summary of the clients and the paper's bar picture.
 
-    The summary gives training and test samples per client (mean ± standard deviation), their range
-    and how many classes a client holds on average.
+    One line per partition: samples per client (mean ± standard deviation), the least and the most
+    of them, and how many classes a client holds on average.
     """
     said = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(config, preset, said)
-    names = {
-        "one": [chosen.partition],
-        "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
-        "four": list(PAPER_PARTITIONS),
-    }[panels]
+    _check_figure(out)
     settings = [chosen]
     if panels != "one":
+        if holds_clients(chosen):
+            raise ConfigError(f"{chosen.dataset} holds its clients: leave out --panels {panels}")
         paper = {"alpha": None, "classes_per": None}
+        names = {
+            "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
+            "four": list(PAPER_PARTITIONS),
+        }[panels]
         settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
     drawn: list[Panel] = []
-    pool = None if Path(chosen.dataset).is_dir() else _load(chosen)
-    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
-    for head in ("partition", "clients", "groups", "train", "min … max", "test", "classes"):
-        table.add_column(head, no_wrap=True)
+    pool = None if holds_clients(chosen) else _load(chosen)
     for each in settings:
         federation = federation_of(each, pool)
         held = partitions.counts(federation.y, federation.train, federation.classes)
-        title = _partition_words(each)
+        title = chosen.dataset if holds_clients(chosen) else _partition_words(each)
         drawn.append((title, held, federation.groups))
-        tests = np.array([len(rows) for rows in federation.test])
-        table.add_row(
-            title,
-            str(len(federation)),
-            "–" if federation.groups is None else str(len(np.unique(federation.groups))),
-            f"{federation.sizes.mean():.0f} ± {federation.sizes.std():.0f}",
-            f"{federation.sizes.min()} … {federation.sizes.max()}",
-            f"{tests.mean():.0f} ± {tests.std():.0f}",
-            f"{(held > 0).sum(axis=0).mean():.1f}",
+        sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
+        _print(
+            f"{title}: {_clients(federation)} ({sizes.min()} … {sizes.max()}), "
+            f"{tests.mean():.0f} ± {tests.std():.0f} test samples, "
+            f"{(held > 0).sum(axis=0).mean():.1f} classes each"
         )
-    console.print(table)
-    console.print(f"figure: {save(bars(drawn), out)}", soft_wrap=True, highlight=False)
+    _draw(bars(drawn), out)
 
 
 def main() -> None:
     """The entry point: every expected failure is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± shows a ?
     try:
         app(exit_on_error=False, print_error=False)
+        sys.stdout.flush()
     except CycloptsError as error:
         _fail(_flag_problem(error))
     except WecflError as error:
@@ -246,8 +257,11 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a full disk, a name too long
+        _fail(str(error))
 
 
 def _flag_problem(error: CycloptsError) -> str:
@@ -264,12 +278,30 @@ def _fail(text: str) -> None:
     sys.exit(2)
 
 
+def _print(text: str) -> None:
+    """A line as it is: paths may hold what rich takes for markup."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _check_figure(path: Path | None) -> None:
+    """Refuse a place where no figure can be written, before the work that ends in it."""
+    if path:
+        format_of(path)
+        above = next(place for place in path.absolute().parents if place.exists())
+        if not above.is_dir():
+            raise ConfigError(f"can't write the figure {path}: {above} is no folder")
+
+
+def _draw(chart: AnyChart, path: Path) -> None:
+    _print(f"figure: {save(chart, path)}")
+
+
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
     """A folder for each run: DIR for one, DIR/METHOD for several."""
     several = len(configs) > 1
     if out is None:
         first = configs[0]
-        name = Path(first.dataset).stem + ("" if several else f"-{first.method}")
+        name = Path(first.dataset).absolute().stem + ("" if several else f"-{first.method}")
         base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         number, out = 1, base
         while out.exists():
@@ -278,7 +310,10 @@ def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
     names = [config.method for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError(f"--method names a method twice: {','.join(names)}")
-    return [out / name for name in names] if several else [out]
+    folders = [out / name for name in names] if several else [out]
+    for folder in folders:
+        check_free(folder)
+    return folders
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -299,8 +334,7 @@ def _load(config: Config) -> datasets.Dataset:
 
 
 def _federation(config: Config) -> Federation:
-    pool = None if Path(config.dataset).is_dir() else _load(config)
-    return federation_of(config, pool)
+    return federation_of(config, None if holds_clients(config) else _load(config))
 
 
 def _partition_words(config: Config) -> str:
@@ -308,14 +342,12 @@ def _partition_words(config: Config) -> str:
     return f"{config.partition}({', '.join(f'{n:g}' for n in numbers)})"
 
 
-def _headline(config: Config, federation: Federation) -> str:
-    samples, spread = federation.sizes.mean(), federation.sizes.std()
-    hidden = "" if federation.groups is None else f" in {len(np.unique(federation.groups))} groups"
-    words = "" if Path(config.dataset).is_dir() else f", {_partition_words(config)}"
-    return (
-        f"[bold]{config.dataset}[/]{words}: {len(federation)} clients{hidden}, "
-        f"{samples:.0f} ± {spread:.0f} training samples each, seed {config.seed}"
-    )
+def _clients(federation: Federation) -> str:
+    """In words: 50 clients in 10 groups, 29 ± 14 training samples."""
+    sizes, groups = federation.sizes, federation.groups
+    hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
+    samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
+    return f"{len(federation)} clients{hidden}, {samples}"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class Config(BaseModel):
     3
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
     clusters: int = Field(10, ge=1, description="K, clusters (or members of a soft vote).")
@@ -46,10 +46,10 @@ class Config(BaseModel):
     data_dir: str | None = Field(None, description="Where to look for data sets first.")
     partition: str = Field("clusterwise-dirichlet", description="How samples go to clients.")
     alpha: tuple[float, ...] | None = Field(
-        None, strict=False, description="Dirichlet parameter(s) of the partition: 0.1 10."
+        None, description="Dirichlet parameter(s) of the partition: 0.1 10."
     )
     classes_per: tuple[int, ...] | None = Field(
-        None, strict=False, description="Classes per group and client of an n-class partition: 3 2."
+        None, description="Classes per group and client of an n-class partition: 3 2."
     )
     clients: int = Field(50, ge=1, description="m, the number of clients.")
     groups: int = Field(10, ge=1, description="Generating groups of a cluster-wise partition.")
@@ -61,10 +61,10 @@ class Config(BaseModel):
     rounds: int = Field(30, ge=1, description="T, communication rounds.")
     steps: int = Field(10, ge=1, description="Q, mini-batches of local training in a round.")
     batch: int = Field(32, ge=1, description="Samples in a mini-batch.")
-    lr: float = Field(0.001, ge=0, allow_inf_nan=False, description="η, the learning rate.")
+    lr: float = Field(0.001, ge=0, description="η, the learning rate.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
     keep_momentum: bool = Field(True, description="Clients keep their momentum between rounds.")
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="Weight decay of SGD.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of SGD.")
     batchnorm: Literal["running", "batch"] = Field(
         "running", description="BatchNorm in tests: running statistics, or those of each batch."
     )
@@ -72,6 +72,16 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, description="Everything random follows from it.")
     workers: int | None = Field(None, ge=1, description="Processes (default: one per core).")
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+
+    def completed(self) -> Config:
+        """With the paper's parameters of the partition, where none were given.
+
+        >>> Config(partition="clusterwise-nclass").completed().classes_per
+        (3, 2)
+        """
+        usual = PAPER_PARTITIONS.get(self.partition, {})
+        missing = {key: value for key, value in usual.items() if getattr(self, key) is None}
+        return self.model_copy(update=missing)
 
     def toml(self) -> dict[str, Any]:
         """The choices that TOML can hold: all but those left open."""
@@ -111,25 +121,21 @@ def resolve(
     wecfl.errors.ConfigError: unknown key 'cluters'; did you mean 'clusters'?
     """
     said = _read(file) if file else {}
-    preset = preset or said.pop("preset", None) or "default"
-    said.pop("preset", None)
-    if preset not in PRESETS:
-        raise ConfigError(unknown("preset", str(preset), PRESETS))
+    where = f"{file}: " if file else ""
+    written = said.pop("preset", "default")
+    preset = written if preset is None else preset
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(where + unknown("preset", str(preset), PRESETS))
     values = {**PRESETS[preset], **said, **(flags or {})}
-    where = f" in {file}" if file else ""
     for key in values:
         if key not in Config.model_fields:
-            raise ConfigError(unknown("key", key, Config.model_fields) + where)
+            raise ConfigError(where + unknown("key", key, Config.model_fields))
     try:
-        config = Config.model_validate(values, strict=True)
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        config = Config.model_validate(values | lists, strict=True)
     except ValidationError as error:
-        raise ConfigError(one_line(error) + where) from None
-    missing = {
-        key: value
-        for key, value in PAPER_PARTITIONS.get(config.partition, {}).items()
-        if getattr(config, key) is None
-    }
-    return config.model_copy(update=missing)
+        raise ConfigError(where + one_line(error)) from None
+    return config.completed()
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -137,12 +143,15 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {file}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"can't read the configuration {file}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't read the configuration {file}: {reason}") from None
 
 
 def one_line(error: ValidationError) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    said = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
+    got = repr(first["input"])
+    return f"{key}: {said}, got {got if len(got) <= 40 else got[:40] + '…'}"

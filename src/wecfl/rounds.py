@@ -5,6 +5,33 @@ Every method runs through these four steps and this loop; what differs between m
 the steps that come before it (on the common start all clients coincide, so they share one
 cluster), and round t is the t-th local update followed by the other steps. It therefore closes
 with the distribution, when ω_i = Ω_k, and that is where scores are taken.
+
+Three clients with one parameter each, two of them alike; the first holds three times the data:
+
+>>> from types import SimpleNamespace
+>>> from wecfl import Layout, methods
+>>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
+...                          train=lambda state, plan, correction, seed: (state.models + 1, {}),
+...                          starts=lambda which, seed: np.zeros((len(which), 1), np.float32))
+>>> setting = Setting(methods.wecfl(k=2), engine, Plan())
+>>> opening(setting).labels.tolist()                           # one start: one cluster
+[0, 0, 0]
+>>> models = np.array([[0], [4], [99]], np.float32)            # ω after some local update
+>>> centers = np.array([[0], [90]], np.float32)                # Ω before it
+>>> state = State(1, models, centers, labels=np.array([0, 0, 0]))
+>>> state = expectation(state, setting)
+>>> state.labels.tolist()
+[0, 0, 1]
+>>> state = maximization(state, setting)
+>>> state.centers.tolist()                                     # (3·0 + 1·4) / 4
+[[1.0], [99.0]]
+>>> state = distribution(state, setting)
+>>> state.models.tolist()
+[[1.0], [1.0], [99.0]]
+>>> local_update(state, setting).models.tolist()               # this engine just adds 1
+[[2.0], [2.0], [100.0]]
+>>> next(iterate(setting, state)).round                        # L, E, M, D: one round further
+2
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wecfl.data import datasets
-from wecfl.data.datasets import KNOWN, Package, as_labels, catalogue, get, holdout, load, locate
+from wecfl.data.arrays import as_labels, holdout, pool
+from wecfl.data.datasets import KNOWN, Package, catalogue, get, load, locate
 from wecfl.errors import DataError
 
 Bytes = NDArray[np.uint8]
@@ -60,14 +60,14 @@ def refused(name: str | Path, where: Path | None = None) -> str:
 
 def test_pixels_reach_both_ends() -> None:
     pixels = np.arange(256, dtype=np.uint8).reshape(1, -1).repeat(300, axis=0)
-    x = datasets.pool([("", pixels)])
+    x = pool([("", pixels)])
     np.testing.assert_array_equal(x, scaled(pixels))
     assert (x.min(), x.max(), str(x.dtype)) == (-1, 1, "float32")
 
 
 def test_other_numbers_stay() -> None:
     parts = [("a", np.full((1, 2), 3)), ("b", np.full((2, 2), 0.5))]
-    assert datasets.pool(parts).tolist() == [[3, 3], [0.5, 0.5], [0.5, 0.5]]
+    assert pool(parts).tolist() == [[3, 3], [0.5, 0.5], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_other_numbers_stay() -> None:
 )
 def test_parts_that_do_not_fit(part: NDArray[Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        datasets.pool([("a", np.zeros((1, 2))), ("b", part)])
+        pool([("a", np.zeros((1, 2))), ("b", part)])
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,19 @@ import gzip
 import os
 import struct
 import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+from typing import BinaryIO, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import platformdirs
 import sklearn.datasets
-from numpy.typing import ArrayLike, NDArray
 
 from wecfl import rng
 from wecfl.base import F32, Int
+from wecfl.data.arrays import Array, as_labels, fill_pixels, holdout, pool, read_npz, reading
 from wecfl.data.fetch import Progress, download, has_apt, unpack_debian
 from wecfl.errors import DataError, unknown
 
@@ -38,19 +35,11 @@ __all__ = [
     "Dataset",
     "Package",
     "Source",
-    "as_labels",
     "catalogue",
     "get",
-    "holdout",
     "load",
     "locate",
-    "pool",
-    "read_npz",
 ]
-
-Array: TypeAlias = NDArray[Any]
-Named: TypeAlias = tuple[str, Array]
-"""An array and what to call it in an error."""
 
 HELD_OUT = 0.2
 """The share of a data set without an official test set that becomes its test set."""
@@ -133,7 +122,11 @@ def catalogue(data_dir: Path | None = None) -> list[tuple[Source, Path | None]]:
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path | None:
-    """Where the data set lies on this machine: its archive or its folder; None if it does not."""
+    """Where the data set lies on this machine: its archive or its folder; None if it does not.
+
+    >>> locate("digits").name                                   # inside scikit-learn
+    'datasets'
+    """
     source = _source(name)
     folders = (f for place in _places(source, data_dir) for f in (place, place / name))
     return next((found for folder in folders if (found := source.find(folder))), None)
@@ -146,7 +139,11 @@ def get(
     fetch: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Where the data set lies on this machine, fetched into the user's cache if it must be."""
+    """Where the data set lies on this machine, fetched into the user's cache if it must be.
+
+    >>> get("digits").name
+    'datasets'
+    """
     if (found := locate(name, data_dir)) is not None:
         return found
     source, target = _source(name), _cache() / name
@@ -214,117 +211,6 @@ def _from_url(source: Source, target: Path, progress: Progress | None) -> None:
 # From bytes to arrays
 
 
-@contextmanager
-def _reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
-    """Say in one line that `path` can't be read, whichever library found out."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; check the path") from error
-    except (OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError,
-            zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:  # fmt: skip
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
-
-
-def pool(parts: Sequence[Named]) -> F32:
-    """All samples of all parts in one float32 array, part after part.
-
-    uint8 arrays are pixels and are scaled to [−1, 1]; any other numbers are used as they are.
-
-    >>> pool([("a", np.uint8([[0, 255]])), ("b", np.uint8([[255, 255]]))])
-    array([[-1.,  1.], [ 1.,  1.]], dtype=float32)
-    """
-    first, like = parts[0]
-    for where, part in parts:
-        if part.dtype.kind not in "uifb":
-            raise DataError(f"{where}: x holds {part.dtype}, expected numbers")
-        if part.ndim < 2:
-            raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
-        if part.shape[1:] != like.shape[1:]:
-            raise DataError(
-                f"{where}: samples have shape {part.shape[1:]}, those of {first} {like.shape[1:]}; "
-                "bring all to one shape"
-            )
-        if (part.dtype == np.uint8) != (like.dtype == np.uint8):
-            raise DataError(
-                f"{where}: x holds {part.dtype}, that of {first} {like.dtype}; only uint8 is "
-                "scaled as pixels, so use one type for all"
-            )
-    out = np.empty((sum(len(part) for _, part in parts), *like.shape[1:]), np.float32)
-    end = 0
-    for where, part in parts:
-        start, end = end, end + len(part)
-        _fill(out[start:end], part)
-        if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
-            row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
-            raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
-    return out
-
-
-def _fill(out: F32, samples: Array) -> None:
-    if samples.dtype != np.uint8:
-        with np.errstate(over="ignore", invalid="ignore"):  # `pool` reports what overflows
-            out[...] = samples
-        return
-    for i in range(0, len(out), 128):  # a block stays in the cache over the three passes
-        block = out[i : i + 128]
-        block[...] = samples[i : i + 128]
-        block /= 255
-        block -= 0.5
-        block /= 0.5
-
-
-def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> Int:
-    """The labels of `n` samples as int64: whole numbers in 0 … classes − 1, or a `DataError`.
-
-    >>> as_labels("client 0", [2.0, 1.0], 2)
-    array([2, 1])
-    >>> as_labels("client 0", [2, 3], 2, classes=3)
-    Traceback (most recent call last):
-    wecfl.errors.DataError: client 0: label 3 of sample 1 is out of range, expected 0 … 2
-    """
-    given = np.asarray(y)
-    if given.dtype.kind not in "uifb":
-        raise DataError(f"{where}: y holds {given.dtype}, expected labels 0, 1, 2, …")
-    if given.shape != (n,):
-        raise DataError(
-            f"{where}: y has shape {given.shape}, expected one label per sample: ({n},)"
-        )
-    with np.errstate(invalid="ignore"):
-        labels = given.astype(np.int64)
-    wrong = (labels != given) | (labels < 0) | (labels >= (np.inf if classes is None else classes))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        expected = f"0 … {classes - 1}" if classes is not None else "whole numbers from 0"
-        raise DataError(
-            f"{where}: label {given[row]} of sample {row} is out of range, expected {expected}"
-        )
-    return labels
-
-
-def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
-    """Rows for training and for testing: a stratified `share` of `y`, at least one row in each.
-
-    The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
-    up to one sample.
-
-    >>> train, test = holdout(np.repeat([0, 1], 10), 0.2, np.random.default_rng(0))
-    >>> len(train), (test < 10).sum(), (test >= 10).sum()
-    (16, np.int64(2), np.int64(2))
-    """
-    n = len(y)
-    count = min(max(round(share * n), 1), n - 1)
-    order = generator.permutation(n)
-    order = order[np.argsort(y[order], kind="stable")]
-    taken = order[(np.arange(count) * n + generator.integers(n)) // count]
-    mask = np.zeros(n, bool)
-    mask[taken] = True
-    return np.flatnonzero(~mask), np.flatnonzero(mask)
-
-
 def _held_out(name: str, where: str, x: Array, y: Int, classes: int) -> Dataset:
     """A data set without a test set: the held-out rows, the same for everybody, go to the end."""
     if len(y) < 2:
@@ -332,23 +218,6 @@ def _held_out(name: str, where: str, x: Array, y: Int, classes: int) -> Dataset:
     train, test = holdout(y, HELD_OUT, rng.stream(0, "holdout"))
     order = np.concatenate([train, test])
     return Dataset(name, pool([(where, x[order])]), y[order], len(train), classes)
-
-
-def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays x and y, if there also x_test and y_test, of a ``.npz``; never a pickle."""
-    with _reading(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
-        if file.read(2) != b"PK":
-            raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            held = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
-            expected = ["x", "y", "x_test", "y_test"][: 4 if len(held) > 2 else 2]
-            if missing := [key for key in expected if key not in held]:
-                raise DataError(
-                    f"{path}: holds {', '.join(archive) or 'nothing'}, lacks {', '.join(missing)}; "
-                    "name the arrays x and y (and x_test and y_test)"
-                )
-            return {key: np.asarray(archive[key]) for key in held}
 
 
 def _from_npz(path: Path) -> Dataset:
@@ -400,7 +269,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], most: int) -> Array:
     opener = gzip.open if path.suffix == ".gz" else open
     dims = 1 + len(shape)
     layout = struct.Struct(f">{1 + dims}I")
-    with _reading(path), cast(BinaryIO, opener(path, "rb")) as file:
+    with reading(path), cast(BinaryIO, opener(path, "rb")) as file:
         header = file.read(layout.size)
         if len(header) < layout.size:
             raise DataError(
@@ -471,7 +340,7 @@ def _read_cifar(source: Source, path: Path) -> Dataset:
             )
         start = _BATCHES.index(name) * n
         y[start : start + n] = as_labels(f"{path} ({name})", records[:, 0], n, source.classes)
-        _fill(x[start : start + n], records[:, 1:].reshape(n, *source.shape))
+        fill_pixels(x[start : start + n], records[:, 1:].reshape(n, *source.shape))
     if missing := [name for name in _BATCHES if name not in found]:
         raise DataError(f"{path}: cut short or corrupt: lacks {', '.join(missing)}; get it again")
     return Dataset(source.name, x, y, (len(_BATCHES) - 1) * n, source.classes)
@@ -481,12 +350,12 @@ def _batches(path: Path, record: int, most: int) -> Iterator[tuple[str, Array]]:
     """Each batch and its (n, record) bytes; those of an archive without unpacking it to disk."""
     if path.is_dir():
         for name in _BATCHES:
-            with _reading(path / name), (path / name).open("rb") as file:
+            with reading(path / name), (path / name).open("rb") as file:
                 size = (path / name).stat().st_size
                 yield name, _records(f"{path / name}", file, size, record, most)
         return
     with (
-        _reading(path),
+        reading(path),
         gzip.open(path, "rb") as stream,
         tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
     ):

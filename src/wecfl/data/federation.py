@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.base import F32, Int
-from wecfl.data.datasets import Dataset, Named, as_labels, holdout, load, pool, read_npz
+from wecfl.data.arrays import Named, as_labels, holdout, pool, read_npz
+from wecfl.data.datasets import Dataset, load
 from wecfl.data.partition import Partition, split
 from wecfl.errors import ConfigError, DataError
 

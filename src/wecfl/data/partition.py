@@ -59,7 +59,11 @@ clients, leaves nobody without data in one draw of twelve."""
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One draw: who owns which part of each class."""
+    """One draw: who owns which part of each class.
+
+    >>> Iid().shares(classes=1, clients=4, rng=np.random.default_rng(0)).matrix.tolist()
+    [[0.25, 0.25, 0.25, 0.25]]
+    """
 
     matrix: F64
     """S, classes × clients. A row sums to 1, or to 0 if the draw left the class to nobody."""
@@ -299,7 +303,12 @@ def describe(partition: Partition) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Each client's ascending indices into the train and test labels, and the true groups."""
+    """Each client's ascending indices into the train and test labels, and the true groups.
+
+    >>> parts = split(Iid(), np.zeros(6, int), np.zeros(2, int), classes=1, clients=2, seed=0)
+    >>> [len(rows) for rows in parts.train], parts.groups
+    ([3, 3], None)
+    """
 
     train: tuple[Int, ...]
     test: tuple[Int, ...]

@@ -14,11 +14,15 @@ import mmap
 import multiprocessing as mp
 import os
 import signal
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -68,29 +72,37 @@ class TorchEngine:
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = min(workers or cores or 1, len(federation))
+        self.workers = min((cores or 1) if workers is None else workers, len(federation))
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
+        if batchnorm not in ("running", "batch"):
+            raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
         self.layout: Layout = layout_of(model)
         self.sizes: Int = federation.sizes
         self._federation = federation
         self._model = deepcopy(model)
         self._batch = batch
         self._board = _Board.shared(federation, self.layout)
+        self._channels_last = True
         local = _Local(federation, self._model, self._board, batchnorm, batch)
         fork = mp.get_context("fork")
-        self._queue = fork.Value("q", 0)
+        # The lock is the workers' alone: if one is killed while it holds it, nobody but them hangs.
+        self._next, lock = fork.RawValue("q", 0), fork.Lock()
         self._pipes: list[Connection] = []
-        self._processes = []
+        self._processes: list[ForkProcess] = []
         for number in range(self.workers):
             ours, theirs = fork.Pipe()
             process = fork.Process(
                 target=_serve,
-                args=(local, theirs, self._queue, [*self._pipes, ours]),
+                args=(local, theirs, self._next, lock, [*self._pipes, ours]),
                 name=f"wecfl-worker-{number}",
                 daemon=True,
             )
-            process.start()
+            with warnings.catch_warnings():
+                # Python ≥ 3.12 warns that threads (torch's, a progress bar's) don't survive a fork;
+                # a worker computes with one thread of its own and needs none of them.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -102,8 +114,9 @@ class TorchEngine:
         """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
         board, m = self._board, len(self.sizes)
         board.models[:] = state.models
-        board.lr[:] = plan.lr
-        board.mu[:] = correction.mu
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
+            board.lr[:] = plan.lr
+            board.mu[:] = correction.mu
         for target, values in (
             (board.anchor, correction.anchor),
             (board.offset, correction.offset),
@@ -138,15 +151,15 @@ class TorchEngine:
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F64:
         """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
-        self._board.models[: len(models)] = models
-        limit = None if batches is None else batches * self._batch
-        return np.stack(
-            [
-                self._loss(np.full(len(self.sizes), k), limit, seed, round)
-                for k in range(len(models))
-            ],
-            axis=1,
-        )
+        limit = None
+        if batches is not None:
+            limit = min(batches * self._batch, int(self.sizes.max()))
+        first = np.zeros(len(self.sizes), np.int64)
+        columns = []
+        for model in models:
+            self._board.models[0] = model
+            columns.append(self._loss(first, limit, seed, round))
+        return np.stack(columns, axis=1)
 
     def risk(self, models: F32) -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
@@ -179,8 +192,10 @@ class TorchEngine:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.terminate()
+            process.kill()  # whatever it is doing: a worker has nothing to clean up
             process.join()
+            process.close()
+        self._pipes, self._processes = [], []
 
     def __enter__(self) -> TorchEngine:
         return self
@@ -221,50 +236,55 @@ class TorchEngine:
         federation = self._federation
         self._board.models[0] = row_of(self._model)
         self._board.index[:] = 0
-        try:
-            self._all_clients("logits", clients=1, split="test", limit=None, seed=0, round=0)
-        except EngineError as error:
-            self.close()
-            raise ModelError(
-                f"{type(self._model).__name__} can't eat samples of shape {federation.shape} and "
-                f"give {federation.classes} logits: {error}"
-            ) from None
+        for self._channels_last in (True, False):  # `x.view(…)` in a forward can't do with them
+            problem = self._run("logits", 1, split="test", limit=None, seed=0, round=0)
+            if not problem:
+                return
+        self.close()
+        raise ModelError(
+            f"{type(self._model).__name__} can't eat samples of shape {federation.shape} and give "
+            f"{federation.classes} logits: {problem}"
+        )
 
-    def _all_clients(self, work: str, clients: int | None = None, **message: Any) -> None:
+    def _all_clients(self, work: str, **message: Any) -> None:
         """Let the workers run `work` for every client; return when all are done."""
-        count = clients or len(self.sizes)
-        self._queue.value = 0
-        order = json.dumps({"work": work, "clients": count, **message}).encode()
-        pending: dict[Connection, int] = {}
-        for number, pipe in enumerate(self._pipes):
-            try:
-                pipe.send_bytes(order)
-            except OSError:
-                self._fail_dead(number, work)
-            pending[pipe] = number
-        while pending:
-            ready = wait(list(pending))
-            for pipe in [pipe for pipe in pending if pipe in ready]:
-                number = pending.pop(pipe)
-                try:
-                    problem = pipe.recv_bytes().decode()
-                except (EOFError, OSError):
-                    self._fail_dead(number, work)
-                if problem:
-                    # The others stop at the next client; wait so that no stale answer is left.
-                    self._queue.value = count
-                    for other in pending:
-                        other.recv_bytes()
-                    raise EngineError(problem)
+        if problem := self._run(work, len(self.sizes), **message):
+            raise EngineError(problem)
 
-    def _fail_dead(self, number: int, work: str) -> None:
+    def _run(self, work: str, count: int, **message: Any) -> str:
+        """Let the workers run `work` for the first `count` clients; return what went wrong."""
+        if not self._processes:
+            raise EngineError("the engine is closed; make a new one")
+        self._next.value = 0
+        message |= {"work": work, "count": count, "channels_last": self._channels_last}
+        order = json.dumps(message, default=lambda number: number.item()).encode()
+        problems = []
+        try:
+            pending = {}
+            for number, pipe in enumerate(self._pipes):
+                pending[pipe] = number
+                pipe.send_bytes(order)
+            while pending:
+                for pipe in [pipe for pipe in wait(list(pending)) if isinstance(pipe, Connection)]:
+                    number = pending.pop(pipe)
+                    if problem := pipe.recv_bytes().decode():
+                        problems.append(problem)
+                        self._next.value = count  # the others stop at their next client
+        except (EOFError, OSError):
+            raise self._death(number, work) from None
+        except BaseException:  # Ctrl-C: answers still under way must not be taken for later ones
+            self.close()
+            raise
+        return problems[0] if problems else ""
+
+    def _death(self, number: int, work: str) -> EngineError:
         process = self._processes[number]
         process.join(timeout=5)
-        code = process.exitcode
+        pid, code = process.pid, process.exitcode
         how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
         self.close()
-        raise EngineError(
-            f"worker {number} (process {process.pid}) died with {how} during '{work}'; "
+        return EngineError(
+            f"worker {number} (process {pid}) died with {how} during '{work}'; "
             f"if the machine is short of memory, lower --workers"
         )
 
@@ -314,33 +334,36 @@ def _samples(
     return rows[rng.stream(seed, "losses", round, key).permutation(len(rows))[:limit]]
 
 
-def _serve(local: _Local, pipe: Connection, queue: Any, others: list[Connection]) -> None:
-    """A worker: wait for an order, take clients from the queue, report; until the pipe closes."""
+def _serve(
+    local: _Local, pipe: Connection, following: Any, lock: Lock, others: list[Connection]
+) -> None:
+    """A worker: wait for an order, take clients one by one, report; until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     for inherited in others:
         inherited.close()
     torch.set_num_threads(1)
     local.bind()
-    while True:
-        try:
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
             order = json.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        work, count = getattr(local, order.pop("work")), order.pop("clients")
-        problem = ""
-        while not problem:
-            with queue.get_lock():
-                client = queue.value
-                queue.value += 1
-            if client >= count:
-                break
-            try:
-                work(client, **order)
-            except Exception as error:
-                line = " ".join(str(error).split())
-                name = local.federation.names[client]
-                problem = f"client {name} failed in {work.__name__}: {type(error).__name__}: {line}"
-        pipe.send_bytes(problem.encode())
+            work, count = getattr(local, order.pop("work")), order.pop("count")
+            local.channels_last = order.pop("channels_last")
+            problem = ""
+            while not (problem or pipe.poll()):  # nothing comes before the answer but the end
+                with lock:
+                    client = following.value
+                    following.value += 1
+                if client >= count:
+                    break
+                try:
+                    work(client, **order)
+                except Exception as error:
+                    line = " ".join(str(error).split())
+                    name = local.federation.names[client]
+                    problem = (
+                        f"client {name} failed in {work.__name__}: {type(error).__name__}: {line}"
+                    )
+            pipe.send_bytes(problem.encode(errors="replace"))
 
 
 class _Local:
@@ -352,6 +375,7 @@ class _Local:
         self.federation = federation
         self.board = board
         self.batchnorm = batchnorm
+        self.channels_last = True
         self.batch = EVALUATION_BATCH if batchnorm == "running" else batch
         self.x = torch.from_numpy(federation.x)
         self.y = torch.from_numpy(federation.y)
@@ -397,7 +421,10 @@ class _Local:
     def samples(self, rows: NDArray[np.integer]) -> Tensor:
         """The samples at these rows of the pool; images with the channels last, which is faster."""
         x = self.x[torch.from_numpy(rows)]
-        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        if x.ndim != 4 or not self.channels_last:
+            return x
+        # Not `contiguous`: with one channel it would keep strides that torch takes for NCHW.
+        return torch.empty(x.shape, memory_format=torch.channels_last).copy_(x)
 
     def train(
         self,

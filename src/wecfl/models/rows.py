@@ -9,6 +9,7 @@ from copy import deepcopy
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wecfl import rng
 from wecfl.base import F32
@@ -38,10 +39,14 @@ def layout_of(module: nn.Module) -> Layout:
     """
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     parameters = dict(module.named_parameters())
-    if not parameters:
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError(f"{type(module).__name__} has no parameters to train")
     tensors = []
     for name, tensor in named_tensors(module):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"the tensor '{name}' has no shape yet: give the module a sample before the run"
+            )
         if tensor.dtype != torch.float32:
             raise ModelError(
                 f"the tensor '{name}' is {tensor.dtype}; rows are float32: call module.float()"
@@ -78,7 +83,12 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
     3.0
     """
     copy = deepcopy(module)
-    tensors = layout_of(copy).tensors(row)
+    layout = layout_of(copy)
+    if np.shape(row) != (layout.width,):
+        raise ModelError(
+            f"{type(module).__name__} takes a row of shape ({layout.width},), got {np.shape(row)}"
+        )
+    tensors = layout.tensors(row)
     with torch.no_grad():
         for name, tensor in named_tensors(copy):
             tensor.copy_(torch.from_numpy(tensors[name].copy()))

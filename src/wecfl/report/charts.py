@@ -9,7 +9,7 @@ import altair as alt
 
 from wecfl.errors import ConfigError
 
-__all__ = ["AnyChart", "save"]
+__all__ = ["AnyChart", "format_of", "save"]
 
 AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.HConcatChart | alt.VConcatChart
 """Whatever Altair can save on its own."""
@@ -22,17 +22,25 @@ _FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
 }
 
 
-def save(chart: AnyChart, path: Path | str) -> Path:
-    """Write the chart as the suffix says; HTML carries its own scripts and works offline.
+def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
+    """What the suffix asks for.
 
-    >>> save(alt.Chart().mark_point(), "chart.gif")
+    >>> format_of(Path("chart.gif"))
     Traceback (most recent call last):
     wecfl.errors.ConfigError: can't save a chart as 'chart.gif'; use .png, .svg, .pdf or .html
     """
-    path = Path(path)
-    kind = _FORMATS.get(path.suffix.lower())
-    if kind is None:
+    if (kind := _FORMATS.get(path.suffix.lower())) is None:
         raise ConfigError(f"can't save a chart as '{path}'; use .png, .svg, .pdf or .html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.save(path, kind, scale_factor=2 if kind == "png" else 1, inline=kind == "html")
+    return kind
+
+
+def save(chart: AnyChart, path: Path | str) -> Path:
+    """Write the chart as the suffix says; HTML carries its own scripts and works offline."""
+    path = Path(path)
+    kind = format_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chart.save(path, kind, scale_factor=2 if kind == "png" else 1, inline=kind == "html")
+    except OSError as error:
+        raise ConfigError(f"can't write the figure {path}: {error.strerror or error}") from None
     return path

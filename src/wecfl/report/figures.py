@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import altair as alt
@@ -18,6 +17,11 @@ __all__ = ["overview"]
 HEIGHT = 260
 LINE = 15
 """Pixels between the names of two curves."""
+COLORS = (
+    "#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b",
+    "#499894", "#9c755f", "#d37295", "#79706e", "#b6992d",
+)  # fmt: skip
+"""Tableau's, but for those too light to write a name in."""
 
 
 def overview(folders: Sequence[Path]) -> alt.HConcatChart:
@@ -54,11 +58,7 @@ def _curves(runs: pd.DataFrame) -> alt.LayerChart:
         raise RunFolderError(f"nothing to draw: {runs['folder'].iloc[0]} holds no complete round")
     curves = pd.DataFrame(records).groupby(["name", "round"], sort=False).mean().reset_index()
     names = runs["name"].unique().tolist()
-    color = alt.Color(
-        "name:N",
-        legend=None,
-        scale=alt.Scale(domain=names, scheme="tableau10" if len(names) <= 10 else "tableau20"),
-    )
+    color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=COLORS))
     top = min(1.0, 1.05 * curves["accuracy"].max())
     lines = (
         alt.Chart(curves, title="Accuracy on the clients' own test data")
@@ -92,15 +92,13 @@ def _apart(values: Sequence[float], gap: float) -> list[float]:
     >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
     [0.0, 4.0, 6.0, 9.0]
     """
-    # Neighbours that come too close are one block around the mean of its members.
+    # Neighbours that come too close form a block around the mean of its members.
     blocks: list[list[float]] = []
     for value in values:
-        blocks.append([value])
-        while len(blocks) > 1 and any(
-            b - a < gap - 1e-12 for a, b in pairwise(_spread(blocks[-2], gap)[-1:] + _spread(blocks[-1], gap)[:1])
-        ):
-            last = blocks.pop()
-            blocks[-1] += last
+        block = [value]
+        while blocks and _spread(block, gap)[0] - _spread(blocks[-1], gap)[-1] < gap:
+            block = blocks.pop() + block
+        blocks.append(block)
     return [place for block in blocks for place in _spread(block, gap)]
 
 
@@ -114,12 +112,15 @@ def _groups(members: pd.DataFrame, name: str) -> alt.LayerChart:
     # Clusters in the order of the group most of them come from: a perfect match is a diagonal.
     main = counts.sort_values("clients", ascending=False).drop_duplicates("cluster")
     order = main.sort_values(["group", "cluster"])["cluster"].tolist()
-    base = alt.Chart(counts, title=f"Clients of each hidden group in each cluster ({name})").encode(
-        x=alt.X("group:O", title="hidden group", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("cluster:O", title="cluster found", sort=order),
+    apart = alt.Scale(paddingInner=0.06)
+    base = alt.Chart(counts, title=f"Clients by hidden group and cluster ({name})").encode(
+        x=alt.X("group:O", title="hidden group", axis=alt.Axis(labelAngle=0), scale=apart),
+        y=alt.Y("cluster:O", title="cluster found", sort=order, scale=apart),
     )
     tiles = base.mark_rect(cornerRadius=3).encode(
-        color=alt.Color("clients:Q", scale=alt.Scale(scheme="blues", domainMin=0), legend=None)
+        color=alt.Color(
+            "clients:Q", scale=alt.Scale(range=["#e3edf7", "#4e79a7"], domainMin=0), legend=None
+        )
     )
     half = counts["clients"].max() / 2
     numbers = base.mark_text(fontSize=12).encode(

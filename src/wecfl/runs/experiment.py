@@ -18,17 +18,26 @@ from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.representation import Columns, Losses
 from wecfl.config import Config
 from wecfl.data import partition as partitions
-from wecfl.data.datasets import Dataset
+from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.data.federation import Federation
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
-from wecfl.models import Model, Module, Vote, fill, make
+from wecfl.models import Model, Module, Vote, fill, layout_of, make
 from wecfl.rounds import Setting, check_clusters, iterate, opening
-from wecfl.runs.folder import RunFolder
+from wecfl.runs.folder import RunFolder, check_free
 from wecfl.runs.record import Record, Recorder, last_rounds
 
-__all__ = ["Result", "Watcher", "check", "federation_of", "method_of", "run", "run_config"]
+__all__ = [
+    "Result",
+    "Watcher",
+    "check",
+    "federation_of",
+    "holds_clients",
+    "method_of",
+    "run",
+    "run_config",
+]
 
 Watcher = Callable[[Record, Sequence[State]], None]
 """Called after each round with its record and the states (one, or one per soft-voted member)."""
@@ -36,7 +45,16 @@ Watcher = Callable[[Record, Sequence[State]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What a run found: the groups, a model for each, and how well each client is served."""
+    """What a run found: the groups, a model for each, and how well each client is served.
+
+    >>> result = run_config(Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False))
+    >>> list(result.history.columns[:6])
+    ['round', 'accuracy', 'macro_f1', 'ari', 'nmi', 'clusters']
+    >>> result.clients.columns.tolist()
+    ['client', 'samples', 'group', 'cluster', 'accuracy', 'macro_f1']
+    >>> type(result.model(client=3)).__name__
+    'Sequential'
+    """
 
     method: Method
     federation: Federation
@@ -157,15 +175,12 @@ def run(
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {rounds}")
     check_clusters(method, len(federation))
+    if out is not None:
+        check_free(Path(out))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
-    folder = RunFolder(Path(out)) if out is not None else None
     with TorchEngine(
         federation, module, workers=workers, batchnorm=batchnorm, batch=batch
     ) as engine:
-        if folder:
-            written = config.toml() if config else _described(method, plan, module, rounds, seed)
-            env = {"engine": engine.name, "workers": engine.workers}
-            folder.begin(written, env, federation.names)
         settings = [
             Setting(method, engine, plan, rng.derive(seed, "member", j) if j else seed, j)
             for j in range(method.members)
@@ -178,6 +193,11 @@ def run(
             iterate(setting, state, recorder.step)
             for setting, state in zip(settings, states, strict=True)
         ]
+        folder = None
+        if out is not None:  # written once nothing can be wrong with what was asked for
+            written = config.toml() if config else _described(method, plan, module, rounds, seed)
+            env = {"engine": engine.name, "workers": engine.workers}
+            folder = RunFolder(Path(out), written, env, federation.names)
 
         def result() -> Result:
             seconds, path = perf_counter() - began, folder.path if folder else None
@@ -185,8 +205,9 @@ def run(
 
         try:
             for _ in range(rounds):
-                states = tuple(next(path) for path in paths)
-                records.append(recorder.round(states))
+                reached = tuple(next(path) for path in paths)
+                records.append(recorder.round(reached))
+                states = reached
                 for watcher in (*([folder.round] if folder else []), *watch):
                     watcher(records[-1], states)
             status = "finished"
@@ -207,21 +228,26 @@ def run_config(
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
 ) -> Result:
-    """Run what a configuration describes (on a federation already made from it, if given)."""
+    """Run what a configuration describes (on a federation already made from it, if given).
+
+    >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
+    'fedavg'
+    """
     passed_on = (signature(run).parameters.keys() & Config.model_fields) - {"method"}
     return run(
         federation or federation_of(config),
         method_of(config),
         out=out,
         watch=watch,
-        config=config,
+        config=config.completed(),
         **config.model_dump(include=passed_on),
     )
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
     """The clients a configuration describes (from its data set, if it was loaded already)."""
-    if Path(config.dataset).is_dir():
+    config = config.completed()
+    if holds_clients(config):
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
     return Federation.from_dataset(
         pool or config.dataset,
@@ -237,10 +263,19 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
     )
 
 
+def holds_clients(config: Config) -> bool:
+    """The data set is a folder of clients, so nothing is left to partition."""
+    name = config.dataset
+    return bool(name) and name not in KNOWN and Path(name).is_dir()
+
+
 def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
-    check_clusters(method_of(config), len(federation))
-    make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
+    method = method_of(config)
+    check_clusters(method, len(federation))
+    model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
+    if isinstance(method.representation, Columns):
+        layout_of(model).columns(method.representation.which)
 
 
 def method_of(config: Config) -> Method:

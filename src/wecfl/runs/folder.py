@@ -25,11 +25,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tomli_w
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from wecfl.base import State
@@ -37,46 +39,68 @@ from wecfl.errors import RunFolderError
 from wecfl.layout import Layout
 from wecfl.runs.record import Record
 
-__all__ = ["RunFolder", "read_clients", "read_metrics", "read_state", "read_summary"]
+__all__ = [
+    "RunFolder",
+    "check_free",
+    "read_clients",
+    "read_metrics",
+    "read_state",
+    "read_summary",
+]
 
 PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
+
+
+SUMMARY: dict[str, type | UnionType] = {
+    "method": str,
+    "k": int,
+    "rounds": int,
+    "accuracy": float | None,
+    "macro_f1": float | None,
+    "ari": float | None,
+    "clusters": int | None,
+    "seconds": float,
+    "seed": int,
+    "status": str,
+}
+"""What a reader of `summary.json` may rely on."""
+
+
+def check_free(path: Path) -> None:
+    """Refuse a place where no new run folder can be made; nothing is written."""
+    try:
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        inside = next(existing.iterdir(), None)  # an error if it is no folder
+    except OSError as error:
+        raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
+    if existing == path and inside:
+        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RunFolderError(f"can't write the run folder {path}: {existing} is not writable")
 
 
 class RunFolder:
     """Writes a run folder, round by round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], env: Mapping[str, Any], names: Sequence[str]
+    ) -> None:
+        check_free(path)
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            taken = next(path.iterdir(), None)
-            if taken is not None:
-                raise RunFolderError(
-                    f"{path} is not empty (it holds {taken.name}): choose another --out"
-                )
-            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
-            self._assignments = (path / "assignments.csv").open("w", encoding="utf-8", newline="")
-        except RunFolderError:
-            raise
+            self._write("config.toml", tomli_w.dumps(json.loads(_json(config))))
+            self._write("env.json", _json({**environment(), **env}, indent=2) + "\n")
+            self._write("metrics.jsonl", "")
+            self._add_line("assignments.csv", ["round", *names])
         except OSError as error:
-            reason = error.strerror or error
-            raise RunFolderError(f"can't write the run folder {path}: {reason}") from None
-
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], names: Sequence[str]
-    ) -> None:
-        """Write down what is about to be run."""
-        self._write("config.toml", tomli_w.dumps(dict(config)))
-        self._write("env.json", json.dumps({**environment(), **env}, indent=2) + "\n")
-        csv.writer(self._assignments).writerow(["round", *names])
-        self._assignments.flush()
+            raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
 
     def round(self, record: Record, states: Sequence[State]) -> None:
         """Append a round."""
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
-        csv.writer(self._assignments).writerow([record["round"], *states[0].labels.tolist()])
-        self._assignments.flush()
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_json(record) + "\n")
+        self._add_line("assignments.csv", [record["round"], *states[0].labels.tolist()])
 
     def end(
         self,
@@ -86,8 +110,6 @@ class RunFolder:
         summary: Mapping[str, Any],
     ) -> None:
         """Write the last complete state, the models and the summary, whatever ended the run."""
-        self._metrics.close()
-        self._assignments.close()
         several = len(states) > 1
         tensors = {
             f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
@@ -101,10 +123,19 @@ class RunFolder:
                 state, self.path / (f"state.{j}.safetensors" if several else "state.safetensors")
             )
         clients.to_csv(self.path / "clients.csv", index=False)
-        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+        self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text, encoding="utf-8")
+
+    def _add_line(self, name: str, cells: Sequence[object]) -> None:
+        with (self.path / name).open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(cells)
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """JSON also of NumPy's numbers and arrays."""
+    return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 
 def save_state(state: State, file: Path) -> None:
@@ -121,7 +152,10 @@ def save_state(state: State, file: Path) -> None:
 
 def read_state(file: Path) -> State:
     """The state that `save_state` wrote."""
-    arrays = load_file(file)
+    try:
+        arrays = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"can't read the state {file}: {error}") from None
     memory = {
         name.removeprefix("memory."): values
         for name, values in arrays.items()
@@ -142,6 +176,9 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} is no finished run folder: it has no {missing}") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"can't read the run folder {path}: {error}") from None
+    for key, kind in SUMMARY.items():
+        if not isinstance(summary, dict) or not isinstance(summary.get(key), kind):
+            raise RunFolderError(f"{path / 'summary.json'} has no usable '{key}': run it again")
     return {"config": config, **summary}
 
 

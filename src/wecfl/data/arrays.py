@@ -1,0 +1,172 @@
+"""Arrays as users and files give them, checked and brought to one form.
+
+uint8 arrays are pixels and become (p/255 − 0.5)/0.5 ∈ [−1, 1]; other numbers are used as they are.
+Labels are whole numbers from 0. What can't be used is said in one line with where it came from.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wecfl.base import F32, Int
+from wecfl.errors import DataError
+
+__all__ = ["Array", "Named", "as_labels", "fill_pixels", "holdout", "pool", "read_npz", "reading"]
+
+Array: TypeAlias = NDArray[Any]
+Named: TypeAlias = tuple[str, Array]
+"""An array and what to call it in an error."""
+
+
+@contextmanager
+def reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
+    """Say in one line that `path` can't be read, whichever library found out.
+
+    >>> with reading(Path("data.bin")): raise EOFError
+    Traceback (most recent call last):
+    wecfl.errors.DataError: data.bin: cut short, corrupt or unreadable (EOFError); get it again
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
+    except (OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError,
+            zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:  # fmt: skip
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
+
+
+def pool(parts: Sequence[Named]) -> F32:
+    """All samples of all parts in one float32 array, part after part.
+
+    uint8 arrays are pixels and are scaled to [−1, 1]; any other numbers are used as they are.
+
+    >>> pool([("a", np.uint8([[0, 255]])), ("b", np.uint8([[255, 255]]))])
+    array([[-1.,  1.], [ 1.,  1.]], dtype=float32)
+    """
+    first, like = parts[0]
+    for where, part in parts:
+        if part.dtype.kind not in "uifb":
+            raise DataError(f"{where}: x holds {part.dtype}, expected numbers")
+        if part.ndim < 2:
+            raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
+        if part.shape[1:] != like.shape[1:]:
+            raise DataError(
+                f"{where}: samples have shape {part.shape[1:]}, those of {first} {like.shape[1:]}; "
+                "bring all to one shape"
+            )
+        if (part.dtype == np.uint8) != (like.dtype == np.uint8):
+            raise DataError(
+                f"{where}: x holds {part.dtype}, that of {first} {like.dtype}; only uint8 is "
+                "scaled as pixels, so use one type for all"
+            )
+    out = np.empty((sum(len(part) for _, part in parts), *like.shape[1:]), np.float32)
+    end = 0
+    for where, part in parts:
+        start, end = end, end + len(part)
+        fill_pixels(out[start:end], part)
+        if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
+            row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
+            raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
+    return out
+
+
+def fill_pixels(out: F32, samples: Array) -> None:
+    """Write the samples to `out`, uint8 scaled as pixels.
+
+    >>> out = np.empty(2, np.float32)
+    >>> fill_pixels(out, np.uint8([0, 255]))
+    >>> out.tolist()
+    [-1.0, 1.0]
+    """
+    if samples.dtype != np.uint8:
+        with np.errstate(over="ignore", invalid="ignore"):  # `pool` reports what overflows
+            out[...] = samples
+        return
+    for i in range(0, len(out), 128):  # a block stays in the cache over the three passes
+        block = out[i : i + 128]
+        block[...] = samples[i : i + 128]
+        block /= 255
+        block -= 0.5
+        block /= 0.5
+
+
+def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> Int:
+    """The labels of `n` samples as int64: whole numbers in 0 … classes − 1, or a `DataError`.
+
+    >>> as_labels("client 0", [2.0, 1.0], 2)
+    array([2, 1])
+    >>> as_labels("client 0", [2, 3], 2, classes=3)
+    Traceback (most recent call last):
+    wecfl.errors.DataError: client 0: label 3 of sample 1 is out of range, expected 0 … 2
+    """
+    given = np.asarray(y)
+    if given.dtype.kind not in "uifb":
+        raise DataError(f"{where}: y holds {given.dtype}, expected labels 0, 1, 2, …")
+    if given.shape != (n,):
+        raise DataError(
+            f"{where}: y has shape {given.shape}, expected one label per sample: ({n},)"
+        )
+    with np.errstate(invalid="ignore"):
+        labels = given.astype(np.int64)
+    wrong = (labels != given) | (labels < 0) | (labels >= (np.inf if classes is None else classes))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        expected = f"0 … {classes - 1}" if classes is not None else "whole numbers from 0"
+        raise DataError(
+            f"{where}: label {given[row]} of sample {row} is out of range, expected {expected}"
+        )
+    return labels
+
+
+def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
+    """Rows for training and for testing: a stratified `share` of `y`, at least one row in each.
+
+    The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
+    up to one sample.
+
+    >>> train, test = holdout(np.repeat([0, 1], 10), 0.2, np.random.default_rng(0))
+    >>> len(train), (test < 10).sum(), (test >= 10).sum()
+    (16, np.int64(2), np.int64(2))
+    """
+    n = len(y)
+    count = min(max(round(share * n), 1), n - 1)
+    order = generator.permutation(n)
+    order = order[np.argsort(y[order], kind="stable")]
+    taken = order[(np.arange(count) * n + generator.integers(n)) // count]
+    mask = np.zeros(n, bool)
+    mask[taken] = True
+    return np.flatnonzero(~mask), np.flatnonzero(mask)
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays x and y, if there also x_test and y_test, of a ``.npz``; never a pickle.
+
+    >>> read_npz(Path("nothing.npz"))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: nothing.npz: ...
+    """
+    with reading(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            held = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
+            expected = ["x", "y", "x_test", "y_test"][: 4 if len(held) > 2 else 2]
+            if missing := [key for key in expected if key not in held]:
+                raise DataError(
+                    f"{path}: holds {', '.join(archive) or 'nothing'}, lacks {', '.join(missing)}; "
+                    "name the arrays x and y (and x_test and y_test)"
+                )
+            return {key: np.asarray(archive[key]) for key in held}

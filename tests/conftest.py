@@ -1,0 +1,43 @@
+"""Tiny federations for all tests."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import wecfl  # first, so that doctests see the same modules as the tests
+from wecfl.data.federation import Federation
+
+
+def federation(shape: tuple[int, ...], m: int = 5, classes: int = 3, seed: int = 0) -> Federation:
+    """m clients of two kinds and different sizes: the kinds swap the first two classes."""
+    rng = np.random.default_rng(seed)
+    prototypes = rng.normal(size=(classes, *shape))
+    xs, ys = [], []
+    for i in range(m):
+        y = np.arange(12 + 5 * i) % classes
+        swapped = np.where(y < 2, 1 - y, y) if i % 2 else y
+        xs.append((prototypes[swapped] + 0.3 * rng.normal(size=(len(y), *shape))).astype("f4"))
+        ys.append(y)
+    return wecfl.Federation.from_arrays(xs, ys, groups=np.arange(m) % 2, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def fed() -> Federation:
+    """Five clients of two kinds, six features, three classes."""
+    return federation((6,))
+
+
+@pytest.fixture(scope="session")
+def images() -> Federation:
+    """Five clients of two kinds, pictures of two channels, three classes."""
+    return federation((2, 6, 6))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Every test ends its workers."""
+    from helpers import workers
+
+    yield
+    assert workers() == []

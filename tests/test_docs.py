@@ -1,0 +1,79 @@
+"""The documentation is true: commands parse, keys are explained, public symbols are documented."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import wecfl
+from wecfl import metrics, rounds
+from wecfl.bilevel import aggregation, clustering, criteria, distance, importance, objective
+from wecfl.bilevel import representation as representations
+from wecfl.cli import app
+from wecfl.config import Config
+from wecfl.data import arrays, datasets, federation, partition
+from wecfl.runs.record import KEYS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = [
+    aggregation, clustering, criteria, distance, importance, objective, representations,
+    metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
+]  # fmt: skip
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in [wecfl, *MODULES]
+    for name in module.__all__
+}
+WITHOUT_EXAMPLE = {
+    "Array", "Engine", "Module", "Named", "Observer", "Package", "Partition", "Source", "check_clusters",
+}  # fmt: skip
+
+
+def commands() -> list[str]:
+    found = set()
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("wecfl "):
+                    found.add(line)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_in_the_documentation_parse(command: str) -> None:
+    tokens = shlex.split(command, comments=True)[1:]
+    app.parse_args(tokens, exit_on_error=False, print_error=False)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_key_of_the_metrics_is_documented() -> None:
+    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    for key in KEYS:
+        assert f"| `{key}` |" in page
+
+
+def test_every_choice_has_a_description() -> None:
+    for name, field in Config.model_fields.items():
+        assert field.description, name
+
+
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if callable(value)])
+def test_public_symbols_have_a_docstring_with_an_example(name: str) -> None:
+    symbol, short = PUBLIC[name], name.rpartition(".")[2]
+    doc = inspect.getdoc(symbol) or ""
+    if short in WITHOUT_EXAMPLE:
+        return
+    assert doc, name
+    module = inspect.getmodule(symbol)
+    inside = [inspect.getdoc(member) or "" for _, member in inspect.getmembers(symbol, callable)]
+    shown = f"{short}(" in (module.__doc__ or "") if module else False  # rounds.py shows them all
+    assert shown or any(">>>" in text for text in [doc, *inside]), f"{name} has no doctest"
