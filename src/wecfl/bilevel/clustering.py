@@ -86,6 +86,7 @@ class KMeans:
             found = np.arange(len(distinct))
         else:
             found = self._lloyd(distinct, centers, weight, rng)
+        found = _by_first_client(found, inverse)
         means = _means(distinct, found, weight)
         labels = _matched(means, centers)
         moved = centers.copy()
@@ -133,6 +134,19 @@ def _distinct(points: Real) -> tuple[Real, Int]:
     """The distinct rows in sorted order, and for each row which of them it is."""
     _, first, inverse = np.unique(points, axis=0, return_index=True, return_inverse=True)
     return points[first], inverse.reshape(-1).astype(np.int64)
+
+
+def _by_first_client(found: Int, inverse: Int) -> Int:
+    """The same clusters, numbered in the order in which clients meet them.
+
+    Where the previous centers tell clusters apart, they decide the numbers (`_matched`); at the
+    first clustering they coincide, and rounding must not.
+    """
+    _, first, again = np.unique(found[inverse], return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))
+    renamed = np.empty_like(found)
+    renamed[inverse] = number[again.reshape(-1)]
+    return renamed
 
 
 def _means(points: Real, labels: Int, weight: F64) -> F64:
