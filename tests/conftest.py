@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 import wecfl  # first, so that doctests see the same modules as the tests
 from wecfl.data.federation import Federation
+
+torch.set_num_threads(1)  # the cores belong to pytest-xdist
 
 
 def federation(shape: tuple[int, ...], m: int = 5, classes: int = 3, seed: int = 0) -> Federation:

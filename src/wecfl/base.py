@@ -67,7 +67,7 @@ class State:
     labels: Int
     """(m,), r_ik = [labels_i = k]."""
     memory: Mapping[str, F32] = field(default_factory=dict)
-    """What clients keep between rounds, one row each: here `momentum` (m, P)."""
+    """What clients keep between rounds, one row each: here `momentum` (m, trainable)."""
 
     @property
     def own(self) -> F32:

@@ -110,7 +110,7 @@ def run(
     for each in configs:
         check(each, federation)
     words = "" if holds_clients(chosen) else f", {_partition_words(chosen)}"
-    _print(f"{chosen.dataset}{words}: {_clients(federation)}, seed {chosen.seed}")
+    _print(f"{chosen.dataset}{words}: {_clients(federation)} each, seed {chosen.seed}")
     finished: list[Path] = []
     try:
         with _progress() as watcher:
@@ -156,7 +156,7 @@ def methods() -> None:
     for name, each in parts.items():
         table.add_row(name, *(each[part] for part in (*shown, "order", "members")))
     # Wide enough for all columns also where the output is not a terminal.
-    Console(width=max(console.width, 150) if not console.is_terminal else None).print(table)
+    Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
 
 
 @data.command(name="list")
@@ -248,7 +248,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shows a ?
     try:
-        app(exit_on_error=False, print_error=False)
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         _fail(_flag_problem(error))

@@ -32,7 +32,9 @@ def overview(folders: Sequence[Path]) -> alt.HConcatChart:
     cluster (left out if the groups are unknown).
     """
     runs, key = experiments(folders)
-    runs["name"] = [_name(row, key[3:]) for _, row in runs.iterrows()]
+    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
+    names = [_name(row, shown) for _, row in runs.iterrows()]
+    runs = runs.assign(name=names)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
     best = runs.sort_values(["clusters", "accuracy"]).dropna(subset="clusters").iloc[-1]
     members = read_clients(best["folder"])
@@ -136,4 +138,5 @@ def _groups(members: pd.DataFrame, name: str) -> alt.LayerChart:
 def _name(run: pd.Series[str], choices: Sequence[str]) -> str:
     """The method with what sets it apart: K, and the choices in which the experiments differ."""
     parts = [f"K={run['k']}"] if int(run["k"]) > 1 else []
-    return " ".join([run["method"], *parts, *(f"{c}={run[c]}" for c in choices)])
+    parts += [f"{'rounds' if c == 'planned' else c}={run[c]}" for c in choices]
+    return " ".join([run["method"], *parts])

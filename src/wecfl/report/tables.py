@@ -70,11 +70,12 @@ def rich_table(frame: pd.DataFrame) -> Table:
     counts = [
         name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
     ]
-    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for head in ("method", "K", *extra):
         table.add_column(head, no_wrap=True)
     for head in ("accuracy %", "macro-F1 %", "groups found", "ARI", *counts, "seconds"):
-        table.add_column(head, justify="right", no_wrap=head != "groups found")
+        wraps = head == "groups found"
+        table.add_column(head, justify="right", no_wrap=not wraps, min_width=6 if wraps else None)
     for row in frame.sort_values("accuracy", ascending=False).to_dict("records"):
         table.add_row(
             escape(row["method"]) + (" (stopped)" if row["unfinished"] else ""),

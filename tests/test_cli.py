@@ -1,0 +1,441 @@
+"""The command line: what it prints, what it writes, what it refuses."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from wecfl import __version__, cli
+from wecfl.config import Config
+from wecfl.methods import METHODS
+from wecfl.runs.folder import read_metrics, read_state, read_summary
+
+CHOICES = {
+    "clients": "6", "groups": "2", "clusters": "2", "rounds": "2", "steps": "2",
+    "model": "logistic", "workers": "1",
+}  # fmt: skip
+
+
+def small(**others: str) -> list[str]:
+    """The flags of a tiny experiment."""
+    return [token for key, value in (CHOICES | others).items() for token in (f"--{key}", value)]
+
+
+SMALL = small()
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Wecfl = Callable[..., Outcome]
+
+
+@pytest.fixture
+def wecfl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Wecfl:
+    """Run a command in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WECFL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def call(*tokens: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["wecfl", *map(str, tokens)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+def clients(folder: Path, count: int = 4) -> Path:
+    """A folder with one .npz per client."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        y = np.arange(20) % 3
+        np.savez(folder / f"{i}.npz", x=rng.normal(size=(20, 4)) + y[:, None], y=y)
+    return folder
+
+
+# What works
+
+
+def test_run_writes_a_folder_and_prints_the_table(wecfl: Wecfl) -> None:
+    code, out, err = wecfl("run", *SMALL, "--alpha", "0.3", "8", "--out", "here")
+    assert (code, err) == (0, "")
+    assert "digits, clusterwise-dirichlet(0.3, 8): 6 clients in 2 groups" in out
+    assert re.search(r"wecfl +2 +\d+\.\d\d +\d+\.\d\d +\d +\d\.\d\d +\d+\.\d", out)
+    assert out.endswith("run folder: here\n")
+    assert read_summary(Path("here"))["status"] == "finished"
+    config = tomllib.loads(Path("here/config.toml").read_text(encoding="utf-8"))
+    assert config["alpha"] == [0.3, 8.0]
+    assert all(len(line) <= 80 for line in out.splitlines()[1:])
+
+
+def test_without_out_every_run_has_a_folder_of_its_own(wecfl: Wecfl) -> None:
+    for _ in range(2):
+        assert wecfl("run", *SMALL).code == 0
+    found = sorted(Path("runs").iterdir())
+    assert len(found) == 2
+    assert all(path.name.startswith("digits-wecfl-") for path in found)
+
+
+def test_several_methods_on_the_same_clients(wecfl: Wecfl) -> None:
+    code, out, _ = wecfl("run", *SMALL, "--method", "fedavg,wecfl", "--out", "two", "--figure",
+                         "new/both.svg")  # fmt: skip
+    assert code == 0
+    assert sorted(path.name for path in Path("two").iterdir()) == ["fedavg", "wecfl"]
+    assert Path("new/both.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "run folder: two\n" in out
+    code, again, _ = wecfl("compare", "two")
+    assert code == 0
+    assert re.findall(r"^ (fedavg|wecfl)", again, re.M) == re.findall(
+        r"^ (fedavg|wecfl) ", out, re.M
+    )
+
+
+def test_flags_override_the_file_overrides_the_preset(wecfl: Wecfl) -> None:
+    Path("my.toml").write_text("rounds = 1\nclients = 8\ngroups = 2\nclusters = 2\nmodel = 'mlp'\n")
+    code, _, _ = wecfl("run", "my.toml", "--preset", "paper", "--clients", "6", "--out", "x")
+    assert code == 0
+    config = tomllib.loads(Path("x/config.toml").read_text(encoding="utf-8"))
+    assert (config["clients"], config["rounds"], config["batchnorm"]) == (6, 1, "batch")
+
+
+def test_a_written_configuration_repeats_the_run(wecfl: Wecfl) -> None:
+    assert wecfl("run", *SMALL, "--seed", "3", "--out", "a").code == 0
+    assert wecfl("run", "a/config.toml", "--out", "b").code == 0
+    a, b = (
+        [{**record, "seconds": 0} for record in read_metrics(Path(name))] for name in ("a", "b")
+    )
+    assert a == b
+    assert Path("a/models.safetensors").read_bytes() == Path("b/models.safetensors").read_bytes()
+
+
+def test_compare_gives_mean_and_deviation_over_seeds(wecfl: Wecfl) -> None:
+    for seed in "01":
+        assert wecfl("run", *SMALL, "--seed", seed, "--out", f"runs/{seed}").code == 0
+    code, out, _ = wecfl("compare", "runs", "--figure", "f.png")
+    assert code == 0
+    assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+    summaries = [json.loads(Path(f"runs/{seed}/summary.json").read_text()) for seed in "01"]
+    for key in ("accuracy", "macro_f1"):
+        values = 100 * np.array([summary[key] for summary in summaries])
+        assert f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" in out
+    [line] = [line for line in out.splitlines() if line.startswith(" wecfl")]
+    assert wecfl("compare", "runs/0", "runs/1").out.count(line[:40]) == 1
+
+
+def test_clients_from_a_folder(wecfl: Wecfl) -> None:
+    folder = clients(Path("hos[/pi]täls"))
+    code, out, err = wecfl("run", *SMALL, "--dataset", folder, "--out", "o[u]t")
+    assert (code, err) == (0, "")
+    assert "hos[/pi]täls: 4 clients, 16 ± 0 training samples each, seed 0" in out
+    assert out.endswith("run folder: o[u]t\n")
+    code, out, _ = wecfl("compare", "o[u]t", "--figure", "a[b].html")
+    assert (code, out.count("figure: a[b].html\n")) == (0, 1)
+    code, out, _ = wecfl("partition", "--dataset", folder)
+    assert code == 0
+    assert out.startswith("hos[/pi]täls: 4 clients, 16 ± 0 training samples (16 … 16), 4 ± 0 test")
+
+
+def test_one_npz_and_a_partition(wecfl: Wecfl) -> None:
+    y = np.arange(120) % 4
+    np.savez("mine.npz", x=np.eye(4)[y], y=y)
+    code, out, _ = wecfl("run", *SMALL, "--dataset", "mine.npz", "--partition", "iid", "--out", "o")
+    assert code == 0
+    assert "mine.npz, iid: 6 clients, 16 ± 0 training samples" in out.replace("iid()", "iid")
+
+
+def test_a_folder_named_as_a_data_set_does_not_hide_it(wecfl: Wecfl) -> None:
+    Path("digits").mkdir()
+    assert wecfl("run", *SMALL, "--out", "o").code == 0
+
+
+def test_methods_lists_every_method_with_its_components(wecfl: Wecfl) -> None:
+    out = wecfl("methods").out
+    for name in METHODS:
+        assert re.search(rf"^ {re.escape(name)} ", out, re.M)
+    assert "KMeans" in out
+    assert "Proximal(mu=0.95)" in out
+
+
+def test_data_list_and_get(wecfl: Wecfl) -> None:
+    out = wecfl("data", "list").out
+    assert re.search(r"digits +1,438 \+ 359 +1 × 8 × 8 +10 ", out)
+    assert "fashion-mnist" in out
+    code, out, _ = wecfl("data", "get", "digits")
+    assert (code, Path(out.strip()).is_dir()) == (0, True)
+
+
+def test_partition_says_one_line_each_and_draws(wecfl: Wecfl) -> None:
+    code, out, _ = wecfl("partition", "--panels", "four", "--clients", "20", "--out", "four.png")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.partition("(")[0] for line in lines[:4]] == [
+        "clientwise-dirichlet", "clientwise-nclass", "clusterwise-dirichlet", "clusterwise-nclass",
+    ]  # fmt: skip
+    assert re.fullmatch(
+        r"clusterwise-dirichlet\(0\.1, 10\): 20 clients in 10 groups, \d+ ± \d+ training samples "
+        r"\(\d+ … \d+\), \d+ ± \d+ test samples, \d\.\d classes each",
+        lines[2],
+    )
+    assert lines[1].endswith(" 2.0 classes each")
+    assert lines[4:] == ["figure: four.png"]
+    assert Path("four.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_help_and_version(wecfl: Wecfl) -> None:
+    assert wecfl("--version").out.strip() == __version__
+    assert "compare" in wecfl().out
+    text = " ".join(wecfl("run", "--help").out.replace("│", " ").split())
+    for name, field in Config.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description
+        assert " ".join(field.description.replace("`", "").split()) in text
+    for flag in ("preset", "out", "figure"):
+        assert re.search(rf"--{flag} (STR|PATH) [A-Z]", text)
+
+
+def test_a_terminal_without_unicode(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert wecfl("partition", "--clients", "20").code == 0
+    stdout.flush()
+    stdout.seek(0)
+    assert "clients in 10 groups" in stdout.read()
+
+
+# What is refused
+
+
+BAD = [
+    ["run", "--method", "wecfl", "--clusters", "500"],
+    ["run", "--dataset", "nope"],
+    ["run", "--dataset", ""],
+    ["run", "--dataset", "."],
+    ["run", "--dataset", "nope.npz"],
+    ["run", "--dataset", "broken"],
+    ["run", "--dataset", "broken/1.npz"],
+    ["run", "--dataset", "nan"],
+    ["run", "--dataset", "x" * 5000],
+    ["run", "--data-dir", "nope"],
+    ["run", "--data-dir", "x" * 5000],
+    ["run", "--alpha", "-1"],
+    ["run", "--alpha", "-1", "10"],
+    ["run", "--alpha", "0.1", "10", "3"],
+    ["run", "--alpha", "nan", "1"],
+    ["run", "--alpha", "zero", "1"],
+    ["run", "--alpha"],
+    ["run", "--partition", "nope"],
+    ["run", "--partition", "iid", "--alpha", "1"],
+    ["run", "--partition", "clusterwise-nclass", "--classes-per", "3.5", "2"],
+    ["run", "--method", ""],
+    ["run", "--method", "fedavg,"],
+    ["run", "--method", "fedavg,fedavg"],
+    ["run", "--clusters", "0"],
+    ["run", "--clusters", "2.5"],
+    ["run", "--clusters", "9" * 5000],
+    ["run", "--clients", "100000"],
+    ["run", "--groups", "51"],
+    ["run", "--rounds", "-3"],
+    ["run", "--rounds"],
+    ["run", "--lr", "inf"],
+    ["run", "--mu", "nan"],
+    ["run", "--seed", "-1"],
+    ["run", "--seed", ""],
+    ["run", "--workers", "0"],
+    ["run", "--model", "cnn-fashion"],
+    ["run", "--model", "nope"],
+    ["run", "--representation", "conv*"],
+    ["run", "--representation", ""],
+    ["run", "--preset", "nope"],
+    ["run", "--preset", ""],
+    ["run", "--out", "file"],
+    ["run", "--out", "file/below"],
+    ["run", "--out", "broken"],
+    ["run", "--out", ""],
+    ["run", "--out", "x" * 5000],
+    ["run", "--figure", "x.gif"],
+    ["run", "--figure", "file/x.png"],
+    ["run", "nope.toml"],
+    ["run", "broken"],
+    ["run", "latin.toml"],
+    ["run", "null.toml"],
+    ["run", "misspelt.toml"],
+    ["run", "misspelt.toml", "latin.toml"],
+    ["run", "--cluters", "3"],
+    ["compare"],
+    ["compare", "nope"],
+    ["compare", "file"],
+    ["compare", "broken"],
+    ["compare", "x" * 5000],
+    ["partition", "--out", "x.gif"],
+    ["partition", "--out", "file/x.png"],
+    ["partition", "--panels", "five"],
+    ["partition", "--alpha", "-1", "1"],
+    ["partition", "--dataset", "good", "--panels", "four"],
+    ["data", "get"],
+    ["data", "get", "nope"],
+    ["data", "list", "--data-dir", "nope"],
+    ["data", "nope"],
+    ["nope"],
+    ["methods", "x"],
+]
+
+
+@pytest.fixture
+def traps(tmp_path: Path) -> Path:
+    """Files and folders to stumble over."""
+    clients(tmp_path / "good")
+    clients(tmp_path / "broken")
+    (tmp_path / "broken" / "1.npz").write_bytes(b"PK but nothing more")
+    clients(tmp_path / "nan")
+    np.savez(tmp_path / "nan" / "1.npz", x=np.full((9, 4), np.nan), y=np.zeros(9))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "latin.toml").write_bytes("method = 'ü'".encode("latin-1"))
+    (tmp_path / "null.toml").write_text('dataset = "a\\u0000b.npz"')
+    (tmp_path / "misspelt.toml").write_text("cluters = 3")
+    return tmp_path
+
+
+@pytest.mark.parametrize("tokens", BAD, ids=lambda tokens: " ".join(t[:20] for t in tokens))
+def test_bad_input_is_one_line_and_writes_nothing(
+    wecfl: Wecfl, traps: Path, tokens: list[str]
+) -> None:
+    before = sorted(traps.rglob("*"))
+    code, out, err = wecfl(*tokens)
+    assert code == 2
+    assert err.startswith("wecfl: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert out == ""
+    assert sorted(traps.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["run", "misspelt.toml"], "misspelt.toml: unknown key 'cluters'; did you mean 'clusters'"),
+        (["run", "--cluters", "3"], "--clusters"),
+        (["run", "--method", "wefcl"], "did you mean 'wecfl'"),
+        (["run", "--dataset", "digit"], "did you mean 'digits'"),
+        (["run", "--clusters", "500"], "wecfl can't form 500 clusters of 50 clients"),
+        (["run", "--dataset", "broken"], "broken/1.npz"),
+        (["run", "--dataset", "nan"], "client 1.npz: x holds NaN or Inf"),
+        (["run", "--out", "broken"], "broken is not empty"),
+        (["run", "--alpha", "0.1"], "clusterwise-dirichlet takes --alpha A1 A2, got --alpha 0.1"),
+    ],
+)
+def test_the_remedy_is_said(wecfl: Wecfl, traps: Path, tokens: list[str], said: str) -> None:
+    assert said in wecfl(*tokens).err
+
+
+def test_the_second_folder_is_checked_before_the_first_run(wecfl: Wecfl) -> None:
+    Path("two/wecfl").mkdir(parents=True)
+    Path("two/wecfl/old").write_text("")
+    code, _, err = wecfl("run", *SMALL, "--method", "fedavg,wecfl", "--out", "two")
+    assert code == 2
+    assert "two/wecfl is not empty" in err
+    assert not Path("two/fedavg").exists()
+
+
+def test_a_run_that_diverges_is_one_line_and_its_folder_can_be_compared(wecfl: Wecfl) -> None:
+    code, _, err = wecfl("run", *small(model="mlp", lr="1e20"), "--out", "lost")
+    assert code == 2
+    assert re.fullmatch(r"wecfl: the model of client 0 .* lower lr\n", err)
+    assert read_summary(Path("lost"))["status"] == "failed"
+    code, out, _ = wecfl("compare", "lost")
+    assert code == 0
+    assert "wecfl (stopped)" in out
+    assert "nan" not in out
+    code, _, err = wecfl("compare", "lost", "--figure", "x.png")
+    assert (code, err) == (2, "wecfl: nothing to draw: lost holds no complete round\n")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"method": "x", "k": "many"}'])
+def test_a_damaged_run_folder(wecfl: Wecfl, content: str) -> None:
+    Path("old").mkdir()
+    Path("old/summary.json").write_text(content)
+    Path("old/config.toml").write_text("")
+    code, _, err = wecfl("compare", "old")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "old" in err
+
+
+# Real processes
+
+
+def wecfl_process(*tokens: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from wecfl.cli import main; main()", *tokens],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_ctrl_c_leaves_a_readable_folder_and_no_process(tmp_path: Path) -> None:
+    tokens = small(rounds="1000000", workers="2", out="run")
+    with wecfl_process("run", *tokens, cwd=tmp_path) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 3000):
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "wecfl: interrupted; what was computed is in run\n"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    summary, records = read_summary(tmp_path / "run"), read_metrics(tmp_path / "run")
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] == len(records) >= 2
+    assert read_state(tmp_path / "run" / "state.safetensors").round == len(records)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    with wecfl_process("methods", cwd=tmp_path) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (1, 141)
+
+
+def test_the_installed_command_and_its_exit_code(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("wecfl")
+    done = subprocess.run(
+        [command, "run", "--dataset", "nope"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "HOME"},
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "wecfl: unknown dataset 'nope'; known: cifar-10, digits, fashion-mnist\n"
+    )
+    assert not list(tmp_path.iterdir())
