@@ -16,10 +16,11 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 import wecfl
-from wecfl import Federation, Method, Result, State, TorchEngine, methods
+from wecfl import Federation, Method, Result, State, methods
 from wecfl.base import Correction
 from wecfl.bilevel.objective import empirical
 from wecfl.config import resolve
+from wecfl.engine.local import LocalEngine
 from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.layout import Layout
 from wecfl.models import Vote, fill, row_of
@@ -207,16 +208,16 @@ def test_a_failing_engine_leaves_the_round_before(
 def test_scores_that_fail_do_not_count_as_a_round(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = TorchEngine.confusion
+    whole = LocalEngine.confusion
     calls: list[int] = []
 
-    def confusion(self: TorchEngine, models: Any, split: Any) -> Any:
+    def confusion(self: LocalEngine, models: Any, split: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise EngineError("no scores")
         return whole(self, models, split)
 
-    monkeypatch.setattr(TorchEngine, "confusion", confusion)
+    monkeypatch.setattr(LocalEngine, "confusion", confusion)
     with pytest.raises(EngineError, match="no scores"):
         wecfl.run(fed, methods.fedavg, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)

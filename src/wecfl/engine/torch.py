@@ -15,7 +15,6 @@ import multiprocessing as mp
 import os
 import signal
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from math import prod
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Lock
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -32,24 +31,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wecfl import rng
-from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.base import F32, Correction, Int, Plan, State
 from wecfl.data.federation import Federation
-from wecfl.errors import ConfigError, EngineError, ModelError
+from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
+from wecfl.errors import EngineError, ModelError
 from wecfl.layout import Layout
-from wecfl.models.rows import layout_of, named_tensors, reinitialized, row_of
+from wecfl.models.rows import layout_of, named_tensors, row_of
 
 __all__ = ["TorchEngine"]
 
-EVALUATION_BATCH = 64
 
-
-class TorchEngine:
+@final
+class TorchEngine(LocalEngine):
     """Runs the clients of a federation with torch on the CPU (implements `wecfl.base.Engine`).
 
-    `batchnorm` says what BatchNorm uses in evaluation: ``running`` statistics, or those of each
-    test ``batch`` of `batch` samples (as the paper's authors tested).
-
-    Use it as a context manager, or call `close` to end the workers.
+    Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
 
     >>> from torch import nn
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
@@ -71,17 +67,7 @@ class TorchEngine:
     ) -> None:
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = min((cores or 1) if workers is None else workers, len(federation))
-        if self.workers < 1:
-            raise ConfigError(f"workers must be at least 1, got {workers}")
-        if batchnorm not in ("running", "batch"):
-            raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
-        self.layout: Layout = layout_of(model)
-        self.sizes: Int = federation.sizes
-        self._federation = federation
-        self._model = deepcopy(model)
-        self._batch = batch
+        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
         self._board = _Board.shared(federation, self.layout)
         self._channels_last = True
         local = _Local(federation, self._model, self._board, batchnorm, batch)
@@ -112,7 +98,7 @@ class TorchEngine:
         self, state: State, plan: Plan, correction: Correction, seed: int
     ) -> tuple[F32, dict[str, F32]]:
         """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
-        board, m = self._board, len(self.sizes)
+        board = self._board
         board.models[:] = state.models
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
             board.lr[:] = plan.lr
@@ -137,55 +123,8 @@ class TorchEngine:
             shifted=correction.offset is not None,
         )
         models = board.models.copy()
-        finite = np.isfinite(models).all(axis=1)
-        if not finite.all():
-            lost = int(np.argmin(finite))
-            raise EngineError(
-                f"the model of client {self._federation.names[lost]} is no longer finite after the "
-                f"local update of round {state.round + 1} ({m - finite.sum()} of {m} clients): "
-                f"training diverged, lower lr"
-            )
+        self._check_finite(models, state.round + 1)
         return models, {"momentum": board.momentum.copy()} if kept else {}
-
-    def losses(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
-        limit = None
-        if batches is not None:
-            limit = min(batches * self._batch, int(self.sizes.max()))
-        first = np.zeros(len(self.sizes), np.int64)
-        columns = []
-        for model in models:
-            self._board.models[0] = model
-            columns.append(self._loss(first, limit, seed, round))
-        return np.stack(columns, axis=1)
-
-    def risk(self, models: F32) -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
-        self._board.models[:] = models
-        return self._loss(np.arange(len(self.sizes)))
-
-    def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
-        federation, classes = self._federation, self._federation.classes
-        total: F64 | None = None
-        for member in models.reshape(-1, *models.shape[-2:]):
-            self._board.models[:] = member
-            logits = self._logits(np.arange(len(self.sizes)), split)
-            total = logits.astype(np.float64) if total is None else total + logits
-        assert total is not None
-        guess = total.argmax(axis=1)
-        rows = getattr(federation, split)
-        owner = np.repeat(np.arange(len(rows)), [len(indices) for indices in rows])
-        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
-        shape = (len(rows), classes, classes)
-        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
-
-    def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
-        rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
-        return np.stack(rows)
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""
@@ -197,39 +136,16 @@ class TorchEngine:
             process.close()
         self._pipes, self._processes = [], []
 
-    def __enter__(self) -> TorchEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _logits(
-        self, index: Int, split: Split, limit: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        """Logits of each client's samples under row `index[i]` of the board, client by client."""
-        self._board.index[:] = index
-        self._all_clients("logits", split=split, limit=limit, seed=seed, round=round)
-        sizes = [len(rows) for rows in getattr(self._federation, split)]
-        taken = np.minimum(sizes, limit) if limit else sizes
+    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
+        """From the board, where the workers write them; a client's share may be limited."""
+        self._board.models[: len(models)] = models
+        self._board.index[:] = which
+        self._all_clients("logits", samples=asdict(samples))
+        sizes = [len(rows) for rows in getattr(self._federation, samples.split)]
+        taken = sizes if samples.limit is None else np.minimum(sizes, samples.limit)
         starts = np.cumsum([0, *sizes[:-1]])
         parts = [self._board.logits[a : a + n] for a, n in zip(starts, taken, strict=True)]
         return np.concatenate(parts)
-
-    def _loss(self, index: Int, limit: int | None = None, seed: int = 0, round: int = 0) -> F64:
-        """(m,), mean cross-entropy of each client on (up to `limit` of) its training samples."""
-        logits = self._logits(index, "train", limit, seed, round).astype(np.float64)
-        rows = [
-            _samples(self._federation, client, "train", limit=limit, seed=seed, round=round)
-            for client in range(len(self.sizes))
-        ]
-        truth = self._federation.y[np.concatenate(rows)]
-        top = logits.max(axis=1, keepdims=True)
-        log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
-        loss = log_sum - logits[np.arange(len(truth)), truth]
-        counts = np.array([len(chosen) for chosen in rows])
-        sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
-        means: F64 = sums / counts
-        return means
 
     def _check_fit(self) -> None:
         """One forward pass of one client, so that a model that doesn't fit is said at once."""
@@ -237,7 +153,7 @@ class TorchEngine:
         self._board.models[0] = row_of(self._model)
         self._board.index[:] = 0
         for self._channels_last in (True, False):  # `x.view(…)` in a forward can't do with them
-            problem = self._run("logits", 1, split="test", limit=None, seed=0, round=0)
+            problem = self._run("logits", 1, samples=asdict(Samples("test")))
             if not problem:
                 return
         self.close()
@@ -321,17 +237,6 @@ class _Board:
 def _shared(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
     buffer = mmap.mmap(-1, max(1, prod(shape) * np.dtype(dtype).itemsize))
     return np.frombuffer(buffer, dtype, prod(shape)).reshape(shape)
-
-
-def _samples(
-    federation: Federation, client: int, split: Split, *, limit: int | None, seed: int, round: int
-) -> Int:
-    """The rows of a client's samples: all of them, or `limit` drawn for (seed, round, client)."""
-    rows: Int = getattr(federation, split)[client]
-    if limit is None or limit >= len(rows):
-        return rows
-    key = int(federation.keys[client])
-    return rows[rng.stream(seed, "losses", round, key).permutation(len(rows))[:limit]]
 
 
 def _serve(
@@ -466,18 +371,16 @@ class _Local:
         board.models[client] = self.row.numpy()
 
     @torch.no_grad()
-    def logits(
-        self, client: int, *, split: Split, limit: int | None, seed: int, round: int
-    ) -> None:
+    def logits(self, client: int, *, samples: dict[str, Any]) -> None:
         """Logits of the client's samples under the row the board names for it."""
-        board, federation = self.board, self.federation
+        board, federation, chosen = self.board, self.federation, Samples(**samples)
         self.load(board.models[board.index[client]])
         self.model.eval()
         if self.batchnorm == "batch":
             for norm in self.norms:
                 norm.train()
-        begin = self.first[split][client]
-        rows = _samples(federation, client, split, limit=limit, seed=seed, round=round)
+        begin = self.first[chosen.split][client]
+        rows = chosen.of(federation, client)
         for first in range(0, len(rows), self.batch):
             chunk = rows[first : first + self.batch]
             output = self.model(self.samples(chunk))

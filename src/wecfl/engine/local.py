@@ -1,0 +1,168 @@
+"""What the engines of one machine share: everything that follows from the logits of a client."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Self
+
+import numpy as np
+from torch import nn
+
+from wecfl import rng
+from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError, EngineError
+from wecfl.models.rows import layout_of, reinitialized, row_of
+
+__all__ = ["EVALUATION_BATCH", "LocalEngine", "Samples", "cores"]
+
+EVALUATION_BATCH = 64
+
+
+def cores() -> int:
+    """The processors this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Which samples of each client: a split, or `limit` of them drawn for (seed, round, client)."""
+
+    split: Split
+    limit: int | None = None
+    seed: int = 0
+    round: int = 0
+
+    def of(self, federation: Federation, client: int) -> Int:
+        """Rows of the pool.
+
+        >>> fed = Federation.from_arrays([np.eye(9)], [np.arange(9)], test=1 / 3)
+        >>> len(Samples("train").of(fed, 0)), len(Samples("train", limit=2).of(fed, 0))
+        (6, 2)
+        """
+        rows: Int = getattr(federation, self.split)[client]
+        if self.limit is None or self.limit >= len(rows):
+            return rows
+        stream = rng.stream(self.seed, "losses", self.round, int(federation.keys[client]))
+        return rows[stream.permutation(len(rows))[: self.limit]]
+
+
+class LocalEngine(ABC):
+    """An engine that holds the clients' data itself: how it trains and finds logits is left open.
+
+    `batchnorm` says what BatchNorm uses in evaluation: ``running`` statistics, or those of each
+    test ``batch`` of `batch` samples (as the paper's authors tested).
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        workers: int | None = None,
+        batchnorm: Literal["running", "batch"] = "running",
+        batch: int = 32,
+    ) -> None:
+        self.workers = min(cores() if workers is None else workers, len(federation))
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        if batchnorm not in ("running", "batch"):
+            raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
+        self.layout = layout_of(model)
+        self.sizes: Int = federation.sizes
+        self._federation = federation
+        self._model = deepcopy(model)
+        self._batchnorm = batchnorm
+        self._batch = batch
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
+
+    @abstractmethod
+    def train(
+        self, state: State, plan: Plan, correction: Correction, seed: int
+    ) -> tuple[F32, dict[str, F32]]:
+        """Q local steps of each client from its row of `state.models`: new models and memory."""
+
+    @abstractmethod
+    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
+        """Logits of each client's samples under row `which[i]` of `models`, client by client."""
+
+    def losses(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F64:
+        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
+        samples = Samples("train", limit, seed, round)
+        everyone = np.zeros(len(self.sizes), np.int64)
+        each = [self._loss(models[k : k + 1], everyone, samples) for k in range(len(models))]
+        return np.stack(each, axis=1)
+
+    def risk(self, models: F32) -> F64:
+        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        return self._loss(models, np.arange(len(self.sizes)), Samples("train"))
+
+    def confusion(self, models: F32, split: Split) -> Int:
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        federation, classes = self._federation, self._federation.classes
+        own = np.arange(len(self.sizes))
+        votes = [
+            self._logits(member, own, Samples(split)).astype(np.float64)
+            for member in models.reshape(-1, *models.shape[-2:])
+        ]
+        guess = sum(votes[1:], start=votes[0]).argmax(axis=1)
+        rows = getattr(federation, split)
+        owner = np.repeat(own, [len(indices) for indices in rows])
+        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
+        shape = (len(rows), classes, classes)
+        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
+        rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
+        return np.stack(rows)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the engine holds; it can't be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _loss(self, models: F32, which: Int, samples: Samples) -> F64:
+        """(m,), mean cross-entropy of each client on its samples."""
+        logits = self._logits(models, which, samples).astype(np.float64)
+        rows = [samples.of(self._federation, client) for client in range(len(self.sizes))]
+        truth = self._federation.y[np.concatenate(rows)]
+        top = logits.max(axis=1, keepdims=True)
+        log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+        loss = log_sum - logits[np.arange(len(truth)), truth]
+        counts = np.array([len(chosen) for chosen in rows])
+        sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
+        means: F64 = sums / counts
+        return means
+
+    def _check_finite(self, models: F32, round: int) -> None:
+        finite = np.isfinite(models).all(axis=1)
+        if not finite.all():
+            lost, m = int(np.argmin(finite)), len(models)
+            raise EngineError(
+                f"the model of client {self._federation.names[lost]} is no longer finite after the "
+                f"local update of round {round} ({m - np.count_nonzero(finite)} of {m} clients): "
+                f"training diverged, lower lr"
+            )
