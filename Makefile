@@ -4,14 +4,14 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format clean
+.PHONY: help setup run test check format bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
 setup: $(READY)  ## create .venv and install everything into it
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(wildcard native/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e ".[dev]"
 	@touch $@
@@ -27,6 +27,17 @@ check: $(READY)  ## lint, formatting, strict types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(READY)  ## speed of the engines beside the eager loop, as ratios in one run
+	$(BIN)/python benchmarks/local_update.py
+
+sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	cmake -S native -B build/sanitize -DWECFL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	cmake --build build/sanitize --parallel 2 > /dev/null
+	WECFL_NATIVE="$$(echo build/sanitize/_native*.so)" UBSAN_OPTIONS=halt_on_error=1 \
+	  ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  $(BIN)/python -m pytest tests/engine/test_native.py -k "not ctrl_c"
 
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,226 @@
+// The loops that take the time. Each works on one block of LANES samples (linear layers: on two),
+// with register tiles over output channels × output columns; sizes come at run time, the tile
+// and the kernel size are template parameters, remainders run through smaller tiles.
+#pragma once
+#include <utility>
+
+#include "plan.h"
+#include "simd.h"
+
+namespace WECFL_ISA {
+using wecfl::Geometry;
+
+// Turns LANES vectors, a square, by exchanging ever larger neighbours.
+template <int D, size_t... i>
+INLINE void exchange(V& a, V& b, std::index_sequence<i...>) {
+    const V low = __builtin_shufflevector(a, b, (i & D ? int(i) - D + LANES : int(i))...);
+    b = __builtin_shufflevector(a, b, (i & D ? int(i) + LANES : int(i) + D)...);
+    a = low;
+}
+template <int D = 1>
+INLINE void transpose(V* v) {
+    UNROLL for (int i = 0; i < LANES; i++)
+        if (!(i & D)) exchange<D>(v[i], v[i | D], std::make_index_sequence<LANES>{});
+    if constexpr (2 * D < LANES) transpose<2 * D>(v);
+}
+
+// ---- convolution ------------------------------------------------------------------------------
+
+struct ConvShape {
+    int in_channels, out_channels, height, width;  // of the output
+    size_t in_plane, in_row;      // floats from channel to channel, from row to row
+    size_t out_plane, out_row, out_step;
+};
+
+// out[o..o+OB][y][x..x+XB] = bias + Σ_c Σ_i Σ_j in[c][y·S + i][x·S + j] · w[o][c][i][j].
+// Weights are broadcast, inputs loaded once per tap; OB·XB accumulators stay in registers.
+template <int K, int S, int OB, int XB>
+INLINE void conv_tile(const ConvShape& s, const float* in, const float* w, const float* bias, float* out) {
+    V acc[OB][XB];
+    const size_t per_out = size_t(s.in_channels) * K * K;
+    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int q = 0; q < XB; q++) acc[p][q] = all(bias ? bias[p] : 0.f);
+    for (int c = 0; c < s.in_channels; c++)
+        for (int i = 0; i < K; i++) {
+            const float* ip = in + c * s.in_plane + i * s.in_row;
+            const float* wp = w + (size_t(c) * K + i) * K;
+            UNROLL for (int j = 0; j < K; j++) {
+                if constexpr (OB >= XB) {
+                    V u[XB];
+                    UNROLL for (int q = 0; q < XB; q++) u[q] = load(ip + (q * S + j) * LANES);
+                    UNROLL for (int p = 0; p < OB; p++) {
+                        V weight = all(wp[p * per_out + j]);
+                        UNROLL for (int q = 0; q < XB; q++) acc[p][q] += u[q] * weight;
+                    }
+                } else {
+                    V weight[OB];
+                    UNROLL for (int p = 0; p < OB; p++) weight[p] = all(wp[p * per_out + j]);
+                    UNROLL for (int q = 0; q < XB; q++) {
+                        V u = load(ip + (q * S + j) * LANES);
+                        UNROLL for (int p = 0; p < OB; p++) acc[p][q] += u * weight[p];
+                    }
+                }
+            }
+        }
+    UNROLL for (int p = 0; p < OB; p++)
+        UNROLL for (int q = 0; q < XB; q++) store(out + p * s.out_plane + q * s.out_step, acc[p][q]);
+}
+
+// A row in tiles of XB columns; what is left over in two halves, so that no tile is thin.
+template <int K, int S, int OB, int XB>
+static void conv_rows(const ConvShape& s, const float* in, const float* w, const float* bias, float* out, int from, int to) {
+    for (int y = from; y < to; y++) {
+        const float* ip = in + size_t(y) * S * s.in_row;
+        float* op = out + size_t(y - from) * s.out_row;
+        int x = 0;
+        auto tile = [&](auto width) {
+            constexpr int N = decltype(width)::value;
+            conv_tile<K, S, OB, N>(s, ip + size_t(x) * S * LANES, w, bias, op + x * s.out_step);
+            x += N;
+        };
+        constexpr int HALF = (XB + 1) / 2;
+        while (s.width - x >= XB && (s.width - x - XB == 0 || s.width - x - XB >= HALF || XB <= 2)) tile(Constant<XB>{});
+        while (s.width - x >= HALF) tile(Constant<HALF>{});
+        while (s.width - x >= 2) tile(Constant<2>{});
+        while (x < s.width) tile(Constant<1>{});
+    }
+}
+
+// Rows [from, to) of all output channels; `out` points at row `from`. Tiles of 12 accumulators: 12 of
+// 16 registers on AVX2, and enough of them to hide the latency of a multiply-add.
+template <int K, int S>
+static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out, int from, int to) {
+    int o = 0;
+    auto channels = [&](auto ob, auto xb) {
+        constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
+        conv_rows<K, S, OB, XB>(s, in, w + size_t(o) * s.in_channels * K * K, bias ? bias + o : nullptr, out + o * s.out_plane, from, to);
+        o += OB;
+    };
+    while (s.out_channels % 4 && s.out_channels - o >= 6) channels(Constant<6>{}, Constant<2>{});
+    while (s.out_channels - o >= 4) channels(Constant<4>{}, Constant<3>{});
+    while (s.out_channels - o >= 2) channels(Constant<2>{}, Constant<6>{});
+    while (o < s.out_channels) channels(Constant<1>{}, Constant<8>{});
+}
+
+// partial[o][c][i][j][lane] += Σ_y Σ_x grad[o][y][x] · in[c][y·S + i][x·S + j]: lanes are summed
+// once per step, not here.
+template <int K, int S, int OB>
+INLINE void conv_weights_tile(const ConvShape& s, const float* in, const float* grad, float* partial, int from, int to) {
+    const size_t per_out = size_t(s.in_channels) * K * K * LANES;
+    for (int i = 0; i < K; i++) {
+        V acc[OB][K];
+        float* sums = partial + size_t(i) * K * LANES;
+        UNROLL for (int p = 0; p < OB; p++) UNROLL for (int j = 0; j < K; j++) acc[p][j] = load(sums + p * per_out + j * LANES);
+        for (int y = from; y < to; y++) {
+            const float* ip = in + (size_t(y) * S + i) * s.in_row;
+            const float* gp = grad + y * s.out_row;
+            for (int x = 0; x < s.width; x++, ip += S * LANES, gp += S * LANES) {
+                V g[OB];
+                UNROLL for (int p = 0; p < OB; p++) g[p] = load(gp + p * s.out_plane);
+                UNROLL for (int j = 0; j < K; j++) {
+                    V u = load(ip + j * LANES);
+                    UNROLL for (int p = 0; p < OB; p++) acc[p][j] += g[p] * u;
+                }
+            }
+        }
+        UNROLL for (int p = 0; p < OB; p++) UNROLL for (int j = 0; j < K; j++) store(sums + p * per_out + j * LANES, acc[p][j]);
+    }
+}
+
+// Rows are taken in bands that stay in the first-level cache. The gradient of a convolution of stride S
+// is stored S columns apart, so it advances like the input.
+template <int K, int S>
+static void conv_weights(const ConvShape& s, const float* in, const float* grad, float* partial) {
+    constexpr int OB = K == 1 ? 8 : K == 3 ? 4 : K == 5 ? 2 : 1;  // OB·K accumulators
+    const int band = s.width > 20 ? 4 : s.height;
+    for (int y = 0; y < s.height; y += band) {
+        const int to = y + band < s.height ? y + band : s.height;
+        for (int c = 0; c < s.in_channels; c++) {
+            int o = 0;
+            auto at = [&](int first) { return partial + (size_t(first) * s.in_channels + c) * K * K * LANES; };
+            for (; o + OB <= s.out_channels; o += OB)
+                conv_weights_tile<K, S, OB>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
+            for (; o < s.out_channels; o++)
+                conv_weights_tile<K, S, 1>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
+        }
+    }
+}
+
+// ---- linear -----------------------------------------------------------------------------------
+
+// out[o][lane] = bias[o] + Σ_k w[o·so + k·sk] · in[k][lane] for NB blocks: the forward pass with
+// (so, sk) = (inputs, 1), the input gradient with (1, inputs) and the roles exchanged.
+template <int OB, int NB>
+INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk, const float* bias, float* const* out, size_t out_block) {
+    V acc[OB][NB];
+    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int b = 0; b < NB; b++) acc[p][b] = all(bias ? bias[p] : 0.f);
+    for (int k = 0; k < inputs; k++) {
+        V u[NB];
+        UNROLL for (int b = 0; b < NB; b++) u[b] = load(in + b * in_block + size_t(k) * LANES);
+        UNROLL for (int p = 0; p < OB; p++) {
+            V weight = all(w[p * so + k * sk]);
+            UNROLL for (int b = 0; b < NB; b++) acc[p][b] += u[b] * weight;
+        }
+    }
+    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int b = 0; b < NB; b++) store(out[p] + b * out_block, acc[p][b]);
+}
+
+// `place(o)` is where output o of block 0 goes.
+template <class Place>
+static void linear(int blocks, int inputs, int outputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk, const float* bias, size_t out_block, Place place) {
+    for (int b = 0; b < blocks;) {
+        auto pair = [&](auto nb) {
+            constexpr int NB = decltype(nb)::value;
+            int o = 0;
+            auto tile = [&](auto ob) {
+                constexpr int OB = decltype(ob)::value;
+                float* out[OB];
+                for (int p = 0; p < OB; p++) out[p] = place(o + p) + b * out_block;
+                linear_tile<OB, NB>(inputs, in + b * in_block, in_block, w + o * so, so, sk, bias ? bias + o : nullptr, out, out_block);
+                o += OB;
+            };
+            while (outputs - o >= 6) tile(Constant<6>{});
+            while (outputs - o >= 2) tile(Constant<2>{});
+            while (o < outputs) tile(Constant<1>{});
+            b += NB;
+        };
+        if (blocks - b >= 2) pair(Constant<2>{}); else pair(Constant<1>{});
+    }
+}
+
+// dw[o][k] = Σ_samples grad[o][sample] · turned[sample][k], vectors along k.
+template <int OB>
+INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size_t grad_block, const float* turned, float* dw) {
+    auto g = [&](int p, int s) { return grad[(s / LANES) * grad_block + size_t(p) * LANES + s % LANES]; };
+    int k = 0;
+    for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
+        V acc[OB][2] = {};
+        for (int s = 0; s < samples; s++) {
+            const float* t = turned + size_t(s) * inputs + k;
+            V u = load_any(t), v = load_any(t + LANES);
+            UNROLL for (int p = 0; p < OB; p++) {
+                V weight = all(g(p, s));
+                acc[p][0] += u * weight;
+                acc[p][1] += v * weight;
+            }
+        }
+        UNROLL for (int p = 0; p < OB; p++) {
+            store_any(dw + size_t(p) * inputs + k, acc[p][0]);
+            store_any(dw + size_t(p) * inputs + k + LANES, acc[p][1]);
+        }
+    }
+    for (; k < inputs; k++)
+        for (int p = 0; p < OB; p++) {
+            float total = 0;
+            for (int s = 0; s < samples; s++) total += g(p, s) * turned[size_t(s) * inputs + k];
+            dw[size_t(p) * inputs + k] = total;
+        }
+}
+
+static void linear_weights(int samples, int inputs, int outputs, const float* grad, size_t grad_block, const float* turned, float* dw) {
+    int o = 0;
+    for (; o + 6 <= outputs; o += 6) linear_weights_rows<6>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
+    for (; o + 2 <= outputs; o += 2) linear_weights_rows<2>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
+    for (; o < outputs; o++) linear_weights_rows<1>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
+}
+
+}  // namespace WECFL_ISA

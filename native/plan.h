@@ -1,0 +1,89 @@
+// What is to be computed, in plain numbers: made once from the Python side, read by every kernel.
+//
+// Activations are stored in blocks of LANES samples, as [channel][row][column][lane]: one vector
+// register holds the same pixel of LANES samples, so every layer runs at full vector width whatever
+// its channel count, and no layer needs shuffles. A batch is a few such blocks.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace wecfl {
+
+enum class Kind : int { conv, norm, relu, max_pool, avg_pool, linear, dropout, norm_relu_pool, relu_pool };
+
+// A tensor of one block: `border` rows and columns of zeros around it, and `step` − 1 of them
+// between neighbours, as the convolution that reads it wants it (padding; a strided gradient).
+struct Geometry {
+    int channels = 0, height = 0, width = 0, border = 0, step = 1;
+    int slack = 0;  // further rows and columns of zeros at the end (strided convolutions)
+    int rows() const { return height ? (height - 1) * step + 1 + 2 * border + slack : 0; }
+    int columns() const { return width ? (width - 1) * step + 1 + 2 * border + slack : 0; }
+    size_t plane() const { return size_t(rows()) * columns(); }
+    size_t size() const { return plane() * channels; }  // in vectors
+    size_t at(int c, int y, int x) const {
+        return (size_t(c) * rows() + border + size_t(y) * step) * columns() + border + size_t(x) * step;
+    }
+};
+
+struct Tensor {
+    Geometry value, grad;
+    size_t value_at = 0, grad_at = 0;  // in vectors, of block 0; block b is b * size further
+};
+
+struct Op {
+    Kind kind;
+    int in = 0, out = 0;               // tensors
+    int kernel = 0, stride = 1, pad = 0;
+    int64_t weight = -1, bias = -1;    // columns of the row
+    int64_t mean = -1, variance = -1;
+    float eps = 0, momentum = 0, rate = 0;
+    bool input_gradient = true;        // the first layer needs none
+    bool pools_rows = false;           // a convolution that hands pairs of rows to the relu_pool after it
+    size_t partial_at = 0;             // its partial sums of weights, in vectors
+    size_t codes_at = 0;               // its pooling codes or dropout mask, in vectors of bytes, of block 0
+    size_t statistics_at = 0;          // its BatchNorm statistics, in floats
+};
+
+struct Network {
+    const Op* ops;
+    int op_count;
+    const Tensor* tensors;
+    int tensor_count;
+    int64_t trainable, width;
+    int classes;
+    // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
+    size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size;
+};
+
+enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave
+
+// One mini-batch: rows of the sample pool.
+struct Batch {
+    const float* samples;  // (n, sample_size)
+    size_t sample_size;
+    const int64_t* labels; // (n,)
+    const int64_t* rows;
+    int count;
+};
+
+struct Update {
+    float* momentum;       // (trainable,) or null
+    const float* anchor;   // (width,) or null: the row at the start of the round
+    const float* offset;   // (width,) or null
+    const float* mu;       // (trainable,) or null
+    float lr, momentum_factor, weight_decay;
+};
+
+// The functions compiled once for each instruction set.
+struct Backend {
+    const char* name;
+    int lanes;
+    size_t (*workspace_bytes)(const Network&, int batch);
+    // Forward pass; logits (count, classes) to `logits` if not null.
+    void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace, float* logits);
+    // Forward and backward pass: mean loss; its gradient (trainable,) to `gradient`.
+    float (*gradient)(const Network&, float* row, const Batch&, uint64_t key, void* workspace, float* gradient);
+    void (*update)(const Network&, float* row, float* gradient, const Update&);
+};
+
+}  // namespace wecfl
