@@ -17,7 +17,7 @@ from wecfl.base import Correction, Engine, Method, Plan, State
 from wecfl.config import Config
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
-from wecfl.engine.torch import TorchEngine
+from wecfl.engine import NativeEngine, TorchEngine, make_engine
 from wecfl.layout import Layout
 from wecfl.runs.experiment import Result, run, run_config
 
@@ -28,11 +28,13 @@ __all__ = [
     "Federation",
     "Layout",
     "Method",
+    "NativeEngine",
     "Plan",
     "Result",
     "State",
     "TorchEngine",
     "errors",
+    "make_engine",
     "methods",
     "models",
     "partitions",

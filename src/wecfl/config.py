@@ -70,7 +70,12 @@ class Config(BaseModel):
     )
 
     seed: int = Field(0, ge=0, description="Everything random follows from it.")
-    workers: int | None = Field(None, ge=1, description="Processes (default: one per core).")
+    engine: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What trains the clients; auto: native where it knows every layer."
+    )
+    workers: int | None = Field(
+        None, ge=1, description="Threads or processes (default: one per core)."
+    )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
 
     def completed(self) -> Config:

@@ -1,1 +1,48 @@
-"""Engines: what runs the clients. One protocol (`wecfl.base.Engine`), the same numbers."""
+"""Engines: what runs the clients. One protocol (`wecfl.base.Engine`), the same numbers.
+
+`make_engine` picks one: the native engine where it knows every layer of the model, else torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+from torch import nn
+
+from wecfl.data.federation import Federation
+from wecfl.engine.local import LocalEngine
+from wecfl.engine.native import NativeEngine, Unsupported
+from wecfl.engine.torch import TorchEngine
+from wecfl.errors import ConfigError, EngineError
+
+__all__ = ["ENGINES", "NativeEngine", "TorchEngine", "make_engine"]
+
+ENGINES = ("auto", "native", "torch")
+
+
+def make_engine(
+    choice: Literal["auto", "native", "torch"],
+    federation: Federation,
+    model: nn.Module,
+    **options: Any,
+) -> LocalEngine:
+    """The engine of that name; ``auto`` is native where it applies and says why where not.
+
+    >>> from torch import nn
+    >>> import numpy as np
+    >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
+    >>> with make_engine("torch", fed, nn.Linear(4, 4), workers=1) as engine:
+    ...     engine.name
+    'torch'
+    """
+    if choice not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
+    if choice != "torch":
+        try:
+            return NativeEngine(federation, model, **options)
+        except Unsupported as reason:
+            if choice == "native":
+                raise EngineError(f"{reason}; use the torch engine") from None
+            logging.getLogger("wecfl").warning("wecfl: running on the torch engine: %s", reason)
+    return TorchEngine(federation, model, **options)

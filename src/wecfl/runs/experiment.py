@@ -20,7 +20,7 @@ from wecfl.config import Config
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.data.federation import Federation
-from wecfl.engine.torch import TorchEngine
+from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
@@ -135,6 +135,7 @@ def run(
     weight_decay: float = 0.0,
     batchnorm: Literal["running", "batch"] = "running",
     seed: int = 0,
+    engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
     objectives: bool = True,
     out: str | Path | None = None,
@@ -157,7 +158,8 @@ def run(
         weight_decay: of SGD.
         batchnorm: BatchNorm in tests: `running` statistics or those of each test `batch`.
         seed: everything random follows from it.
-        workers: processes; the result does not depend on them. Default: one per core.
+        engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
+        workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: called after each round.
@@ -178,14 +180,13 @@ def run(
     if out is not None:
         check_free(Path(out))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
-    with TorchEngine(
-        federation, module, workers=workers, batchnorm=batchnorm, batch=batch
-    ) as engine:
+    options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
+    with make_engine(engine, federation, module, **options) as runner:
         settings = [
-            Setting(method, engine, plan, rng.derive(seed, "member", j) if j else seed, j)
+            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j)
             for j in range(method.members)
         ]
-        recorder = Recorder(method, engine, federation.groups, objectives=objectives)
+        recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
         began, status = perf_counter(), "failed"
         states = tuple(opening(setting) for setting in settings)
@@ -196,7 +197,7 @@ def run(
         folder = None
         if out is not None:  # written once nothing can be wrong with what was asked for
             written = config.toml() if config else _described(method, plan, module, rounds, seed)
-            env = {"engine": engine.name, "workers": engine.workers}
+            env = {"engine": runner.name, "workers": runner.workers}
             folder = RunFolder(Path(out), written, env, federation.names)
 
         def result() -> Result:
@@ -216,9 +217,9 @@ def run(
             raise
         finally:
             if folder:
-                outcome = {"engine": engine.name, "seed": seed, "status": status}
+                outcome = {"engine": runner.name, "seed": seed, "status": status}
                 so_far = result()
-                folder.end(states, engine.layout, so_far.clients, {**so_far.summary, **outcome})
+                folder.end(states, runner.layout, so_far.clients, {**so_far.summary, **outcome})
         return result()
 
 

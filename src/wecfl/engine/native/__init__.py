@@ -1,0 +1,186 @@
+"""The fast engine: hand-written kernels for the layers small models are made of, on threads.
+
+The C++ sources are in `native/`; `chain.py` turns a module into the list of layers they know. The
+module's forward method is not run: a self-check at the start compares one training step with torch.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from wecfl import rng
+from wecfl.base import F32, Correction, Int, Plan, State
+from wecfl.data.federation import Federation
+from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
+from wecfl.engine.native.chain import Unsupported, chain
+from wecfl.errors import EngineError
+from wecfl.models.rows import row_of
+
+try:
+    from wecfl.engine.native import _native
+except ImportError:  # no compiler when the package was installed: `NativeEngine` says so
+    _native = None  # type: ignore[assignment]
+
+__all__ = ["NativeEngine", "Unsupported"]
+
+TOLERANCE = 1e-3
+"""The largest error of the self-check, relative to the update; float32 gives about 1e-6."""
+
+
+@final
+class NativeEngine(LocalEngine):
+    """Runs the clients of a federation with the library's own kernels (`wecfl.base.Engine`).
+
+    Arguments as of `LocalEngine`; `workers` are threads, and the same bits come out for any number
+    of them. `isa` chooses an instruction set (default: the best of this machine). Raises
+    `Unsupported` where the model has a layer the kernels don't know.
+
+    >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
+    >>> engine = NativeEngine(fed, nn.Linear(4, 4))
+    >>> engine.confusion(np.zeros((2, 20), np.float32), "test").shape
+    (2, 4, 4)
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        workers: int | None = None,
+        batchnorm: Literal["running", "batch"] = "running",
+        batch: int = 32,
+        isa: str = "",
+    ) -> None:
+        if _native is None:
+            raise Unsupported(
+                "the native engine was not built, because no C++ compiler was found when wecfl was "
+                "installed"
+            )
+        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
+        self._layers = chain(self._model, self.layout, federation.shape, federation.classes)
+        self._runner = self._make(self._layers, isa)
+        self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
+        self._check_kernels(isa)
+
+    @property
+    def name(self) -> str:
+        """With the instruction set: bits are the same for the same one."""
+        return f"native-{self._runner.isa}"
+
+    def train(
+        self, state: State, plan: Plan, correction: Correction, seed: int
+    ) -> tuple[F32, dict[str, F32]]:
+        """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
+        fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
+        keys = [int(key) for key in fed.keys]
+        batches = [
+            [rows[chosen] for chosen in plan.batches(len(rows), seed, state.round, key)]
+            for rows, key in zip(fed.train, keys, strict=True)
+        ]
+        counts = np.array([[len(batch) for batch in client] for client in batches])
+        ends = np.cumsum(counts).reshape(counts.shape)
+        offsets = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
+        index = np.concatenate([batch for client in batches for batch in client])
+        dropout = [rng.derive(seed, "dropout", state.round, key) for key in keys]
+        models = np.array(state.models, dtype=np.float32, order="C")
+        momentum = None
+        if plan.momentum > 0:
+            momentum = np.zeros((m, trainable), np.float32)
+            if plan.keep_momentum and "momentum" in state.memory:
+                momentum[:] = state.memory["momentum"]
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
+            lr = np.broadcast_to(np.asarray(plan.lr), m).astype(np.float32)
+            mu = np.broadcast_to(np.asarray(correction.mu), trainable).astype(np.float32)
+        self._call(
+            "train",
+            models,
+            momentum,
+            None if correction.anchor is None else np.ascontiguousarray(correction.anchor),
+            None if correction.offset is None else np.ascontiguousarray(correction.offset),
+            mu if np.any(mu) else None,
+            lr,
+            plan.momentum,
+            plan.weight_decay,
+            self._x,
+            fed.y,
+            index,
+            offsets,
+            np.array(dropout, dtype=np.uint64),
+            self.workers,
+        )
+        self._check_finite(models, state.round + 1)
+        kept = plan.keep_momentum and momentum is not None
+        return models, {"momentum": momentum} if kept and momentum is not None else {}
+
+    def close(self) -> None:
+        """Nothing to give back: threads end with each call."""
+
+    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
+        rows = [samples.of(self._federation, client) for client in range(len(self.sizes))]
+        offsets = np.cumsum([0, *map(len, rows)])
+        out = np.empty((offsets[-1], self._federation.classes), np.float32)
+        batch = EVALUATION_BATCH if self._batchnorm == "running" else self._batch
+        self._call(
+            "logits",
+            np.ascontiguousarray(models, dtype=np.float32),
+            which,
+            self._x,
+            np.concatenate(rows),
+            offsets,
+            out,
+            self._batchnorm,
+            batch,
+            self.workers,
+        )
+        return out
+
+    def _make(self, layers: list[dict[str, Any]], isa: str) -> _native.Runner:
+        given = self._federation.shape
+        return _native.Runner(
+            [_native.Layer(**layer) for layer in layers],
+            [1, *given] if len(given) == 2 else [*given, 1, 1][:3],
+            self._federation.classes,
+            self.layout.trainable,
+            self.layout.width,
+            isa,
+        )
+
+    def _call(self, work: str, *arguments: Any) -> None:
+        try:
+            getattr(self._runner, work)(*arguments)
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise EngineError(f"the native engine failed in {work}: {error}") from None
+
+    def _check_kernels(self, isa: str) -> None:
+        """One training step of one client, by the kernels and by torch; Dropout left out."""
+        still = [{**layer, "rate": 0.0} if "rate" in layer else layer for layer in self._layers]
+        draws = rng.stream(0, "self-check")
+        x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
+        y = draws.integers(0, self._federation.classes, len(x))
+        start = row_of(self._model)
+        ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
+        order, offsets, key = np.arange(len(x)), np.array([[0, len(x)]]), np.zeros(1, np.uint64)
+        self._make(still, isa).train(
+            ours, None, None, None, None, lr, 0.0, 0.0, x.reshape(8, -1), y, order, offsets, key, 1
+        )
+        module = deepcopy(self._model).train()
+        for part in module.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        optimizer = torch.optim.SGD(module.parameters(), lr=float(lr[0]))
+        logits = module(torch.from_numpy(x))
+        torch.autograd.backward(nn.functional.cross_entropy(logits, torch.from_numpy(y)))
+        optimizer.step()
+        theirs = row_of(module)
+        update = np.abs(theirs - start).max()
+        error = np.abs(ours[0] - theirs).max() / max(update, np.finfo(np.float32).tiny)
+        if not error <= TOLERANCE and update > 0:
+            raise Unsupported(
+                f"the self-check of the native kernels failed: one step of {self._runner.isa} is "
+                f"off by {error:.1e} of the update"
+            )

@@ -1,0 +1,23 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Layer:
+    def __init__(self, kind: str, **numbers: float) -> None: ...
+
+class Runner:
+    isa: str
+    def __init__(
+        self,
+        layers: list[Layer],
+        shape: list[int],
+        classes: int,
+        trainable: int,
+        width: int,
+        isa: str = "",
+    ) -> None: ...
+    def train(self, rows: NDArray[np.float32], *arguments: Any) -> None: ...
+    def logits(self, rows: NDArray[np.float32], *arguments: Any) -> None: ...
+
+def instruction_sets() -> list[str]: ...
