@@ -27,7 +27,7 @@ class Tightening:
 tightening = wecfl.methods.wecfl(k=5).replace(name="tightening", objective=Tightening(0.05))
 
 # 2. Another λ: clients count by the square root of their data.
-gentle = wecfl.methods.wecfl(k=5).replace(name="gentle", importance=lambda n: np.sqrt(n))
+gentle = wecfl.methods.wecfl(k=5).replace(name="gentle", importance=np.sqrt)
 
 # 3. FedPer: the last layer (tensors "3.weight", "3.bias" of the MLP) never leaves a client.
 fedper = wecfl.methods.fedavg.replace(name="fedper", shared="~3.*")

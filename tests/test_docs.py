@@ -28,7 +28,8 @@ PUBLIC = {
     for name in module.__all__
 }
 WITHOUT_EXAMPLE = {
-    "Array", "Engine", "Module", "Named", "Observer", "Package", "Partition", "Source", "check_clusters",
+    "Array", "Engine", "Module", "Named", "Observer", "Package", "Partition", "Source",
+    "check_clusters",
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The library against the naive twin, method by method."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -26,9 +28,10 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("architecture", ["mlp", "cnn"])
 @pytest.mark.parametrize("name", METHODS)
-def test_same_assignments_and_models_as_the_twin(name: str, architecture: str) -> None:
+def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, engine: Any) -> None:
     method, k, mu = METHODS[name]
     seed, rounds = 3, 4
     partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
@@ -39,8 +42,9 @@ def test_same_assignments_and_models_as_the_twin(name: str, architecture: str) -
 
     labels, clients = twin(name, fed, inits, plan, rounds=rounds, seed=seed, mu=mu)
     result = wecfl.run(
-        fed, method, model=given, rounds=rounds, steps=7, batch=16, lr=0.05, seed=seed, workers=2
-    )
+        fed, method, model=given, rounds=rounds, steps=7, batch=16, lr=0.05, seed=seed,
+        workers=2, engine=engine,
+    )  # fmt: skip
 
     assert adjusted_rand_score(labels, result.labels) == 1.0
     moved = max(np.abs(wecfl.models.row_of(c) - wecfl.models.row_of(given)).max() for c in clients)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from wecfl import methods
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.engine.torch import TorchEngine
+from wecfl.engine import make_engine
 from wecfl.models import build
 from wecfl.rounds import Setting, iterate, opening
 from wecfl.runs.experiment import Result
@@ -20,6 +21,7 @@ from wecfl.runs.folder import read_state, save_state
 
 SEED = 5
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
+BOTH = pytest.mark.parametrize("engine", ["native", "torch"])
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +30,11 @@ def fed() -> wecfl.Federation:
     return wecfl.Federation.from_dataset("digits", partition, clients=9, seed=SEED)
 
 
-def run(fed: wecfl.Federation, method: Method, workers: int = 1, rounds: int = 3) -> Result:
-    return wecfl.run(
-        fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, workers=workers, objectives=False
-    )
+def run(
+    fed: wecfl.Federation, method: Method, workers: int = 1, rounds: int = 3, engine: str = "native"
+) -> Result:
+    how: Any = {"workers": workers, "engine": engine, "objectives": False}
+    return wecfl.run(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
 
 
 def same_bits(one: Result, two: Result) -> None:
@@ -44,9 +47,12 @@ def same_bits(one: Result, two: Result) -> None:
 
 
 @EVERY
-def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federation) -> None:
+@BOTH
+def test_every_method_learns_and_keeps_the_shapes(
+    name: str, engine: str, fed: wecfl.Federation
+) -> None:
     method = methods.named(name, k=3)
-    result = run(fed, method, rounds=12)
+    result = run(fed, method, rounds=12, engine=engine)
     width = wecfl.models.layout_of(result.architecture).width
     assert len(result.states) == method.members
     for state in result.states:
@@ -66,22 +72,35 @@ def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federati
 
 
 @EVERY
+@BOTH
 def test_every_method_gives_the_same_bits_with_any_number_of_workers(
-    name: str, fed: wecfl.Federation
+    name: str, engine: str, fed: wecfl.Federation
 ) -> None:
     method = methods.named(name, k=3)
-    same_bits(run(fed, method, workers=1), run(fed, method, workers=2))
+    same_bits(run(fed, method, 1, engine=engine), run(fed, method, 2, engine=engine))
 
 
 @EVERY
+def test_every_method_gives_the_same_result_on_both_engines(
+    name: str, fed: wecfl.Federation
+) -> None:
+    method = methods.named(name, k=3)
+    native, torch = run(fed, method, rounds=5), run(fed, method, rounds=5, engine="torch")
+    np.testing.assert_array_equal(native.labels, torch.labels)
+    for ours, theirs in zip(native.states, torch.states, strict=True):
+        np.testing.assert_allclose(ours.models, theirs.models, atol=1e-4)
+
+
+@EVERY
+@BOTH
 def test_every_method_continues_from_a_saved_state(
-    name: str, fed: wecfl.Federation, tmp_path: Path
+    name: str, engine: Any, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
     """A checkpoint is exactly the State: two rounds, to disk and back, two more = four rounds."""
     method = methods.named(name, k=3)
     model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
-    with TorchEngine(fed, model, workers=1) as engine:
-        setting = Setting(method, engine, wecfl.Plan(steps=5, lr=0.05), seed=SEED)
+    with make_engine(engine, fed, model, workers=1) as runner:
+        setting = Setting(method, runner, wecfl.Plan(steps=5, lr=0.05), seed=SEED)
         path = iterate(setting, opening(setting))
         states = [next(path) for _ in range(4)]
         save_state(states[1], tmp_path / "state.safetensors")

@@ -1,0 +1,450 @@
+"""The native engine against torch, and its promises: bits, errors, threads."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import wecfl
+from wecfl import Correction, Federation, Plan, State, methods
+from wecfl.engine import make_engine
+from wecfl.engine.native import NativeEngine, Unsupported, _native
+from wecfl.errors import EngineError
+from wecfl.models import build, layout_of, row_of
+from wecfl.rounds import Setting, iterate, opening
+
+ISAS = _native.instruction_sets()
+
+
+def federation(shape: tuple[int, ...], classes: int, sizes: list[int], seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    xs = [rng.normal(size=(n, *shape)).astype(np.float32) for n in sizes]
+    ys = [rng.integers(0, classes, n) for n in sizes]
+    return Federation.from_arrays(xs, ys, classes=classes)
+
+
+def start(model: nn.Module, m: int) -> State:
+    rows = np.repeat(row_of(model)[None], m, axis=0)
+    return State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+
+
+def plain_torch(
+    model: nn.Module, fed: Federation, plan: Plan, dtype: torch.dtype, client: int = 0
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The row of one client after one round of a plain loop, in the given precision."""
+    copy = deepcopy(model).to(dtype).train()
+    optimizer = torch.optim.SGD(
+        copy.parameters(), lr=float(plan.lr), momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    own = fed.train[client]
+    for chosen in plan.batches(len(own), 0, 0, int(fed.keys[client])):
+        x = torch.from_numpy(fed.x[own[chosen]]).to(dtype)
+        optimizer.zero_grad()
+        torch.autograd.backward(
+            functional.cross_entropy(copy(x), torch.from_numpy(fed.y[own[chosen]]))
+        )
+        optimizer.step()
+    tensors = dict([*copy.named_parameters(), *copy.named_buffers()])
+    names = [entry.name for entry in layout_of(model).entries]
+    return np.concatenate([tensors[n].detach().double().numpy().ravel() for n in names])
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, int, int], int]:
+    """Small random chains of all the layers there are."""
+    c, h = draw(st.integers(1, 5)), draw(st.integers(6, 14))
+    w = draw(st.integers(6, 14))
+    shape, classes = (c, h, w), draw(st.integers(2, 7))
+    layers: list[nn.Module] = []
+    for _ in range(draw(st.integers(0, 2))):
+        kernel = draw(st.sampled_from([1, 3, 5, 7]))
+        pad = draw(st.integers(0, kernel - 1))
+        stride = draw(st.sampled_from([1, 1, 2]))
+        sides = [n + 2 * pad - kernel for n in (h, w)]
+        if min(sides) < 0 or (stride == 2 and sides[0] % 2 != sides[1] % 2):
+            continue
+        out = draw(st.integers(1, 9))
+        layers.append(nn.Conv2d(c, out, kernel, stride, pad, bias=draw(st.booleans())))
+        c, h, w = out, *(side // stride + 1 for side in sides)
+        if draw(st.booleans()) and h * w > 1:
+            layers.append(nn.BatchNorm2d(c, affine=draw(st.booleans())))
+        if draw(st.booleans()):
+            layers.append(nn.ReLU())
+        pool = draw(st.sampled_from(["none", "two", "max", "avg"]))
+        if pool == "two" and min(h, w) >= 2:
+            layers.append(nn.MaxPool2d(2))
+            h, w = h // 2, w // 2
+        elif pool in ("max", "avg") and min(h, w) >= 3:
+            kind = nn.MaxPool2d if pool == "max" else nn.AvgPool2d
+            layers.append(kind(3, 2, 1))
+            h, w = (h - 1) // 2 + 1, (w - 1) // 2 + 1
+    layers.append(nn.Flatten())
+    features = c * h * w
+    if draw(st.booleans()):
+        hidden = draw(st.integers(1, 20))
+        layers += [nn.Linear(features, hidden), nn.ReLU()]
+        features = hidden
+    layers.append(nn.Linear(features, classes, bias=draw(st.booleans())))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(draw(st.integers(0, 1000)))
+        for layer in layers:
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+    return nn.Sequential(*layers), shape, classes
+
+
+@given(networks(), st.integers(2, 40), st.integers(0, 1000), st.sampled_from(ISAS))
+@settings(deadline=None, max_examples=60)
+def test_random_networks_train_like_torch_in_double_precision(
+    case: tuple[nn.Sequential, tuple[int, int, int], int], batch: int, seed: int, isa: str
+) -> None:
+    model, shape, classes = case
+    fed = federation(shape, classes, [60], seed)
+    plan = Plan(steps=10, batch=batch, lr=0.02, momentum=0.9, weight_decay=0.01)
+    engine = NativeEngine(fed, model, isa=isa)
+    models, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    exact = plain_torch(model, fed, plan, torch.float64)
+    single = plain_torch(model, fed, plan, torch.float32)
+    update = np.abs(exact - row_of(model)).max()
+    ours, theirs = (np.abs(row - exact).max() / update for row in (models[0], single))
+    # Twice torch's own error, or the rounding of a few steps where torch happens to be exact.
+    assert ours <= max(2 * theirs, 3e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn-cifar", (3, 32, 32)), ("cnn-fashion", (1, 28, 28))]
+)
+def test_ten_rounds_of_the_papers_networks(name: str, shape: tuple[int, ...]) -> None:
+    fed = federation(shape, 10, [20, 33, 24, 40])
+    fed.x[np.concatenate([*fed.train[:2], *fed.test[:2]])] *= -1  # two kinds of clients
+    states = []
+    for kind in ("native", "torch"):
+        with make_engine(kind, fed, build(name, shape=shape, classes=10)) as engine:
+            setting = Setting(methods.wecfl(2), engine, Plan(steps=3, batch=8), 0)
+            path = iterate(setting, opening(setting))
+            states.append([next(path) for _ in range(10)][-1])
+    native, reference = states
+    np.testing.assert_array_equal(native.labels, reference.labels)
+    moved = np.abs(reference.centers - row_of(build(name, shape=shape, classes=10))).max()
+    np.testing.assert_allclose(native.centers, reference.centers, atol=1e-3 * moved)
+
+
+@pytest.mark.parametrize("batchnorm", ["running", "batch"])
+def test_evaluation_agrees_with_torch(batchnorm: Any) -> None:
+    shape = (1, 28, 28)
+    fed = federation(shape, 10, [70, 45])
+    model = build("cnn-fashion", shape=shape, classes=10)
+    found = []
+    for kind in ("native", "torch"):
+        with make_engine(kind, fed, model, batchnorm=batchnorm) as engine:
+            rows = np.stack([row_of(model), row_of(model) * 0.5])
+            rows[:, -48:] = np.abs(rows[:, -48:]) + 0.1  # variances
+            each = engine.losses(rows, batches=1, seed=3, round=2)
+            found.append((engine.risk(rows), each, engine.confusion(rows, "test")))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_corrections_and_memory_agree_with_torch() -> None:
+    fed = federation((6,), 3, [20, 30, 25])
+    model = build("mlp", shape=(6,), classes=3)
+    layout, rng = layout_of(model), np.random.default_rng(1)
+    begin = start(model, 3)
+    noise = rng.normal(size=begin.models.shape).astype(np.float32)
+    correction = Correction(
+        mu=rng.uniform(0, 1, layout.trainable).astype(np.float32), anchor=noise, offset=0.01 * noise
+    )
+    rates = np.array([0.01, 0.02, 0.03], np.float32)
+    for plan in (Plan(5, 8, rates), Plan(5, 8, 0.01, keep_momentum=False), Plan(5, 8, 0.01, 0.0)):
+        found = []
+        for kind in ("native", "torch"):
+            with make_engine(kind, fed, model) as engine:
+                models, memory = engine.train(begin, plan, correction, 0)
+                again = begin.replace(models=models, memory=memory, round=1)
+                found.append(engine.train(again, plan, correction, 0))
+        (ours, memory), (theirs, reference) = found
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        assert memory.keys() == reference.keys()
+        for key in memory:
+            np.testing.assert_allclose(memory[key], reference[key], atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_same_bits_for_any_number_of_threads_and_any_order(isa: str) -> None:
+    shape = (2, 9, 9)
+    fed = federation(shape, 4, [11, 30, 17, 25, 12, 19, 40])
+    model = nn.Sequential(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Dropout(0.3), nn.Linear(45, 4),
+    )  # fmt: skip
+    begin, plan = start(model, 7), Plan(steps=6, batch=7, lr=0.05)
+    results = [
+        NativeEngine(fed, model, workers=n, isa=isa).train(begin, plan, Correction(), 3)[0]
+        for n in (1, 2, 4)
+    ]
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+    order = np.array([3, 6, 0, 5, 2, 4, 1])
+    turned = NativeEngine(fed.subset(order), model, workers=2, isa=isa)
+    assert turned.train(begin, plan, Correction(), 3)[0].tobytes() == results[0][order].tobytes()
+    other = NativeEngine(fed, model, isa=isa).train(begin, plan, Correction(), 4)[0]
+    assert other.tobytes() != results[0].tobytes()
+
+
+def test_dropout_keeps_the_mean_and_follows_its_key() -> None:
+    fed = federation((50,), 2, [200])
+    model = nn.Sequential(nn.Dropout(0.4), nn.Linear(50, 2))
+    engine = NativeEngine(fed, model)
+    plan = Plan(steps=200, batch=32, lr=0.01, momentum=0.0)
+    dropped, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    still = nn.Sequential(nn.Dropout(0.0), nn.Linear(50, 2))
+    still.load_state_dict(model.state_dict())
+    full, _ = NativeEngine(fed, still).train(start(model, 1), plan, Correction(), 0)
+    assert dropped.tobytes() != full.tobytes()
+    np.testing.assert_allclose(dropped, full, atol=0.15)
+    again, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    assert again.tobytes() == dropped.tobytes()
+
+
+class Functional(nn.Module):
+    """What people write instead of nn.Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.out = nn.Linear(4 * 9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.conv(x)), 2)
+        out: Tensor = self.out(x.view(x.size(0), -1))
+        return out
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.flatten(x, 1)
+        out: Tensor = self.b(x + self.a(x))
+        return out
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(self.a(torch.flatten(x, 1))))
+        return out
+
+
+def test_a_traced_module_is_recognised() -> None:
+    fed = federation((1, 8, 8), 3, [20])
+    with make_engine("auto", fed, Functional()) as engine:
+        assert engine.name.startswith("native-")
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Residual(), "not a chain"),
+        (Twice(), "'a' is used twice"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 3)),
+            "'2' \\(Tanh\\)",
+        ),
+        (nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten(), nn.Linear(50, 3)), "kernel other than"),
+        (nn.Sequential(nn.Conv2d(1, 2, (1, 3)), nn.Flatten(), nn.Linear(96, 3)), "not square"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(32, 3)), "dilation"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()), "last layer is not linear"),
+        (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), "BatchNorm1d"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_the_kernels_do_not_know_runs_on_torch_with_one_line(
+    model: nn.Module, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = federation((1, 8, 8), 3, [20])
+    with pytest.raises(Unsupported, match=reason):
+        NativeEngine(fed, model)
+    with pytest.raises(EngineError, match="use the torch engine"):
+        make_engine("native", fed, model)
+    with make_engine("auto", fed, model, workers=1) as engine:
+        assert engine.name == "torch"
+    assert len(caplog.records) == 1
+    assert "\n" not in caplog.text.strip()
+
+
+def test_a_wrong_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check compares with the module itself: here the two differ."""
+    fed = federation((1, 8, 8), 3, [20])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    monkeypatch.setattr(
+        "wecfl.engine.native.chain",
+        lambda *_: [{"kind": "relu"}, {"kind": "linear", "outputs": 3, "weight": 0, "bias": 192}],
+    )
+    with pytest.raises(Unsupported, match="self-check of the native kernels failed"):
+        NativeEngine(fed, model)
+
+
+def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wecfl.engine.native._native", None)
+    fed = federation((4,), 3, [20])
+    with pytest.raises(Unsupported, match="no C\\+\\+ compiler"):
+        NativeEngine(fed, nn.Linear(4, 3))
+
+
+def test_divergence_is_said() -> None:
+    fed = federation((4,), 3, [20, 20])
+    engine = NativeEngine(fed, nn.Linear(4, 3))
+    with pytest.raises(EngineError, match="diverged, lower lr"):
+        engine.train(start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
+
+
+class TestRunner:
+    """The extension itself: whatever comes, a Python exception and never a crash."""
+
+    good: dict[str, Any]
+
+    def setup_method(self) -> None:
+        self.runner = _native.Runner(
+            [_native.Layer("linear", outputs=3, weight=0, bias=12)], [4, 1, 1], 3, 15, 15
+        )
+        self.good = {
+            "rows": np.zeros((2, 15), np.float32),
+            "momentum": np.zeros((2, 15), np.float32),
+            "anchor": None,
+            "offset": None,
+            "mu": None,
+            "lr": np.zeros(2, np.float32),
+            "factor": 0.9,
+            "decay": 0.0,
+            "x": np.zeros((6, 4), np.float32),
+            "y": np.array([0, 1, 2, 0, 1, 2]),
+            "index": np.arange(6),
+            "offsets": np.array([[0, 3], [3, 6]]),
+            "keys": np.zeros(2, np.uint64),
+            "threads": 2,
+        }
+
+    def test_good_arguments(self) -> None:
+        self.runner.train(*self.good.values())
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("rows", np.zeros((2, 14), np.float32)),
+            ("rows", np.zeros((2, 15))),
+            ("rows", np.zeros((15, 2), np.float32).T),
+            ("rows", np.zeros(15, np.float32)),
+            ("rows", None),
+            ("momentum", np.zeros((2, 14), np.float32)),
+            ("momentum", np.zeros((1, 15), np.float32)),
+            ("anchor", np.zeros((2, 14), np.float32)),
+            ("offset", np.zeros((3, 15), np.float32)),
+            ("mu", np.zeros(14, np.float32)),
+            ("lr", np.zeros(3, np.float32)),
+            ("x", np.zeros((6, 5), np.float32)),
+            ("x", np.zeros((6, 4))),
+            ("y", np.array([0, 1, 3, 0, 1, 2])),
+            ("y", np.array([0, -1, 2, 0, 1, 2])),
+            ("y", np.array([0, 1, 2])),
+            ("y", np.zeros(6)),
+            ("index", np.array([0, 1, 2, 3, 4, 6])),
+            ("index", np.array([0, 1, 2, 3, 4, -1])),
+            ("offsets", np.array([[0, 3], [3, 7]])),
+            ("offsets", np.array([[0, 0], [3, 6]])),
+            ("offsets", np.array([[3, 0], [3, 6]])),
+            ("offsets", np.array([[-1, 3], [3, 6]])),
+            ("offsets", np.zeros((2, 0), np.int64)),
+            ("keys", np.zeros(1, np.uint64)),
+            ("threads", 0),
+            ("threads", -1),
+        ],
+    )
+    def test_bad_arguments(self, name: str, value: Any) -> None:
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            self.runner.train(*{**self.good, name: value}.values())
+
+    @pytest.mark.parametrize(
+        "layers",
+        [
+            [],
+            [_native.Layer("relu")],
+            [_native.Layer("what")],
+            [_native.Layer("linear", outputs=3, weight=8, bias=12)],
+            [_native.Layer("linear", outputs=3, weight=-1)],
+            [_native.Layer("linear", outputs=2, weight=0)],
+            [_native.Layer("linear", outputs=-3, weight=0)],
+            [_native.Layer("conv", kernel=3, outputs=3, weight=0)],
+            [_native.Layer("conv", kernel=2, outputs=3, weight=0)],
+            [_native.Layer("max_pool", kernel=0, stride=0)],
+            [_native.Layer("dropout", rate=1.0)],
+            [_native.Layer("norm", mean=99, variance=0)],
+        ],
+        ids=range(12),
+    )
+    def test_bad_networks(self, layers: list[Any]) -> None:
+        with pytest.raises(ValueError, match=r"\w"):
+            _native.Runner(layers, [4, 1, 1], 3, 15, 15)
+
+    def test_nan_stays_nan(self) -> None:
+        self.good["x"][0] = np.nan
+        self.good["lr"][:] = 0.1
+        self.runner.train(*self.good.values())
+        assert np.isnan(self.good["rows"][0]).any()
+        assert np.isfinite(self.good["rows"][1]).all()
+
+    def test_unknown_instruction_set(self) -> None:
+        with pytest.raises(ValueError, match="can't run"):
+            _native.Runner(
+                [_native.Layer("linear", outputs=1, weight=0)], [1, 1, 1], 1, 1, 1, "mmx"
+            )
+
+
+def test_ctrl_c_stops_the_threads_at_once() -> None:
+    code = """
+import numpy as np, wecfl
+from wecfl.models import build, row_of
+x = np.zeros((64, 1, 28, 28), np.float32); y = np.arange(64) % 10
+fed = wecfl.Federation.from_arrays([x] * 4, [y] * 4)
+model = build("cnn-fashion", shape=(1, 28, 28), classes=10)
+engine = wecfl.NativeEngine(fed, model)
+rows = np.repeat(row_of(model)[None], 4, axis=0)
+state = wecfl.State(0, rows, rows[:1], np.zeros(4, np.int64))
+print("go", flush=True)
+try:
+    engine.train(state, wecfl.Plan(steps=100_000), wecfl.Correction(), 0)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "go\n"
+        time.sleep(1.0)
+        os.kill(child.pid, signal.SIGINT)
+        began = time.monotonic()
+        assert child.stdout.readline() == "stopped\n"
+        assert (
+            time.monotonic() - began < 30
+        )  # a promise of one second, on a machine that may be busy
+    assert child.returncode == 0
+
+
+def test_run_uses_it_by_default_and_says_so() -> None:
+    fed = federation((4,), 3, [20, 20])
+    result = wecfl.run(fed, methods.fedavg, model="logistic", rounds=1, engine="auto")
+    assert result.records[0]["round"] == 1
