@@ -23,8 +23,12 @@ struct Pass {
     uint8_t* codes;
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
-    float* value(int t, int b) const { return tensors + (tensor(t).value_at * capacity + tensor(t).value.size() * b) * LANES; }
-    float* grad(int t, int b) const { return tensors + (tensor(t).grad_at * capacity + tensor(t).grad.size() * b) * LANES; }
+    float* value(int t, int b) const {
+        return tensors + (tensor(t).value_at * capacity + tensor(t).value.size() * b) * LANES;
+    }
+    float* grad(int t, int b) const {
+        return tensors + (tensor(t).grad_at * capacity + tensor(t).grad.size() * b) * LANES;
+    }
     uint8_t* code(const Op& op, int b) const {
         const Geometry& g = tensor(op.out).value;
         return codes + (op.codes_at * capacity + size_t(g.channels) * g.height * g.width * b) * LANES;
@@ -42,7 +46,11 @@ static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static size_t lay_out(Pass& p, char* base) {
     const Network& n = p.net;
     char* at = base;
-    auto take = [&](size_t bytes) { char* here = at; at += aligned(bytes); return here; };
+    auto take = [&](size_t bytes) {
+        char* here = at;
+        at += aligned(bytes);
+        return here;
+    };
     const size_t vector = LANES * sizeof(float);
     p.tensors = reinterpret_cast<float*>(take(n.tensors_size * p.capacity * vector));
     p.partial = reinterpret_cast<float*>(take(n.partial_size * vector));
@@ -71,9 +79,9 @@ static void gather(const Pass& p, int b) {
             int x = 0;
             for (; x + LANES <= g.width; x += LANES, e += LANES) {
                 V v[LANES];
-                UNROLL for (int i = 0; i < LANES; i++) v[i] = load_any(from[i] + e);
+                EACH(i, LANES) v[i] = load_any(from[i] + e);
                 transpose(v);
-                UNROLL for (int i = 0; i < LANES; i++) store(to + (x + i) * LANES, v[i]);
+                EACH(i, LANES) store(to + (x + i) * LANES, v[i]);
             }
             for (; x < g.width; x++, e++)
                 for (int i = 0; i < LANES; i++) to[x * LANES + i] = from[i][e];
@@ -89,9 +97,15 @@ INLINE void pixels(const Geometry& g, int c, F f) {
 }
 
 static ConvShape conv_shape(const Geometry& in, const Geometry& out) {
-    return {in.channels, out.channels, out.height, out.width,
-            in.plane() * LANES, size_t(in.columns()) * LANES,
-            out.plane() * LANES, size_t(out.columns()) * out.step * LANES, size_t(out.step) * LANES};
+    return {in.channels,
+            out.channels,
+            out.height,
+            out.width,
+            in.plane() * LANES,
+            size_t(in.columns()) * LANES,
+            out.plane() * LANES,
+            size_t(out.columns()) * out.step * LANES,
+            size_t(out.step) * LANES};
 }
 
 // Kernel size and stride as compile-time numbers.
@@ -99,15 +113,22 @@ template <class F>
 static void with_kernel(const Op& op, F f) {
     auto stride = [&](auto k) { return op.stride == 1 ? f(k, Constant<1>{}) : f(k, Constant<2>{}); };
     switch (op.kernel) {
-        case 1: return stride(Constant<1>{});
-        case 3: return stride(Constant<3>{});
-        case 5: return stride(Constant<5>{});
-        default: return stride(Constant<7>{});
+        case 1:
+            return stride(Constant<1>{});
+        case 3:
+            return stride(Constant<3>{});
+        case 5:
+            return stride(Constant<5>{});
+        default:
+            return stride(Constant<7>{});
     }
 }
 
 // Which of four neighbours is the largest (the first of equals, as in torch), 4 if none is positive.
-struct Winner { V best; I code; };
+struct Winner {
+    V best;
+    I code;
+};
 INLINE Winner winner(V a, V b, V c, V d) {
     V best = a;
     I code = {};
@@ -121,7 +142,9 @@ INLINE Winner winner(V a, V b, V c, V d) {
     return {select(alive, best, V{}), alive ? code : I{} + 4};
 }
 INLINE void put_code(uint8_t* to, I code) { *reinterpret_cast<B*>(to) = __builtin_convertvector(code, B); }
-INLINE I get_code(const uint8_t* from) { return __builtin_convertvector(*reinterpret_cast<const B*>(from), I); }
+INLINE I get_code(const uint8_t* from) {
+    return __builtin_convertvector(*reinterpret_cast<const B*>(from), I);
+}
 
 static float random_unit(uint64_t key, uint64_t counter) {  // splitmix64, 24 bits
     uint64_t z = key + (counter + 1) * 0x9E3779B97F4A7C15ull;
@@ -133,7 +156,9 @@ static float random_unit(uint64_t key, uint64_t counter) {  // splitmix64, 24 bi
 // ---- BatchNorm --------------------------------------------------------------------------------
 
 // Statistics of an operation: mean, 1/√(variance + ε), Σg, Σg·x̂ for each channel.
-struct Statistics { float *mean, *inverse, *sum, *sum_hat; };
+struct Statistics {
+    float *mean, *inverse, *sum, *sum_hat;
+};
 static Statistics statistics(const Pass& p, const Op& op) {
     float* at = p.statistics + op.statistics_at;
     const int c = p.tensor(op.in).value.channels;
@@ -162,7 +187,10 @@ static void measure(const Pass& p, const Op& op) {
         for (int b = 0; b < p.blocks; b++) {
             const float* z = p.value(op.in, b);
             V acc = {};
-            pixels(g, c, [&](int, int, size_t at) { V d = load(z + at) - mu; acc += d * d; });
+            pixels(g, c, [&](int, int, size_t at) {
+                V d = load(z + at) - mu;
+                acc += d * d;
+            });
             squares += sum(acc * p.live(b));
         }
         const float var = float(squares / n);
@@ -175,7 +203,9 @@ static void measure(const Pass& p, const Op& op) {
     }
 }
 
-struct Affine { V scale, shift; };
+struct Affine {
+    V scale, shift;
+};
 INLINE Affine affine(const Pass& p, const Op& op, const Statistics& s, int c) {
     const float scale = (op.weight < 0 ? 1.f : p.row[op.weight + c]) * s.inverse[c];
     return {all(scale), all((op.bias < 0 ? 0.f : p.row[op.bias + c]) - s.mean[c] * scale)};
@@ -207,7 +237,8 @@ static void forward_pool2(const Pass& p, const Op& op, int b) {  // (BatchNorm,)
 
 static void forward_conv(const Pass& p, const Op& op, int b) {
     const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value;
-    const float *in = p.value(op.in, b), *w = p.row + op.weight, *bias = op.bias < 0 ? nullptr : p.row + op.bias;
+    const float *in = p.value(op.in, b), *w = p.row + op.weight,
+                *bias = op.bias < 0 ? nullptr : p.row + op.bias;
     ConvShape s = conv_shape(gi, go);
     with_kernel(op, [&](auto k, auto stride) {
         constexpr int K = decltype(k)::value, S = decltype(stride)::value;
@@ -228,7 +259,8 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
             for (int c = 0; c < go.channels; c++)
                 for (int x = 0; x < gp.width; x++) {
                     const float* t = p.rows + c * s.out_plane + 2 * x * LANES;
-                    Winner won = winner(load(t), load(t + LANES), load(t + s.out_row), load(t + s.out_row + LANES));
+                    Winner won =
+                        winner(load(t), load(t + LANES), load(t + s.out_row), load(t + s.out_row + LANES));
                     store(out + gp.at(c, y, x) * LANES, won.best);
                     put_code(codes + ((size_t(c) * gp.height + y) * gp.width + x) * LANES, won.code);
                 }
@@ -270,7 +302,8 @@ static void forward_avg_pool(const Pass& p, const Op& op, int b) {
             for (int i = 0; i < op.kernel; i++)
                 for (int j = 0; j < op.kernel; j++) {
                     const int yy = y * op.stride - op.pad + i, xx = x * op.stride - op.pad + j;
-                    if (yy >= 0 && xx >= 0 && yy < gi.height && xx < gi.width) total += load(in + gi.at(c, yy, xx) * LANES);
+                    if (yy >= 0 && xx >= 0 && yy < gi.height && xx < gi.width)
+                        total += load(in + gi.at(c, yy, xx) * LANES);
                 }
             store(out + at, total * share);
         });
@@ -281,7 +314,9 @@ template <class F>
 static void map(const Geometry& gi, const float* in, const Geometry& go, float* out, F f) {
     size_t e = 0;
     for (int c = 0; c < gi.channels; c++)
-        pixels(gi, c, [&](int y, int x, size_t at) { store(out + go.at(c, y, x) * LANES, f(load(in + at), c, e++)); });
+        pixels(gi, c, [&](int y, int x, size_t at) {
+            store(out + go.at(c, y, x) * LANES, f(load(in + at), c, e++));
+        });
 }
 
 static void forward_block(const Pass& p, const Op& op, int b) {
@@ -289,15 +324,25 @@ static void forward_block(const Pass& p, const Op& op, int b) {
     const float* in = p.value(op.in, b);
     float* out = p.value(op.out, b);
     switch (op.kind) {
-        case Kind::conv: return forward_conv(p, op, b);
-        case Kind::relu_pool: if (!(&op - 1)->pools_rows || &op == p.net.ops) forward_pool2(p, op, b); return;
-        case Kind::norm_relu_pool: return forward_pool2(p, op, b);
-        case Kind::max_pool: return forward_max_pool(p, op, b);
-        case Kind::avg_pool: return forward_avg_pool(p, op, b);
-        case Kind::relu: return map(gi, in, go, out, [](V v, int, size_t) { return positive(v); });
+        case Kind::conv:
+            return forward_conv(p, op, b);
+        case Kind::relu_pool:
+            if (!op.pooled) forward_pool2(p, op, b);
+            return;
+        case Kind::norm_relu_pool:
+            return forward_pool2(p, op, b);
+        case Kind::max_pool:
+            return forward_max_pool(p, op, b);
+        case Kind::avg_pool:
+            return forward_avg_pool(p, op, b);
+        case Kind::relu:
+            return map(gi, in, go, out, [](V v, int, size_t) { return positive(v); });
         case Kind::norm: {
             const Statistics s = statistics(p, op);
-            return map(gi, in, go, out, [&](V v, int c, size_t) { Affine f = affine(p, op, s, c); return v * f.scale + f.shift; });
+            return map(gi, in, go, out, [&](V v, int c, size_t) {
+                Affine f = affine(p, op, s, c);
+                return v * f.scale + f.shift;
+            });
         }
         case Kind::dropout: {
             uint8_t* mask = p.code(op, b);
@@ -306,15 +351,18 @@ static void forward_block(const Pass& p, const Op& op, int b) {
                 if (p.mode != Mode::train) return v;
                 V kept = {};
                 for (int i = 0; i < LANES; i++) {
-                    const size_t sample = size_t(b) * LANES + i, elements = size_t(gi.channels) * gi.height * gi.width;
-                    const bool yes = random_unit(p.key ^ (op.codes_at << 40), sample * elements + e) >= op.rate;
+                    const size_t sample = size_t(b) * LANES + i,
+                                 elements = size_t(gi.channels) * gi.height * gi.width;
+                    const bool yes =
+                        random_unit(p.key ^ (op.codes_at << 40), sample * elements + e) >= op.rate;
                     mask[e * LANES + i] = yes;
                     kept[i] = yes ? keep : 0.f;
                 }
                 return v * kept;
             });
         }
-        case Kind::linear: return;
+        case Kind::linear:
+            return;
     }
 }
 
@@ -323,7 +371,8 @@ static void forward_linear(const Pass& p, const Op& op) {
     const int inputs = int(gi.size());
     float* out = p.value(op.out, 0);
     linear(p.blocks, inputs, go.channels, p.value(op.in, 0), gi.size() * LANES, p.row + op.weight, inputs, 1,
-           op.bias < 0 ? nullptr : p.row + op.bias, go.size() * LANES, [&](int o) { return out + go.at(o, 0, 0) * LANES; });
+           op.bias < 0 ? nullptr : p.row + op.bias, go.size() * LANES,
+           [&](int o) { return out + go.at(o, 0, 0) * LANES; });
 }
 
 static bool has_statistics(const Op& op) { return op.kind == Kind::norm || op.kind == Kind::norm_relu_pool; }
@@ -332,10 +381,15 @@ static void forward_all(const Pass& p) {
     for (int b = 0; b < p.blocks; b++) gather(p, b);
     for (int i = 0; i < p.net.op_count;) {
         const Op& op = p.net.ops[i];
-        if (op.kind == Kind::linear) { forward_linear(p, op); i++; continue; }
+        if (op.kind == Kind::linear) {
+            forward_linear(p, op);
+            i++;
+            continue;
+        }
         if (has_statistics(op)) measure(p, op);
         int end = i + 1;  // up to the next operation that needs all blocks
-        while (end < p.net.op_count && p.net.ops[end].kind != Kind::linear && !has_statistics(p.net.ops[end])) end++;
+        while (end < p.net.op_count && p.net.ops[end].kind != Kind::linear && !has_statistics(p.net.ops[end]))
+            end++;
         for (int b = 0; b < p.blocks; b++)
             for (int j = i; j < end; j++) forward_block(p, p.net.ops[j], b);
         i = end;
@@ -355,7 +409,10 @@ static void norm_sums(const Pass& p, const Op& op, float* gradient, Upstream ups
         const V mean = all(s.mean[c]), inverse = all(s.inverse[c]);
         for (int b = 0; b < p.blocks; b++) {
             V acc = {}, acc_hat = {};
-            upstream(b, c, [&](V g, V z) { acc += g; acc_hat += g * ((z - mean) * inverse); });
+            upstream(b, c, [&](V g, V z) {
+                acc += g;
+                acc_hat += g * ((z - mean) * inverse);
+            });
             total += sum(acc), total_hat += sum(acc_hat);
         }
         s.sum[c] = float(total), s.sum_hat[c] = float(total_hat);
@@ -365,7 +422,9 @@ static void norm_sums(const Pass& p, const Op& op, float* gradient, Upstream ups
 }
 
 // ∂z = γ/σ·(g − Σg/n − x̂·Σ(g·x̂)/n), as a·g + (b·z + d).
-struct NormBack { V a, b, d; };
+struct NormBack {
+    V a, b, d;
+};
 static NormBack norm_back(const Pass& p, const Op& op, int c) {
     const Statistics s = statistics(p, op);
     const float n = p.samples_per_channel(p.tensor(op.in).value);
@@ -403,7 +462,8 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
         const uint8_t* codes = p.code(op, b) + size_t(c) * go.height * go.width * LANES;
         for (int y = 0; y < go.height; y++) {
             const float *t = z + gi.at(c, 2 * y, 0) * LANES, *up = g + ho.at(c, y, 0) * LANES;
-            for (int x = 0; x < go.width; x++, t += 2 * LANES, up += size_t(ho.step) * LANES, codes += LANES) {
+            for (int x = 0; x < go.width;
+                 x++, t += 2 * LANES, up += size_t(ho.step) * LANES, codes += LANES) {
                 I code = get_code(codes);
                 V chosen = select(code == 1, load(t + LANES), load(t));
                 chosen = select(code == 2, load(t + below), chosen);
@@ -425,10 +485,13 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
             for (int y = 0; y < go.height; y++) {
                 const float *t = z + gi.at(c, 2 * y, 0) * LANES, *gp = g + ho.at(c, y, 0) * LANES;
                 float* to = out + hi.at(c, 2 * y, 0) * LANES;
-                for (int x = 0; x < go.width; x++, t += 2 * LANES, gp += size_t(ho.step) * LANES, to += 2 * step, codes += LANES) {
+                for (int x = 0; x < go.width;
+                     x++, t += 2 * LANES, gp += size_t(ho.step) * LANES, to += 2 * step, codes += LANES) {
                     const V up = n.a * load(gp);
                     const I code = get_code(codes);
-                    auto back = [&](int q, size_t at) { return select(code == q, up, V{}) + (nb * load(t + at) + nd); };
+                    auto back = [&](int q, size_t at) {
+                        return select(code == q, up, V{}) + (nb * load(t + at) + nd);
+                    };
                     store(to, back(0, 0));
                     store(to + step, back(1, LANES));
                     store(to + next, back(2, below));
@@ -457,7 +520,8 @@ static void backward_relu_pool(const Pass& p, const Op& op, int b) {
         for (int y = 0; y < go.height; y++) {
             const float* gp = g + ho.at(c, y, 0) * LANES;
             float* to = out + hi.at(c, 2 * y, 0) * LANES;
-            for (int x = 0; x < go.width; x++, gp += size_t(ho.step) * LANES, to += 2 * step, codes += LANES) {
+            for (int x = 0; x < go.width;
+                 x++, gp += size_t(ho.step) * LANES, to += 2 * step, codes += LANES) {
                 const V up = load(gp);
                 const I code = get_code(codes);
                 store(to, select(code == 0, up, V{}));
@@ -485,7 +549,9 @@ static void backward_window(const Pass& p, const Op& op, int b) {  // max_pool, 
                         const int yy = y * op.stride - op.pad + i, xx = x * op.stride - op.pad + j;
                         if (yy < 0 || xx < 0 || yy >= hi.height || xx >= hi.width) continue;
                         float* to = out + hi.at(c, yy, xx) * LANES;
-                        store(to, load(to) + (op.kind == Kind::avg_pool ? up * share : select(code == i * op.kernel + j, up, V{})));
+                        store(to, load(to) + (op.kind == Kind::avg_pool
+                                                  ? up * share
+                                                  : select(code == i * op.kernel + j, up, V{})));
                     }
             }
 }
@@ -499,7 +565,8 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         const float* inner = up + to.grad.at(0, 0, 0) * LANES;
         conv_weights<K, S>(s, p.value(op.in, b), inner, p.partial + op.partial_at * LANES);
         if (op.bias >= 0) {
-            float* sums = p.partial + (op.partial_at + size_t(s.in_channels) * s.out_channels * K * K) * LANES;
+            float* sums =
+                p.partial + (op.partial_at + size_t(s.in_channels) * s.out_channels * K * K) * LANES;
             for (int o = 0; o < s.out_channels; o++) {
                 V acc = load(sums + o * LANES);
                 pixels(to.grad, o, [&](int, int, size_t at) { acc += load(up + at); });
@@ -510,7 +577,8 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         // The gradient of the input: a convolution of the bordered gradient with the turned kernel.
         const Geometry &h = to.grad, &hi = ti.grad;
         const ConvShape back = conv_shape(h, hi);
-        conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr, p.grad(op.in, b) + hi.at(0, 0, 0) * LANES, 0, hi.height);
+        conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr,
+                           p.grad(op.in, b) + hi.at(0, 0, 0) * LANES, 0, hi.height);
     });
 }
 
@@ -518,12 +586,14 @@ static void turn_kernels(const Pass& p) {  // flipped[c][o][K−1−i][K−1−j
     for (int n = 0; n < p.net.op_count; n++) {
         const Op& op = p.net.ops[n];
         if (op.kind != Kind::conv || !op.input_gradient) continue;
-        const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels, kk = op.kernel * op.kernel;
+        const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels,
+                  kk = op.kernel * op.kernel;
         const float* w = p.row + op.weight;
         float* to = p.flipped + op.partial_at;
         for (int o = 0; o < co; o++)
             for (int c = 0; c < ci; c++)
-                for (int k = 0; k < kk; k++) to[(size_t(c) * co + o) * kk + kk - 1 - k] = w[(size_t(o) * ci + c) * kk + k];
+                for (int k = 0; k < kk; k++)
+                    to[(size_t(c) * co + o) * kk + kk - 1 - k] = w[(size_t(o) * ci + c) * kk + k];
     }
 }
 
@@ -538,9 +608,9 @@ static void backward_linear(const Pass& p, const Op& op, float* gradient) {
         int k = 0;
         for (; k + LANES <= inputs; k += LANES) {
             V v[LANES];
-            UNROLL for (int i = 0; i < LANES; i++) v[i] = load(h + size_t(k + i) * LANES);
+            EACH(i, LANES) v[i] = load(h + size_t(k + i) * LANES);
             transpose(v);
-            UNROLL for (int i = 0; i < LANES; i++) store_any(turned + size_t(i) * inputs + k, v[i]);
+            EACH(i, LANES) store_any(turned + size_t(i) * inputs + k, v[i]);
         }
         for (; k < inputs; k++)
             for (int i = 0; i < LANES; i++) turned[size_t(i) * inputs + k] = h[size_t(k) * LANES + i];
@@ -564,14 +634,18 @@ static void backward_block(const Pass& p, const Op& op, int b) {
     if (op.kind == Kind::conv) return backward_conv(p, op, b);
     if (!op.input_gradient) return;
     switch (op.kind) {
-        case Kind::relu_pool: return backward_relu_pool(p, op, b);
-        case Kind::max_pool: case Kind::avg_pool: return backward_window(p, op, b);
+        case Kind::relu_pool:
+            return backward_relu_pool(p, op, b);
+        case Kind::max_pool:
+        case Kind::avg_pool:
+            return backward_window(p, op, b);
         case Kind::relu: {
             const float *y = p.value(op.out, b), *g = p.grad(op.out, b);
             float* out = p.grad(op.in, b);
             for (int c = 0; c < go.channels; c++)
                 pixels(go, c, [&](int i, int j, size_t at) {
-                    store(out + hi.at(c, i, j) * LANES, select(load(y + at) > 0, load(g + ho.at(c, i, j) * LANES), V{}));
+                    store(out + hi.at(c, i, j) * LANES,
+                          select(load(y + at) > 0, load(g + ho.at(c, i, j) * LANES), V{}));
                 });
             return;
         }
@@ -582,7 +656,8 @@ static void backward_block(const Pass& p, const Op& op, int b) {
                 return select(get_code(mask + e * LANES) != 0, g * keep, V{});
             });
         }
-        default: return;
+        default:
+            return;
     }
 }
 
@@ -615,9 +690,21 @@ static void backward_all(const Pass& p, float* gradient) {
     turn_kernels(p);
     for (int i = p.net.op_count - 1; i >= 0;) {
         const Op& op = p.net.ops[i];
-        if (op.kind == Kind::linear) { backward_linear(p, op, gradient); i--; continue; }
-        if (op.kind == Kind::norm) { backward_norm(p, op, gradient); i--; continue; }
-        if (op.kind == Kind::norm_relu_pool) { backward_norm_relu_pool(p, op, gradient); i--; continue; }
+        if (op.kind == Kind::linear) {
+            backward_linear(p, op, gradient);
+            i--;
+            continue;
+        }
+        if (op.kind == Kind::norm) {
+            backward_norm(p, op, gradient);
+            i--;
+            continue;
+        }
+        if (op.kind == Kind::norm_relu_pool) {
+            backward_norm_relu_pool(p, op, gradient);
+            i--;
+            continue;
+        }
         int end = i - 1;
         while (end >= 0 && p.net.ops[end].kind != Kind::linear && !has_statistics(p.net.ops[end])) end--;
         for (int b = 0; b < p.blocks; b++)
@@ -638,8 +725,10 @@ static void backward_all(const Pass& p, float* gradient) {
 
 // ---- what the engine calls --------------------------------------------------------------------
 
-static Pass make_pass(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key, void* workspace, int capacity) {
-    Pass p{net, row, batch, mode, key, capacity, (batch.count + LANES - 1) / LANES, {}, {}, {}, {}, {}, {}, {}};
+static Pass make_pass(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
+                      void* workspace, int capacity) {
+    Pass p{net, row, batch, mode, key, capacity, (batch.count + LANES - 1) / LANES,
+           {},  {},  {},    {},   {},  {},       {}};
     lay_out(p, static_cast<char*>(workspace));
     return p;
 }
@@ -653,7 +742,8 @@ static size_t workspace_bytes(const Network& net, int batch) {
     return 64 + lay_out(p, nullptr);
 }
 
-static void forward(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key, void* workspace, float* logits) {
+static void forward(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
+                    void* workspace, float* logits) {
     const Pass p = make_pass(net, row, batch, mode, key, body_of(workspace), capacity_of(workspace));
     forward_all(p);
     const int last = net.ops[net.op_count - 1].out;
@@ -663,7 +753,8 @@ static void forward(const Network& net, float* row, const Batch& batch, Mode mod
             logits[size_t(s) * net.classes + c] = p.value(last, s / LANES)[g.at(c, 0, 0) * LANES + s % LANES];
 }
 
-static float gradient(const Network& net, float* row, const Batch& batch, uint64_t key, void* workspace, float* out) {
+static float gradient(const Network& net, float* row, const Batch& batch, uint64_t key, void* workspace,
+                      float* out) {
     const Pass p = make_pass(net, row, batch, Mode::train, key, body_of(workspace), capacity_of(workspace));
     forward_all(p);
     const float loss = loss_gradient(p);
@@ -673,12 +764,20 @@ static float gradient(const Network& net, float* row, const Batch& batch, uint64
 
 static void update(const Network& net, float* __restrict w, float* __restrict g, const Update& u) {
     const int64_t n = net.trainable;
-    if (u.weight_decay != 0) for (int64_t i = 0; i < n; i++) g[i] += u.weight_decay * w[i];
-    if (u.mu) for (int64_t i = 0; i < n; i++) g[i] += u.mu[i] * (w[i] - u.anchor[i]);
-    if (u.offset) for (int64_t i = 0; i < n; i++) g[i] += u.offset[i];
+    if (u.weight_decay != 0)
+        for (int64_t i = 0; i < n; i++) g[i] += u.weight_decay * w[i];
+    if (u.mu)
+        for (int64_t i = 0; i < n; i++) g[i] += u.mu[i] * (w[i] - u.anchor[i]);
+    if (u.offset)
+        for (int64_t i = 0; i < n; i++) g[i] += u.offset[i];
     float* __restrict v = u.momentum;
-    if (v) for (int64_t i = 0; i < n; i++) { v[i] = u.momentum_factor * v[i] + g[i]; w[i] -= u.lr * v[i]; }
-    else for (int64_t i = 0; i < n; i++) w[i] -= u.lr * g[i];
+    if (v)
+        for (int64_t i = 0; i < n; i++) {
+            v[i] = u.momentum_factor * v[i] + g[i];
+            w[i] -= u.lr * v[i];
+        }
+    else
+        for (int64_t i = 0; i < n; i++) w[i] -= u.lr * g[i];
 }
 
 extern const Backend backend;

@@ -19,7 +19,7 @@ INLINE void exchange(V& a, V& b, std::index_sequence<i...>) {
 }
 template <int D = 1>
 INLINE void transpose(V* v) {
-    UNROLL for (int i = 0; i < LANES; i++)
+    EACH(i, LANES)
         if (!(i & D)) exchange<D>(v[i], v[i | D], std::make_index_sequence<LANES>{});
     if constexpr (2 * D < LANES) transpose<2 * D>(v);
 }
@@ -28,7 +28,7 @@ INLINE void transpose(V* v) {
 
 struct ConvShape {
     int in_channels, out_channels, height, width;  // of the output
-    size_t in_plane, in_row;      // floats from channel to channel, from row to row
+    size_t in_plane, in_row;                       // floats from channel to channel, from row to row
     size_t out_plane, out_row, out_step;
 };
 
@@ -38,36 +38,38 @@ template <int K, int S, int OB, int XB>
 INLINE void conv_tile(const ConvShape& s, const float* in, const float* w, const float* bias, float* out) {
     V acc[OB][XB];
     const size_t per_out = size_t(s.in_channels) * K * K;
-    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int q = 0; q < XB; q++) acc[p][q] = all(bias ? bias[p] : 0.f);
+    EACH(p, OB)
+        EACH(q, XB) acc[p][q] = all(bias ? bias[p] : 0.f);
     for (int c = 0; c < s.in_channels; c++)
         for (int i = 0; i < K; i++) {
             const float* ip = in + c * s.in_plane + i * s.in_row;
             const float* wp = w + (size_t(c) * K + i) * K;
-            UNROLL for (int j = 0; j < K; j++) {
+            EACH(j, K) {
                 if constexpr (OB >= XB) {
                     V u[XB];
-                    UNROLL for (int q = 0; q < XB; q++) u[q] = load(ip + (q * S + j) * LANES);
-                    UNROLL for (int p = 0; p < OB; p++) {
+                    EACH(q, XB) u[q] = load(ip + (q * S + j) * LANES);
+                    EACH(p, OB) {
                         V weight = all(wp[p * per_out + j]);
-                        UNROLL for (int q = 0; q < XB; q++) acc[p][q] += u[q] * weight;
+                        EACH(q, XB) acc[p][q] += u[q] * weight;
                     }
                 } else {
                     V weight[OB];
-                    UNROLL for (int p = 0; p < OB; p++) weight[p] = all(wp[p * per_out + j]);
-                    UNROLL for (int q = 0; q < XB; q++) {
+                    EACH(p, OB) weight[p] = all(wp[p * per_out + j]);
+                    EACH(q, XB) {
                         V u = load(ip + (q * S + j) * LANES);
-                        UNROLL for (int p = 0; p < OB; p++) acc[p][q] += u * weight[p];
+                        EACH(p, OB) acc[p][q] += u * weight[p];
                     }
                 }
             }
         }
-    UNROLL for (int p = 0; p < OB; p++)
-        UNROLL for (int q = 0; q < XB; q++) store(out + p * s.out_plane + q * s.out_step, acc[p][q]);
+    EACH(p, OB)
+        EACH(q, XB) store(out + p * s.out_plane + q * s.out_step, acc[p][q]);
 }
 
 // A row in tiles of XB columns; what is left over in two halves, so that no tile is thin.
 template <int K, int S, int OB, int XB>
-static void conv_rows(const ConvShape& s, const float* in, const float* w, const float* bias, float* out, int from, int to) {
+static void conv_rows(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
+                      int from, int to) {
     for (int y = from; y < to; y++) {
         const float* ip = in + size_t(y) * S * s.in_row;
         float* op = out + size_t(y - from) * s.out_row;
@@ -78,7 +80,8 @@ static void conv_rows(const ConvShape& s, const float* in, const float* w, const
             x += N;
         };
         constexpr int HALF = (XB + 1) / 2;
-        while (s.width - x >= XB && (s.width - x - XB == 0 || s.width - x - XB >= HALF || XB <= 2)) tile(Constant<XB>{});
+        while (s.width - x >= XB && (s.width - x - XB == 0 || s.width - x - XB >= HALF || XB <= 2))
+            tile(Constant<XB>{});
         while (s.width - x >= HALF) tile(Constant<HALF>{});
         while (s.width - x >= 2) tile(Constant<2>{});
         while (x < s.width) tile(Constant<1>{});
@@ -88,11 +91,13 @@ static void conv_rows(const ConvShape& s, const float* in, const float* w, const
 // Rows [from, to) of all output channels; `out` points at row `from`. Tiles of 12 accumulators: 12 of
 // 16 registers on AVX2, and enough of them to hide the latency of a multiply-add.
 template <int K, int S>
-static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out, int from, int to) {
+static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
+                         int from, int to) {
     int o = 0;
     auto channels = [&](auto ob, auto xb) {
         constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
-        conv_rows<K, S, OB, XB>(s, in, w + size_t(o) * s.in_channels * K * K, bias ? bias + o : nullptr, out + o * s.out_plane, from, to);
+        conv_rows<K, S, OB, XB>(s, in, w + size_t(o) * s.in_channels * K * K, bias ? bias + o : nullptr,
+                                out + o * s.out_plane, from, to);
         o += OB;
     };
     while (s.out_channels % 4 && s.out_channels - o >= 6) channels(Constant<6>{}, Constant<2>{});
@@ -104,25 +109,28 @@ static void conv_forward(const ConvShape& s, const float* in, const float* w, co
 // partial[o][c][i][j][lane] += Σ_y Σ_x grad[o][y][x] · in[c][y·S + i][x·S + j]: lanes are summed
 // once per step, not here.
 template <int K, int S, int OB>
-INLINE void conv_weights_tile(const ConvShape& s, const float* in, const float* grad, float* partial, int from, int to) {
+INLINE void conv_weights_tile(const ConvShape& s, const float* in, const float* grad, float* partial,
+                              int from, int to) {
     const size_t per_out = size_t(s.in_channels) * K * K * LANES;
     for (int i = 0; i < K; i++) {
         V acc[OB][K];
         float* sums = partial + size_t(i) * K * LANES;
-        UNROLL for (int p = 0; p < OB; p++) UNROLL for (int j = 0; j < K; j++) acc[p][j] = load(sums + p * per_out + j * LANES);
+        EACH(p, OB)
+            EACH(j, K) acc[p][j] = load(sums + p * per_out + j * LANES);
         for (int y = from; y < to; y++) {
             const float* ip = in + (size_t(y) * S + i) * s.in_row;
             const float* gp = grad + y * s.out_row;
             for (int x = 0; x < s.width; x++, ip += S * LANES, gp += S * LANES) {
                 V g[OB];
-                UNROLL for (int p = 0; p < OB; p++) g[p] = load(gp + p * s.out_plane);
-                UNROLL for (int j = 0; j < K; j++) {
+                EACH(p, OB) g[p] = load(gp + p * s.out_plane);
+                EACH(j, K) {
                     V u = load(ip + j * LANES);
-                    UNROLL for (int p = 0; p < OB; p++) acc[p][j] += g[p] * u;
+                    EACH(p, OB) acc[p][j] += g[p] * u;
                 }
             }
         }
-        UNROLL for (int p = 0; p < OB; p++) UNROLL for (int j = 0; j < K; j++) store(sums + p * per_out + j * LANES, acc[p][j]);
+        EACH(p, OB)
+            EACH(j, K) store(sums + p * per_out + j * LANES, acc[p][j]);
     }
 }
 
@@ -136,7 +144,9 @@ static void conv_weights(const ConvShape& s, const float* in, const float* grad,
         const int to = y + band < s.height ? y + band : s.height;
         for (int c = 0; c < s.in_channels; c++) {
             int o = 0;
-            auto at = [&](int first) { return partial + (size_t(first) * s.in_channels + c) * K * K * LANES; };
+            auto at = [&](int first) {
+                return partial + (size_t(first) * s.in_channels + c) * K * K * LANES;
+            };
             for (; o + OB <= s.out_channels; o += OB)
                 conv_weights_tile<K, S, OB>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
             for (; o < s.out_channels; o++)
@@ -150,23 +160,27 @@ static void conv_weights(const ConvShape& s, const float* in, const float* grad,
 // out[o][lane] = bias[o] + Σ_k w[o·so + k·sk] · in[k][lane] for NB blocks: the forward pass with
 // (so, sk) = (inputs, 1), the input gradient with (1, inputs) and the roles exchanged.
 template <int OB, int NB>
-INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk, const float* bias, float* const* out, size_t out_block) {
+INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk,
+                        const float* bias, float* const* out, size_t out_block) {
     V acc[OB][NB];
-    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int b = 0; b < NB; b++) acc[p][b] = all(bias ? bias[p] : 0.f);
+    EACH(p, OB)
+        EACH(b, NB) acc[p][b] = all(bias ? bias[p] : 0.f);
     for (int k = 0; k < inputs; k++) {
         V u[NB];
-        UNROLL for (int b = 0; b < NB; b++) u[b] = load(in + b * in_block + size_t(k) * LANES);
-        UNROLL for (int p = 0; p < OB; p++) {
+        EACH(b, NB) u[b] = load(in + b * in_block + size_t(k) * LANES);
+        EACH(p, OB) {
             V weight = all(w[p * so + k * sk]);
-            UNROLL for (int b = 0; b < NB; b++) acc[p][b] += u[b] * weight;
+            EACH(b, NB) acc[p][b] += u[b] * weight;
         }
     }
-    UNROLL for (int p = 0; p < OB; p++) UNROLL for (int b = 0; b < NB; b++) store(out[p] + b * out_block, acc[p][b]);
+    EACH(p, OB)
+        EACH(b, NB) store(out[p] + b * out_block, acc[p][b]);
 }
 
 // `place(o)` is where output o of block 0 goes.
 template <class Place>
-static void linear(int blocks, int inputs, int outputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk, const float* bias, size_t out_block, Place place) {
+static void linear(int blocks, int inputs, int outputs, const float* in, size_t in_block, const float* w,
+                   size_t so, size_t sk, const float* bias, size_t out_block, Place place) {
     for (int b = 0; b < blocks;) {
         auto pair = [&](auto nb) {
             constexpr int NB = decltype(nb)::value;
@@ -175,7 +189,8 @@ static void linear(int blocks, int inputs, int outputs, const float* in, size_t 
                 constexpr int OB = decltype(ob)::value;
                 float* out[OB];
                 for (int p = 0; p < OB; p++) out[p] = place(o + p) + b * out_block;
-                linear_tile<OB, NB>(inputs, in + b * in_block, in_block, w + o * so, so, sk, bias ? bias + o : nullptr, out, out_block);
+                linear_tile<OB, NB>(inputs, in + b * in_block, in_block, w + o * so, so, sk,
+                                    bias ? bias + o : nullptr, out, out_block);
                 o += OB;
             };
             while (outputs - o >= 6) tile(Constant<6>{});
@@ -183,13 +198,15 @@ static void linear(int blocks, int inputs, int outputs, const float* in, size_t 
             while (o < outputs) tile(Constant<1>{});
             b += NB;
         };
-        if (blocks - b >= 2) pair(Constant<2>{}); else pair(Constant<1>{});
+        if (blocks - b >= 2) pair(Constant<2>{});
+        else pair(Constant<1>{});
     }
 }
 
 // dw[o][k] = Σ_samples grad[o][sample] · turned[sample][k], vectors along k.
 template <int OB>
-INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size_t grad_block, const float* turned, float* dw) {
+INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size_t grad_block,
+                                const float* turned, float* dw) {
     auto g = [&](int p, int s) { return grad[(s / LANES) * grad_block + size_t(p) * LANES + s % LANES]; };
     int k = 0;
     for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
@@ -197,13 +214,13 @@ INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size
         for (int s = 0; s < samples; s++) {
             const float* t = turned + size_t(s) * inputs + k;
             V u = load_any(t), v = load_any(t + LANES);
-            UNROLL for (int p = 0; p < OB; p++) {
+            EACH(p, OB) {
                 V weight = all(g(p, s));
                 acc[p][0] += u * weight;
                 acc[p][1] += v * weight;
             }
         }
-        UNROLL for (int p = 0; p < OB; p++) {
+        EACH(p, OB) {
             store_any(dw + size_t(p) * inputs + k, acc[p][0]);
             store_any(dw + size_t(p) * inputs + k + LANES, acc[p][1]);
         }
@@ -216,11 +233,18 @@ INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size
         }
 }
 
-static void linear_weights(int samples, int inputs, int outputs, const float* grad, size_t grad_block, const float* turned, float* dw) {
+static void linear_weights(int samples, int inputs, int outputs, const float* grad, size_t grad_block,
+                           const float* turned, float* dw) {
     int o = 0;
-    for (; o + 6 <= outputs; o += 6) linear_weights_rows<6>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
-    for (; o + 2 <= outputs; o += 2) linear_weights_rows<2>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
-    for (; o < outputs; o++) linear_weights_rows<1>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned, dw + size_t(o) * inputs);
+    for (; o + 6 <= outputs; o += 6)
+        linear_weights_rows<6>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
+                               dw + size_t(o) * inputs);
+    for (; o + 2 <= outputs; o += 2)
+        linear_weights_rows<2>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
+                               dw + size_t(o) * inputs);
+    for (; o < outputs; o++)
+        linear_weights_rows<1>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
+                               dw + size_t(o) * inputs);
 }
 
 }  // namespace WECFL_ISA

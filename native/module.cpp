@@ -22,10 +22,16 @@
 namespace nb = nanobind;
 using namespace wecfl;
 
-namespace wecfl_baseline { extern const Backend backend; }
+namespace wecfl_baseline {
+extern const Backend backend;
+}
 #ifdef WECFL_X86
-namespace wecfl_avx2 { extern const Backend backend; }
-namespace wecfl_avx512 { extern const Backend backend; }
+namespace wecfl_avx2 {
+extern const Backend backend;
+}
+namespace wecfl_avx512 {
+extern const Backend backend;
+}
 #endif
 
 namespace {
@@ -35,7 +41,8 @@ std::vector<const Backend*> usable_backends() {
 #ifdef WECFL_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f")) found.push_back(&wecfl_avx512::backend);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&wecfl_avx2::backend);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        found.push_back(&wecfl_avx2::backend);
 #endif
     found.push_back(&wecfl_baseline::backend);
     return found;
@@ -52,19 +59,24 @@ struct Layer {
 
 int out_size(int in, int kernel, int stride, int pad) { return (in + 2 * pad - kernel) / stride + 1; }
 
-void demand(bool ok, const std::string& what) { if (!ok) throw std::invalid_argument(what); }
+void demand(bool ok, const std::string& what) {
+    if (!ok) throw std::invalid_argument(what);
+}
 
 struct Plan {
     std::vector<Op> ops;
     std::vector<Tensor> tensors;
     Network net{};
 
-    Plan(const std::vector<Layer>& layers, std::vector<int> shape, int classes, int64_t trainable, int64_t width) {
-        demand(shape.size() == 3 && shape[0] > 0 && shape[1] > 0 && shape[2] > 0, "a sample has shape (channels, height, width)");
+    Plan(const std::vector<Layer>& layers, std::vector<int> shape, int classes, int64_t trainable,
+         int64_t width) {
+        demand(shape.size() == 3 && shape[0] > 0 && shape[1] > 0 && shape[2] > 0,
+               "a sample has shape (channels, height, width)");
         tensors.push_back({{shape[0], shape[1], shape[2]}, {shape[0], shape[1], shape[2]}});
         for (size_t i = 0; i < layers.size();) i += add(layers, i, trainable, width);
         demand(!ops.empty(), "a network needs at least one layer");
-        demand(ops.back().kind == Kind::linear && tensors.back().value.channels == classes, "the last layer must give one logit per class");
+        demand(ops.back().kind == Kind::linear && tensors.back().value.channels == classes,
+               "the last layer must give one logit per class");
         ops.front().input_gradient = false;
         for (size_t i = 1; i < ops.size(); i++)  // nothing before the first parameters needs a gradient
             if (!ops[i - 1].input_gradient && ops[i - 1].weight < 0) ops[i].input_gradient = false;
@@ -89,16 +101,20 @@ struct Plan {
             demand(at >= 0 && at + count <= limit, l.kind + ": its " + name + " lies outside the row");
         };
         auto window = [&] {
-            demand(l.kernel >= 1 && l.stride >= 1 && l.pad >= 0, l.kind + ": kernel, stride and padding must be positive");
-            demand(h + 2 * l.pad >= l.kernel && w + 2 * l.pad >= l.kernel, l.kind + ": the kernel is larger than its input");
+            demand(l.kernel >= 1 && l.stride >= 1 && l.pad >= 0,
+                   l.kind + ": kernel, stride and padding must be positive");
+            demand(h + 2 * l.pad >= l.kernel && w + 2 * l.pad >= l.kernel,
+                   l.kind + ": the kernel is larger than its input");
             h = out_size(h, l.kernel, l.stride, l.pad), w = out_size(w, l.kernel, l.stride, l.pad);
         };
         const bool pool_next = i + 1 < layers.size() && pools_by_two(layers[i + 1]);
-        const bool relu_pool_next = i + 2 < layers.size() && layers[i + 1].kind == "relu" && pools_by_two(layers[i + 2]);
+        const bool relu_pool_next =
+            i + 2 < layers.size() && layers[i + 1].kind == "relu" && pools_by_two(layers[i + 2]);
         size_t used = 1;
         if (l.kind == "conv") {
             demand(l.outputs > 0, "conv: at least one output channel");
-            demand(l.kernel == 1 || l.kernel == 3 || l.kernel == 5 || l.kernel == 7, "conv: kernel 1, 3, 5 or 7");
+            demand(l.kernel == 1 || l.kernel == 3 || l.kernel == 5 || l.kernel == 7,
+                   "conv: kernel 1, 3, 5 or 7");
             demand(l.stride == 1 || l.stride == 2, "conv: stride 1 or 2");
             demand(l.pad < l.kernel, "conv: padding must be smaller than the kernel");
             columns(l.weight, int64_t(l.outputs) * c * l.kernel * l.kernel, trainable, "weight");
@@ -107,7 +123,8 @@ struct Plan {
             tensors.back().value.border = l.pad;
             const int slack = h + 2 * l.pad - l.kernel, wide = w + 2 * l.pad - l.kernel;
             window();
-            demand(slack - (h - 1) * l.stride == wide - (w - 1) * l.stride || l.stride == 1, "conv: a stride of 2 needs height and width of the same parity");
+            demand(slack - (h - 1) * l.stride == wide - (w - 1) * l.stride || l.stride == 1,
+                   "conv: a stride of 2 needs height and width of the same parity");
             c = l.outputs;
             Tensor out{{c, h, w}, {c, h, w, l.kernel - 1 - l.pad, l.stride, slack - (h - 1) * l.stride}};
             tensors.push_back(out);
@@ -123,10 +140,13 @@ struct Plan {
             if (relu_pool_next && h >= 2 && w >= 2) op.kind = Kind::norm_relu_pool, h /= 2, w /= 2, used = 3;
         } else if (l.kind == "relu") {
             op.kind = Kind::relu;
-            if (pool_next && h >= 2 && w >= 2) op.kind = Kind::relu_pool, h /= 2, w /= 2, used = 2;
+            if (pool_next && h >= 2 && w >= 2)
+                op.kind = Kind::relu_pool, op.pooled = !ops.empty() && ops.back().pools_rows, h /= 2, w /= 2,
+                used = 2;
         } else if (l.kind == "max_pool" || l.kind == "avg_pool") {
             op.kind = l.kind == "max_pool" ? Kind::max_pool : Kind::avg_pool;
-            demand(l.kernel <= 15 && 2 * l.pad <= l.kernel, l.kind + ": kernel up to 15, padding up to half of it");
+            demand(l.kernel <= 15 && 2 * l.pad <= l.kernel,
+                   l.kind + ": kernel up to 15, padding up to half of it");
             window();
         } else if (l.kind == "linear") {
             op.kind = Kind::linear;
@@ -161,7 +181,8 @@ struct Plan {
             op.codes_at = net.codes_size;
             net.codes_size += size_t(out.channels) * out.height * out.width;
             op.statistics_at = net.statistics_size;
-            if (op.kind == Kind::norm || op.kind == Kind::norm_relu_pool) net.statistics_size += 4 * size_t(in.channels);
+            if (op.kind == Kind::norm || op.kind == Kind::norm_relu_pool)
+                net.statistics_size += 4 * size_t(in.channels);
             if (op.kind == Kind::linear) net.turned_size = std::max(net.turned_size, in.size());
         }
         net.flipped_size = net.partial_size;
@@ -173,7 +194,9 @@ struct Plan {
 
 // ---- threads ----------------------------------------------------------------------------------
 
-struct Free { void operator()(void* p) const { std::free(p); } };
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
 using Memory = std::unique_ptr<void, Free>;
 
 Memory zeros(size_t bytes) {
@@ -211,7 +234,8 @@ void for_each_client(int threads, F work) {
         running = threads;
         for (int t = 0; t < threads; t++) pool.emplace_back(loop, t);
         std::unique_lock lock(mutex);
-        while (running && !finished.wait_for(lock, std::chrono::milliseconds(50), [&] { return running == 0; })) {
+        while (running &&
+               !finished.wait_for(lock, std::chrono::milliseconds(50), [&] { return running == 0; })) {
             lock.unlock();
             {
                 nb::gil_scoped_acquire acquire;
@@ -235,30 +259,39 @@ using Maybe = std::optional<Array<T, N>>;
 
 class Runner {
 public:
-    Runner(const std::vector<Layer>& layers, std::vector<int> shape, int classes, int64_t trainable, int64_t width, const std::string& isa)
+    Runner(const std::vector<Layer>& layers, std::vector<int> shape, int classes, int64_t trainable,
+           int64_t width, const std::string& isa)
         : plan_(layers, std::move(shape), classes, trainable, width) {
         for (const Backend* candidate : usable_backends())
-            if (isa.empty() || isa == candidate->name) { backend_ = candidate; break; }
+            if (isa.empty() || isa == candidate->name) {
+                backend_ = candidate;
+                break;
+            }
         demand(backend_ != nullptr, "this machine can't run the instruction set '" + isa + "'");
     }
 
     std::string isa() const { return backend_->name; }
 
     void train(Array<float, 2> rows, nb::object momentum, nb::object anchor, nb::object offset, nb::object mu,
-               Array<float, 1> lr, float factor, float decay, Array<const float, 2> x, Array<const int64_t, 1> y,
-               Array<const int64_t, 1> index, Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
+               Array<float, 1> lr, float factor, float decay, Array<const float, 2> x,
+               Array<const int64_t, 1> y, Array<const int64_t, 1> index, Array<const int64_t, 2> offsets,
+               Array<const uint64_t, 1> keys, int threads) {
         const int64_t m = int64_t(rows.shape(0)), steps = int64_t(offsets.shape(1)) - 1;
         const Network& net = plan_.net;
         auto like = [&](nb::object array, int64_t columns, const char* name) -> float* {
             if (array.is_none()) return nullptr;
             auto got = nb::cast<Array<float, 2>>(array, false);
-            demand(int64_t(got.shape(0)) == m && int64_t(got.shape(1)) == columns, std::string(name) + " has the wrong shape");
+            demand(int64_t(got.shape(0)) == m && int64_t(got.shape(1)) == columns,
+                   std::string(name) + " has the wrong shape");
             return got.data();
         };
-        demand(int64_t(rows.shape(1)) == net.width && steps >= 1, "rows have the wrong width, or there is no step");
-        demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == m && int64_t(keys.shape(0)) == m, "lr, offsets and keys need one entry per client");
+        demand(int64_t(rows.shape(1)) == net.width && steps >= 1,
+               "rows have the wrong width, or there is no step");
+        demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == m && int64_t(keys.shape(0)) == m,
+               "lr, offsets and keys need one entry per client");
         float* v = like(momentum, net.trainable, "momentum");
-        const float *a = like(anchor, net.width, "anchor"), *off = like(offset, net.width, "offset"), *pull = nullptr;
+        const float *a = like(anchor, net.width, "anchor"), *off = like(offset, net.width, "offset"),
+                    *pull = nullptr;
         if (!mu.is_none()) {
             auto got = nb::cast<Array<float, 1>>(mu, false);
             demand(int64_t(got.shape(0)) == net.trainable, "mu needs one entry per trainable column");
@@ -268,38 +301,52 @@ public:
         const auto [smallest, largest] = check_offsets(offsets.data(), m, steps + 1, int64_t(index.shape(0)));
         for (const Op& op : plan_.ops) {
             const Geometry& in = plan_.tensors[op.in].value;
-            demand(op.mean < 0 || smallest * in.height * in.width > 1, "BatchNorm needs more than one value per channel; a batch has one sample");
+            demand(op.mean < 0 || smallest * in.height * in.width > 1,
+                   "BatchNorm needs more than one value per channel; a batch has one sample");
         }
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
-            Memory work = workspace(largest), gradient = zeros(net.trainable * sizeof(float)), start = zeros(net.width * sizeof(float));
+            Memory work = workspace(largest), gradient = zeros(net.trainable * sizeof(float)),
+                   start = zeros(net.width * sizeof(float));
             for (int64_t i; !stop && (i = next++) < m;) {
                 float* row = rows.data() + i * net.width;
                 std::memcpy(start.get(), row, net.width * sizeof(float));
-                const Update update{v ? v + i * net.trainable : nullptr, a ? a + i * net.width : static_cast<float*>(start.get()),
-                                    off ? off + i * net.width : nullptr, pull, lr.data()[i], factor, decay};
+                const Update update{v ? v + i * net.trainable : nullptr,
+                                    a ? a + i * net.width : static_cast<float*>(start.get()),
+                                    off ? off + i * net.width : nullptr,
+                                    pull,
+                                    lr.data()[i],
+                                    factor,
+                                    decay};
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + i * (steps + 1) + q, count = at[1] - at[0];
                     const Batch batch{x.data(), x.shape(1), y.data(), index.data() + at[0], int(count)};
                     float* g = static_cast<float*>(gradient.get());
-                    backend_->gradient(net, row, batch, keys.data()[i] + uint64_t(q) * 0xD1B54A32D192ED03ull, work.get(), g);
+                    backend_->gradient(net, row, batch, keys.data()[i] + uint64_t(q) * 0xD1B54A32D192ED03ull,
+                                       work.get(), g);
                     backend_->update(net, row, g, update);
                 }
             }
         });
     }
 
-    void logits(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x, Array<const int64_t, 1> index,
-                Array<const int64_t, 1> offsets, Array<float, 2> out, const std::string& mode, int batch, int threads) {
+    void logits(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
+                Array<const int64_t, 1> index, Array<const int64_t, 1> offsets, Array<float, 2> out,
+                const std::string& mode, int batch, int threads) {
         const Network& net = plan_.net;
         const int64_t m = int64_t(which.shape(0)), n = int64_t(index.shape(0));
         demand(int64_t(rows.shape(1)) == net.width, "rows have the wrong width");
-        demand(int64_t(offsets.shape(0)) == m + 1 && batch >= 1 && batch <= 1 << 20, "offsets need one entry more than clients, batches a sample");
+        demand(int64_t(offsets.shape(0)) == m + 1 && batch >= 1 && batch <= 1 << 20,
+               "offsets need one entry more than clients, batches a sample");
         demand(int64_t(out.shape(0)) == n && int64_t(out.shape(1)) == net.classes, "out has the wrong shape");
         demand(mode == "running" || mode == "batch", "mode must be 'running' or 'batch'");
-        for (int64_t i = 0; i < m; i++) demand(which.data()[i] >= 0 && which.data()[i] < int64_t(rows.shape(0)), "which names a row that is not there");
+        for (int64_t i = 0; i < m; i++)
+            demand(which.data()[i] >= 0 && which.data()[i] < int64_t(rows.shape(0)),
+                   "which names a row that is not there");
         check_samples(x, std::nullopt, index);
-        for (int64_t i = 0; i < m; i++) demand(offsets.data()[i] <= offsets.data()[i + 1], "offsets must not fall");
-        demand(m == 0 || (offsets.data()[0] >= 0 && offsets.data()[m] <= n), "offsets reach beyond the index");
+        for (int64_t i = 0; i < m; i++)
+            demand(offsets.data()[i] <= offsets.data()[i + 1], "offsets must not fall");
+        demand(m == 0 || (offsets.data()[0] >= 0 && offsets.data()[m] <= n),
+               "offsets reach beyond the index");
         const Mode how = mode == "running" ? Mode::running : Mode::batch;
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
             Memory work = workspace(batch);
@@ -307,7 +354,8 @@ public:
                 float* row = rows.data() + which.data()[i] * net.width;  // only read in these modes
                 for (int64_t from = offsets.data()[i]; from < offsets.data()[i + 1] && !stop; from += batch) {
                     const int64_t left = offsets.data()[i + 1] - from;
-                    const Batch part{x.data(), x.shape(1), nullptr, index.data() + from, int(left < batch ? left : batch)};
+                    const Batch part{x.data(), x.shape(1), nullptr, index.data() + from,
+                                     int(left < batch ? left : batch)};
                     backend_->forward(net, row, part, how, 0, work.get(), out.data() + from * net.classes);
                 }
             }
@@ -321,19 +369,23 @@ private:
         return memory;
     }
 
-    void check_samples(const Array<const float, 2>& x, const Maybe<const int64_t, 1>& y, const Array<const int64_t, 1>& index) const {
+    void check_samples(const Array<const float, 2>& x, const Maybe<const int64_t, 1>& y,
+                       const Array<const int64_t, 1>& index) const {
         const Geometry& in = plan_.tensors.front().value;
         demand(x.shape(1) == size_t(in.channels) * in.height * in.width, "samples have the wrong size");
         const int64_t n = int64_t(x.shape(0));
         if (y) {
             demand(int64_t(y->shape(0)) == n, "there must be one label per sample");
-            for (int64_t i = 0; i < n; i++) demand(y->data()[i] >= 0 && y->data()[i] < plan_.net.classes, "a label is out of range");
+            for (int64_t i = 0; i < n; i++)
+                demand(y->data()[i] >= 0 && y->data()[i] < plan_.net.classes, "a label is out of range");
         }
-        for (size_t i = 0; i < index.shape(0); i++) demand(index.data()[i] >= 0 && index.data()[i] < n, "index names a sample that is not there");
+        for (size_t i = 0; i < index.shape(0); i++)
+            demand(index.data()[i] >= 0 && index.data()[i] < n, "index names a sample that is not there");
     }
 
     // The sizes of the smallest and the largest batch.
-    static std::pair<int, int> check_offsets(const int64_t* offsets, int64_t rows, int64_t columns, int64_t limit) {
+    static std::pair<int, int> check_offsets(const int64_t* offsets, int64_t rows, int64_t columns,
+                                             int64_t limit) {
         int64_t smallest = limit, largest = 1;
         for (int64_t i = 0; i < rows; i++) {
             const int64_t* at = offsets + i * columns;
@@ -358,20 +410,30 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // interpreters exit with objects alive; that is no leak of ours
     m.doc() = "Hand-written training of small networks on the CPU.";
     nb::class_<Layer>(m, "Layer")
-        .def("__init__", [](Layer* self, std::string kind, int kernel, int stride, int pad, int outputs, int64_t weight, int64_t bias,
-                            int64_t mean, int64_t variance, float eps, float momentum, float rate) {
-            new (self) Layer{std::move(kind), kernel, stride, pad, outputs, weight, bias, mean, variance, eps, momentum, rate};
-        }, nb::arg("kind"), nb::kw_only(), nb::arg("kernel") = 0, nb::arg("stride") = 1, nb::arg("pad") = 0, nb::arg("outputs") = 0,
-           nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1, nb::arg("variance") = -1, nb::arg("eps") = 0.f,
-           nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f);
+        .def(
+            "__init__",
+            [](Layer* self, std::string kind, int kernel, int stride, int pad, int outputs, int64_t weight,
+               int64_t bias, int64_t mean, int64_t variance, float eps, float momentum, float rate) {
+                new (self) Layer{std::move(kind), kernel, stride,   pad, outputs, weight, bias, mean,
+                                 variance,        eps,    momentum, rate};
+            },
+            nb::arg("kind"), nb::kw_only(), nb::arg("kernel") = 0, nb::arg("stride") = 1, nb::arg("pad") = 0,
+            nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
+            nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f);
     nb::class_<Runner>(m, "Runner")
-        .def(nb::init<const std::vector<Layer>&, std::vector<int>, int, int64_t, int64_t, const std::string&>(), nb::arg("layers"), nb::arg("shape"),
-             nb::arg("classes"), nb::arg("trainable"), nb::arg("width"), nb::arg("isa") = "")
+        .def(nb::init<const std::vector<Layer>&, std::vector<int>, int, int64_t, int64_t,
+                      const std::string&>(),
+             nb::arg("layers"), nb::arg("shape"), nb::arg("classes"), nb::arg("trainable"), nb::arg("width"),
+             nb::arg("isa") = "")
         .def_prop_ro("isa", &Runner::isa)
-        .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("momentum").none(), nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(),
-             nb::arg("lr").noconvert(), nb::arg("factor"), nb::arg("decay"), nb::arg("x").noconvert(), nb::arg("y").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))
-        .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(), nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(), nb::arg("out").noconvert(),
-             nb::arg("mode"), nb::arg("batch"), nb::arg("threads"));
+        .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("momentum").none(),
+             nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(),
+             nb::arg("lr").noconvert(), nb::arg("factor"), nb::arg("decay"), nb::arg("x").noconvert(),
+             nb::arg("y").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
+             nb::arg("keys").noconvert(), nb::arg("threads"))
+        .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
+             nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
+             nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"), nb::arg("threads"));
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const Backend* b : usable_backends()) names.emplace_back(b->name);

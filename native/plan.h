@@ -32,16 +32,17 @@ struct Tensor {
 
 struct Op {
     Kind kind;
-    int in = 0, out = 0;               // tensors
+    int in = 0, out = 0;  // tensors
     int kernel = 0, stride = 1, pad = 0;
-    int64_t weight = -1, bias = -1;    // columns of the row
+    int64_t weight = -1, bias = -1;  // columns of the row
     int64_t mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
-    bool input_gradient = true;        // the first layer needs none
-    bool pools_rows = false;           // a convolution that hands pairs of rows to the relu_pool after it
-    size_t partial_at = 0;             // its partial sums of weights, in vectors
-    size_t codes_at = 0;               // its pooling codes or dropout mask, in vectors of bytes, of block 0
-    size_t statistics_at = 0;          // its BatchNorm statistics, in floats
+    bool input_gradient = true;  // the first layer needs none
+    bool pools_rows = false;     // a convolution that hands pairs of rows to the relu_pool after it
+    bool pooled = false;         // that relu_pool: the convolution before it has done its work
+    size_t partial_at = 0;       // its partial sums of weights, in vectors
+    size_t codes_at = 0;         // its pooling codes or dropout mask, in vectors of bytes, of block 0
+    size_t statistics_at = 0;    // its BatchNorm statistics, in floats
 };
 
 struct Network {
@@ -61,16 +62,16 @@ enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout b
 struct Batch {
     const float* samples;  // (n, sample_size)
     size_t sample_size;
-    const int64_t* labels; // (n,)
+    const int64_t* labels;  // (n,)
     const int64_t* rows;
     int count;
 };
 
 struct Update {
-    float* momentum;       // (trainable,) or null
-    const float* anchor;   // (width,) or null: the row at the start of the round
-    const float* offset;   // (width,) or null
-    const float* mu;       // (trainable,) or null
+    float* momentum;      // (trainable,) or null
+    const float* anchor;  // (width,) or null: the row at the start of the round
+    const float* offset;  // (width,) or null
+    const float* mu;      // (trainable,) or null
     float lr, momentum_factor, weight_decay;
 };
 
@@ -80,9 +81,11 @@ struct Backend {
     int lanes;
     size_t (*workspace_bytes)(const Network&, int batch);
     // Forward pass; logits (count, classes) to `logits` if not null.
-    void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace, float* logits);
+    void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace,
+                    float* logits);
     // Forward and backward pass: mean loss; its gradient (trainable,) to `gradient`.
-    float (*gradient)(const Network&, float* row, const Batch&, uint64_t key, void* workspace, float* gradient);
+    float (*gradient)(const Network&, float* row, const Batch&, uint64_t key, void* workspace,
+                      float* gradient);
     void (*update)(const Network&, float* row, float* gradient, const Update&);
 };
 

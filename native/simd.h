@@ -18,9 +18,13 @@ typedef int I __attribute__((vector_size(LANES * 4), may_alias));
 typedef unsigned char B __attribute__((vector_size(LANES), aligned(1), may_alias));  // a byte for each lane
 typedef float Quarter __attribute__((vector_size(16)));
 
-template <int N> struct Constant { static constexpr int value = N; };
+template <int N>
+struct Constant {
+    static constexpr int value = N;
+};
 
 #define UNROLL _Pragma("GCC unroll 32")
+#define EACH(i, n) UNROLL for (int i = 0; i < (n); i++)  // over registers: unrolled
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE V load(const float* p) { return *reinterpret_cast<const V*>(p); }
@@ -37,7 +41,8 @@ INLINE V positive(V v) { return select(v > 0, v, V{}); }
 
 INLINE float sum(V v) {
     Quarter q = {};
-    UNROLL for (int i = 0; i < LANES; i += 4) q += Quarter{v[i], v[i + 1], v[i + 2], v[i + 3]};
+    UNROLL for (int i = 0; i < LANES; i += 4)
+        q += Quarter{v[i], v[i + 1], v[i + 2], v[i + 3]};
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
