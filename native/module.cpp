@@ -14,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -187,7 +188,7 @@ struct Plan {
         }
         net.flipped_size = net.partial_size;
         net.ops = ops.data(), net.op_count = int(ops.size());
-        net.tensors = tensors.data(), net.tensor_count = int(tensors.size());
+        net.tensors = tensors.data();
         net.trainable = trainable, net.width = width, net.classes = classes;
     }
 };
@@ -232,7 +233,14 @@ void for_each_client(int threads, F work) {
     {
         nb::gil_scoped_release release;
         running = threads;
-        for (int t = 0; t < threads; t++) pool.emplace_back(loop, t);
+        try {
+            while (int(pool.size()) < threads) pool.emplace_back(loop, int(pool.size()));
+        } catch (const std::system_error&) {
+            stop = true;
+            std::lock_guard lock(mutex);
+            running -= threads - int(pool.size());
+            problem = "the machine can't start " + std::to_string(threads) + " threads";
+        }
         std::unique_lock lock(mutex);
         while (running &&
                !finished.wait_for(lock, std::chrono::milliseconds(50), [&] { return running == 0; })) {
@@ -278,22 +286,25 @@ public:
                Array<const uint64_t, 1> keys, int threads) {
         const int64_t m = int64_t(rows.shape(0)), steps = int64_t(offsets.shape(1)) - 1;
         const Network& net = plan_.net;
-        auto like = [&](nb::object array, int64_t columns, const char* name) -> float* {
-            if (array.is_none()) return nullptr;
-            auto got = nb::cast<Array<float, 2>>(array, false);
-            demand(int64_t(got.shape(0)) == m && int64_t(got.shape(1)) == columns,
+        auto fits = [&](auto array, int64_t columns, const char* name) {
+            demand(int64_t(array.shape(0)) == m && int64_t(array.shape(1)) == columns,
                    std::string(name) + " has the wrong shape");
-            return got.data();
+            return array.data();
+        };
+        auto read_only = [&](nb::object array, const char* name) -> const float* {
+            return array.is_none() ? nullptr
+                                   : fits(nb::cast<Array<const float, 2>>(array, false), net.width, name);
         };
         demand(int64_t(rows.shape(1)) == net.width && steps >= 1,
                "rows have the wrong width, or there is no step");
         demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == m && int64_t(keys.shape(0)) == m,
                "lr, offsets and keys need one entry per client");
-        float* v = like(momentum, net.trainable, "momentum");
-        const float *a = like(anchor, net.width, "anchor"), *off = like(offset, net.width, "offset"),
-                    *pull = nullptr;
+        float* v = nullptr;
+        if (!momentum.is_none())
+            v = fits(nb::cast<Array<float, 2>>(momentum, false), net.trainable, "momentum");
+        const float *a = read_only(anchor, "anchor"), *off = read_only(offset, "offset"), *pull = nullptr;
         if (!mu.is_none()) {
-            auto got = nb::cast<Array<float, 1>>(mu, false);
+            auto got = nb::cast<Array<const float, 1>>(mu, false);
             demand(int64_t(got.shape(0)) == net.trainable, "mu needs one entry per trainable column");
             pull = got.data();
         }

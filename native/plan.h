@@ -49,7 +49,6 @@ struct Network {
     const Op* ops;
     int op_count;
     const Tensor* tensors;
-    int tensor_count;
     int64_t trainable, width;
     int classes;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.

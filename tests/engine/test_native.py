@@ -288,6 +288,70 @@ def test_what_the_kernels_do_not_know_runs_on_torch_with_one_line(
     assert "\n" not in caplog.text.strip()
 
 
+class Fickle(nn.Module):
+    """Another function in evaluation than in training: a trace sees only one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.flatten(x, 1))
+        return out if self.training else torch.relu(out - 1)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(torch.flatten(x, 1))))
+        return out
+
+
+@pytest.mark.parametrize("model", [Fickle(), Fickle().eval(), Tied()])
+def test_what_a_trace_can_not_tell_is_left_to_torch(model: nn.Module) -> None:
+    fed = federation((1, 8, 8), 3, [20])
+    with pytest.raises(Unsupported, match=r"self-check|share a parameter|not one of"):
+        NativeEngine(fed, model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(144, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(63, 3)),
+    ],
+    ids=["channels", "features", "inputs"],
+)
+def test_a_model_that_does_not_fit_is_one_clear_error(model: nn.Module) -> None:
+    fed = federation((1, 8, 8), 3, [20])
+    with pytest.raises(wecfl.errors.ModelError, match="can't eat samples of shape"):
+        make_engine("auto", fed, model, workers=1)
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("correction", "said"),
+    [
+        (Correction(mu=np.zeros(3, np.float32)), "mu has shape \\(3,\\), not \\(15,\\)"),
+        (Correction(anchor=np.zeros((1, 15), np.float32)), "anchor has shape"),
+        (Correction(offset=np.zeros((2, 3), np.float32)), "offset has shape"),
+    ],
+)
+def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, said: str) -> None:
+    fed = federation((4,), 3, [20, 20])
+    with make_engine(kind, fed, nn.Linear(4, 3), workers=1) as engine:
+        with pytest.raises(wecfl.errors.ConfigError, match=said):
+            engine.train(start(nn.Linear(4, 3), 2), Plan(), correction, 0)
+        double: Any = np.zeros((2, 15))  # is converted
+        wide = Correction(anchor=double, mu=1.0)
+        assert np.isfinite(engine.train(start(nn.Linear(4, 3), 2), Plan(), wide, 0)[0]).all()
+
+
 def test_a_wrong_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check compares with the module itself: here the two differ."""
     fed = federation((1, 8, 8), 3, [20])

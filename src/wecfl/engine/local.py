@@ -157,6 +157,27 @@ class LocalEngine(ABC):
         means: F64 = sums / counts
         return means
 
+    def _prepared(self, correction: Correction) -> Correction:
+        """The same numbers as float32 arrays of the right shape, or an error that names the one."""
+        m, width, trainable = len(self.sizes), self.layout.width, self.layout.trainable
+
+        def array(name: str, value: object, shape: tuple[int, ...]) -> F32:
+            with np.errstate(over="ignore"):
+                given = np.asarray(value, dtype=np.float32)
+            if given.shape not in (shape, ()):
+                raise ConfigError(f"the correction's {name} has shape {given.shape}, not {shape}")
+            return np.ascontiguousarray(np.broadcast_to(given, shape))
+
+        return Correction(
+            mu=array("mu", correction.mu, (trainable,)),
+            anchor=None
+            if correction.anchor is None
+            else array("anchor", correction.anchor, (m, width)),
+            offset=None
+            if correction.offset is None
+            else array("offset", correction.offset, (m, width)),
+        )
+
     def _check_finite(self, models: F32, round: int) -> None:
         finite = np.isfinite(models).all(axis=1)
         if not finite.all():

@@ -98,7 +98,7 @@ class TorchEngine(LocalEngine):
         self, state: State, plan: Plan, correction: Correction, seed: int
     ) -> tuple[F32, dict[str, F32]]:
         """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
-        board = self._board
+        board, correction = self._board, self._prepared(correction)
         board.models[:] = state.models
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
             board.lr[:] = plan.lr

@@ -63,7 +63,10 @@ class NativeEngine(LocalEngine):
             )
         super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
         self._layers = chain(self._model, self.layout, federation.shape, federation.classes)
-        self._runner = self._make(self._layers, isa)
+        try:
+            self._runner = self._make(self._layers, isa)
+        except ValueError as error:
+            raise Unsupported(f"the kernels can't run this model ({error})") from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
         self._check_kernels(isa)
 
@@ -76,6 +79,7 @@ class NativeEngine(LocalEngine):
         self, state: State, plan: Plan, correction: Correction, seed: int
     ) -> tuple[F32, dict[str, F32]]:
         """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
+        correction = self._prepared(correction)
         fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
         keys = [int(key) for key in fed.keys]
         batches = [
@@ -95,14 +99,13 @@ class NativeEngine(LocalEngine):
                 momentum[:] = state.memory["momentum"]
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
             lr = np.broadcast_to(np.asarray(plan.lr), m).astype(np.float32)
-            mu = np.broadcast_to(np.asarray(correction.mu), trainable).astype(np.float32)
         self._call(
             "train",
             models,
             momentum,
-            None if correction.anchor is None else np.ascontiguousarray(correction.anchor),
-            None if correction.offset is None else np.ascontiguousarray(correction.offset),
-            mu if np.any(mu) else None,
+            correction.anchor,
+            correction.offset,
+            correction.mu if np.any(correction.mu) else None,
             lr,
             plan.momentum,
             plan.weight_decay,
@@ -114,8 +117,9 @@ class NativeEngine(LocalEngine):
             self.workers,
         )
         self._check_finite(models, state.round + 1)
-        kept = plan.keep_momentum and momentum is not None
-        return models, {"momentum": momentum} if kept and momentum is not None else {}
+        if momentum is None or not plan.keep_momentum:
+            return models, {}
+        return models, {"momentum": momentum}
 
     def close(self) -> None:
         """Nothing to give back: threads end with each call."""
@@ -157,30 +161,45 @@ class NativeEngine(LocalEngine):
             raise EngineError(f"the native engine failed in {work}: {error}") from None
 
     def _check_kernels(self, isa: str) -> None:
-        """One training step of one client, by the kernels and by torch; Dropout left out."""
+        """One training step and one evaluation, by the kernels and by torch; Dropout left out."""
         still = [{**layer, "rate": 0.0} if "rate" in layer else layer for layer in self._layers]
+        runner = self._make(still, isa)
         draws = rng.stream(0, "self-check")
         x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
         y = draws.integers(0, self._federation.classes, len(x))
-        start = row_of(self._model)
+        start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
-        order, offsets, key = np.arange(len(x)), np.array([[0, len(x)]]), np.zeros(1, np.uint64)
-        self._make(still, isa).train(
-            ours, None, None, None, None, lr, 0.0, 0.0, x.reshape(8, -1), y, order, offsets, key, 1
+        logits = np.empty((len(x), self._federation.classes), np.float32)
+        batches, key = np.array([[0, len(x)]]), np.zeros(1, np.uint64)
+        runner.logits(
+            ours, np.zeros(1, np.int64), flat, order, batches[0], logits, self._batchnorm, len(x), 1
         )
-        module = deepcopy(self._model).train()
+        runner.train(ours, None, None, None, None, lr, 0.0, 0.0, flat, y, order, batches, key, 1)
+        module = deepcopy(self._model).eval()
         for part in module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
+            elif isinstance(part, nn.BatchNorm2d) and self._batchnorm == "batch":
+                part.train()
         optimizer = torch.optim.SGD(module.parameters(), lr=float(lr[0]))
-        logits = module(torch.from_numpy(x))
-        torch.autograd.backward(nn.functional.cross_entropy(logits, torch.from_numpy(y)))
+        try:
+            with torch.no_grad():
+                expected = deepcopy(module)(torch.from_numpy(x)).numpy()
+            output = module.train()(torch.from_numpy(x))
+        except Exception as error:
+            line = " ".join(str(error).split())
+            raise Unsupported(f"the model can't run on samples of its shape ({line})") from None
+        torch.autograd.backward(nn.functional.cross_entropy(output, torch.from_numpy(y)))
         optimizer.step()
         theirs = row_of(module)
-        update = np.abs(theirs - start).max()
-        error = np.abs(ours[0] - theirs).max() / max(update, np.finfo(np.float32).tiny)
-        if not error <= TOLERANCE and update > 0:
+        self._compare("evaluation", logits, expected, 1.0)
+        self._compare("training step", ours[0] - start, theirs - start, 0.0)
+
+    def _compare(self, what: str, ours: F32, theirs: F32, least: float) -> None:
+        size = max(np.abs(theirs).max(), least)
+        error = np.abs(ours - theirs).max() / size if size > 0 else 0.0
+        if not error <= TOLERANCE:
             raise Unsupported(
-                f"the self-check of the native kernels failed: one step of {self._runner.isa} is "
-                f"off by {error:.1e} of the update"
+                f"the self-check of the native kernels failed: one {what} by {self._runner.isa} is "
+                f"off by {error:.1e}"
             )

@@ -43,6 +43,8 @@ def chain(model: nn.Module, layout: Layout, shape: Sequence[int], classes: int) 
     columns = {entry.name: entry.start for entry in layout.entries}
     if any("frozen" in entry.tags for entry in layout.entries):
         raise Unsupported("the model has frozen parameters")
+    if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
+        raise Unsupported("two layers share a parameter")
     layers = [layer for layer in _traced(model, columns) if layer]
     return _checked(layers, tuple(shape), classes)
 
@@ -101,6 +103,7 @@ def _of_module(name: str, part: nn.Module, columns: dict[str, int]) -> Layer:
         return {
             "kind": "conv",
             **_window(part.kernel_size, part.stride, part.padding, said),
+            "inputs": part.in_channels,
             "outputs": part.out_channels,
             "weight": at("weight"),
             "bias": at("bias"),
@@ -111,7 +114,8 @@ def _of_module(name: str, part: nn.Module, columns: dict[str, int]) -> Layer:
             raise Unsupported(f"{said} keeps no running statistics, or cumulative ones")
         norm = {"eps": part.eps, "momentum": part.momentum}
         where = {"mean": at("running_mean"), "variance": at("running_var")}
-        return {"kind": "norm", "weight": at("weight"), "bias": at("bias"), **where, **norm}
+        size = {"inputs": part.num_features}
+        return {"kind": "norm", **size, "weight": at("weight"), "bias": at("bias"), **where, **norm}
     if kind is nn.Linear:
         assert isinstance(part, nn.Linear)
         size = {"inputs": part.in_features, "outputs": part.out_features}
@@ -154,8 +158,10 @@ def _of_function(node: fx.Node) -> Layer:
     named.pop("inplace", None)
     if target in (torch.relu, functional.relu, "relu"):
         return {"kind": "relu"}
-    if target in (torch.flatten, "flatten") and (*args, *named.values()) == (1,):
-        return FLATTEN
+    if target in (torch.flatten, "flatten"):
+        given = dict(zip(("start_dim", "end_dim"), args, strict=False)) | named
+        if {"end_dim": -1, **given} == {"start_dim": 1, "end_dim": -1}:
+            return FLATTEN
     if target in ("view", "reshape", torch.reshape):
         sizes = tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else args
         if len(sizes) == 2:
@@ -192,18 +198,18 @@ def _checked(layers: list[Layer], shape: tuple[int, ...], classes: int) -> list[
     result: list[Layer] = []
     for layer in layers:
         kind = layer["kind"]
-        kept = dict(layer)
+        kept, expected = dict(layer), c
         if kind == "flatten":
             c, h, w, flat = prod((c, h, w)), 1, 1, True
             continue
         if kind == "linear":
             if not flat:
                 raise Unsupported("a linear layer works on something other than flat samples")
-            if kept.pop("inputs") != c:
-                raise Unsupported(f"a linear layer expects {layer['inputs']} inputs, not {c}")
-            c = layer["outputs"]
+            c, expected = layer["outputs"], c
         elif kind in ("conv", "norm", "max_pool", "avg_pool") and (flat or not image):
             raise Unsupported(f"a {kind} layer works on something other than images")
+        if kept.pop("inputs", expected) != expected:
+            raise Unsupported(f"a {kind} layer expects {layer['inputs']} inputs, not {expected}")
         if "kernel" in layer:
             if kind == "conv" and not _conv_fits(layer, h, w):
                 raise Unsupported(
