@@ -272,6 +272,9 @@ class Method:
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("distance", "clustering", "importance", "objective", "aggregation"):
+            if not callable(getattr(self, name)):
+                raise ConfigError(f"{name} must be callable, got {getattr(self, name)!r}")
         if sorted(self.order) != sorted("EMDL"):
             raise ConfigError(f"order must hold each of E, M, D, L once, got '{self.order}'")
         if self.start not in ("one", "each"):

@@ -96,10 +96,9 @@ class Layout:
                 or (name == "parameters" and not FIXED & entry.tags)
                 or (name in entry.tags if name in TAGS else fnmatchcase(entry.name, name))
             )
-        if which.startswith("~"):
-            chosen = ~chosen
-        found = np.flatnonzero(chosen)
-        if len(found) == 0:
+        named = chosen.any()
+        found = np.flatnonzero(~chosen if which.startswith("~") else chosen)
+        if not named or len(found) == 0:
             raise ModelError(
                 f"the selection '{which}' names no column of the model; it has "
                 f"{', '.join(e.name for e in self.entries) or 'no tensors'}: choose one of "

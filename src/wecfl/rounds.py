@@ -43,7 +43,7 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import Engine, Method, Plan, State
+from wecfl.base import F64, Correction, Engine, Method, Plan, State
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -77,7 +77,7 @@ def expectation(state: State, setting: Setting) -> State:
     labels, centers = method.clustering(
         method.representation.clients(state, engine, setting.seed),
         method.representation.centers(state, engine),
-        method.importance(engine.sizes),
+        _importance(setting),
         method.distance,
         rng.stream(setting.seed, "clustering", state.round),
     )
@@ -86,8 +86,8 @@ def expectation(state: State, setting: Setting) -> State:
 
 def maximization(state: State, setting: Setting) -> State:
     """M: aggregate, Ω_k = argmin of F for the assignment at hand."""
-    method, sizes = setting.method, setting.engine.sizes
-    return state.replace(centers=method.aggregation(state, method.importance(sizes), sizes))
+    importance, sizes = _importance(setting), setting.engine.sizes
+    return state.replace(centers=setting.method.aggregation(state, importance, sizes))
 
 
 def distribution(state: State, setting: Setting) -> State:
@@ -103,8 +103,21 @@ def distribution(state: State, setting: Setting) -> State:
 def local_update(state: State, setting: Setting) -> State:
     """L: each client takes Q gradient steps on its own data D_i."""
     correction = setting.method.objective(state, setting.engine.layout)
+    if not isinstance(correction, Correction):
+        raise ConfigError(f"an objective must return a Correction, got {correction!r}")
     models, memory = setting.engine.train(state, setting.plan, correction, setting.seed)
     return state.replace(round=state.round + 1, models=models, memory=memory)
+
+
+def _importance(setting: Setting) -> F64:
+    """λ (m,), which must be positive: a client that counts for nothing has no place in a mean."""
+    sizes = setting.engine.sizes
+    importance = np.asarray(setting.method.importance(sizes), dtype=np.float64)
+    if importance.shape != sizes.shape or not (np.isfinite(importance) & (importance > 0)).all():
+        raise ConfigError(
+            f"importance must give {len(sizes)} positive numbers, one per client, got {importance}"
+        )
+    return importance
 
 
 STEPS: dict[str, Callable[[State, Setting], State]] = {

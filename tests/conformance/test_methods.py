@@ -1,5 +1,8 @@
 """One suite over every registered method, and the relations between methods."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +189,48 @@ def test_an_objective_of_ones_own(fed: wecfl.Federation) -> None:
     )
     gap = run(fed, pushed).centers - run(fed, methods.fedavg).centers
     assert gap.mean() < -0.1
+
+
+@pytest.mark.parametrize(
+    "importance",
+    [
+        lambda n: 0.0 * n,
+        lambda n: -1.0 * n,
+        lambda n: np.full(len(n), np.nan),
+        lambda n: np.ones(2),
+    ],
+    ids=["zero", "negative", "nan", "short"],
+)
+def test_importance_must_be_positive(
+    importance: Callable[[Any], Any], fed: wecfl.Federation
+) -> None:
+    with pytest.raises(wecfl.errors.ConfigError, match="9 positive numbers"):
+        run(fed, methods.wecfl(k=3).replace(importance=importance))
+
+
+def test_components_are_checked(fed: wecfl.Federation) -> None:
+    with pytest.raises(wecfl.errors.ConfigError, match="objective must be callable"):
+        methods.fedavg.replace(objective=3)
+    with pytest.raises(wecfl.errors.ConfigError, match="must return a Correction"):
+        run(fed, methods.fedavg.replace(objective=lambda state, layout: None))
+    with pytest.raises(wecfl.errors.ModelError, match="names no column"):
+        run(fed, methods.fedavg.replace(shared="~nothing.*"))
+
+
+def test_same_bits_whatever_the_threads_of_the_linear_algebra() -> None:
+    code = """
+import hashlib, wecfl
+result = wecfl.run_config(wecfl.Config(rounds=2, objectives=False))
+print(hashlib.sha256(result.centers.tobytes()).hexdigest())
+"""
+    found = set()
+    for threads in ("1", "2"):
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, text=True, capture_output=True, check=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
 
 
 class TestCorners:

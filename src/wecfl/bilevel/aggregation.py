@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wecfl.base import F32, F64, Importance, Int, State
+from wecfl.bilevel.threads import one_thread
 
 __all__ = ["Mean"]
 
@@ -36,5 +37,6 @@ class Mean:
         inhabited = total > 0
         share[inhabited] /= total[inhabited, None]
         centers = state.centers.copy()
-        centers[inhabited] = share[inhabited].astype(np.float32) @ state.models
+        with one_thread():
+            centers[inhabited] = share[inhabited].astype(np.float32) @ state.models
         return centers

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import ThreadpoolController
 
 from wecfl.base import F64, Distance, Int, Real
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.threads import one_thread
 from wecfl.errors import ConfigError
 
 __all__ = ["KMeans", "Nearest", "isometric"]
@@ -86,9 +85,11 @@ class KMeans:
         if len(distinct) <= len(centers):
             found = np.arange(len(distinct))
         else:
-            found = self._lloyd(distinct, centers, weight, rng)
+            with one_thread():
+                found = self._lloyd(distinct, centers, weight, rng)
         found = _by_first_client(found, inverse)
-        means = _means(distinct, found, weight)
+        with one_thread():
+            means = _means(distinct, found, weight)
         labels = _matched(means, centers)
         moved = centers.copy()
         moved[labels] = means
@@ -103,9 +104,8 @@ class KMeans:
         if self.fresh:
             seed = int(rng.integers(2**31))
             starts.append(Lloyd(len(centers), n_init=self.fresh, random_state=seed))
-        # One thread: OpenMP adds up chunks in the order they finish, which changes the last bits.
         # Nearly equal clients may fill fewer than K clusters: that is defined here, not a warning.
-        with _libraries().limit(limits=1), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             fits = [start.fit(near, sample_weight=weight) for start in starts]
         best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
@@ -129,12 +129,6 @@ def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
         values, vectors = np.linalg.eigh(both @ both.T)
         both = vectors * np.sqrt(np.maximum(values, 0))
     return both[: len(points)], both[len(points) :]
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Those with threads of their own; looking for them takes longer than clustering."""
-    return ThreadpoolController()
 
 
 def _distinct(points: Real) -> tuple[Real, Int]:
