@@ -146,8 +146,13 @@ def test_compare_gives_mean_and_deviation_over_seeds(wecfl: Wecfl) -> None:
 
 def test_clients_from_a_folder(wecfl: Wecfl) -> None:
     folder = clients(Path("hos[/pi]täls"))
-    code, out, err = wecfl("run", *SMALL, "--dataset", folder, "--out", "o[u]t")
+    quick = ("--clusters", "2", "--rounds", "2", "--steps", "2")
+    code, out, err = wecfl("run", *quick, "--dataset", folder, "--out", "o[u]t")
     assert (code, err) == (0, "")
+    assert "clients = " not in Path("o[u]t/config.toml").read_text(encoding="utf-8")
+    code, _, err = wecfl("run", *quick, "--dataset", folder, "--clients", "9", "--out", "other")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "leave out --clients" in err
     assert "hos[/pi]täls: 4 clients, 16 ± 0 training samples each, seed 0" in out
     assert out.endswith("run folder: o[u]t\n")
     code, out, _ = wecfl("compare", "o[u]t", "--figure", "a[b].html")
@@ -163,6 +168,37 @@ def test_one_npz_and_a_partition(wecfl: Wecfl) -> None:
     code, out, _ = wecfl("run", *SMALL, "--dataset", "mine.npz", "--partition", "iid", "--out", "o")
     assert code == 0
     assert "mine.npz, iid: 6 clients, 16 ± 0 training samples" in out.replace("iid()", "iid")
+
+
+def test_the_holdout_and_the_seed_of_one_npz_count(wecfl: Wecfl) -> None:
+    y = np.arange(120) % 4
+    np.savez("mine.npz", x=np.eye(4)[y], y=y)
+    for number, flags in enumerate([("--holdout", "0.5"), ("--holdout", "0.2")]):
+        split = ("--dataset", "mine.npz", "--partition", "iid", *flags)
+        code, out, _ = wecfl("run", *SMALL, *split, "--out", f"o{number}")
+        assert code == 0
+        assert f"{[10, 16][number]} ± 0 training samples" in out
+
+
+def test_a_resolved_configuration_can_change_its_partition(wecfl: Wecfl) -> None:
+    assert wecfl("run", *SMALL, "--out", "first")[0] == 0
+    code, out, _ = wecfl("run", "first/config.toml", "--partition", "iid", "--out", "second")
+    assert code == 0
+    assert "iid" in out
+
+
+def test_compare_runs_of_two_engines_and_runs_further_down(wecfl: Wecfl) -> None:
+    for engine in ("torch", "native"):
+        assert wecfl("run", *SMALL, "--engine", engine, "--out", f"runs/deep/{engine}")[0] == 0
+    Path("runs/killed").mkdir()
+    Path("runs/killed/metrics.jsonl").touch()
+    code, out, err = wecfl("compare", "runs")
+    assert code == 0
+    assert "torch" in out
+    assert "native-" in out
+    assert (
+        err == "wecfl: left out runs/killed: it has no summary.json, so it was not ended in order\n"
+    )
 
 
 def test_a_folder_named_as_a_data_set_does_not_hide_it(wecfl: Wecfl) -> None:

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from wecfl import __version__
 from wecfl.base import State
-from wecfl.config import PAPER_PARTITIONS, PRESETS, Config, one_line, resolve
+from wecfl.config import PAPER_PARTITIONS, PARTITIONING, PRESETS, Config, one_line, resolve
 from wecfl.data import datasets
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
@@ -47,6 +47,7 @@ from wecfl.runs.experiment import (
     check,
     federation_of,
     holds_clients,
+    load_pool,
     method_of,
     run_config,
 )
@@ -97,8 +98,7 @@ def run(
         A TOML file with any of the choices below; flags override it.
 
     """
-    said = {name: getattr(flags, name) for name in flags.model_fields_set}
-    chosen = resolve(config, preset, said)
+    chosen = _choices(config, preset, flags)
     _check_figure(figure)
     configs = [
         chosen.model_copy(update={"method": name.strip()}) for name in chosen.method.split(",")
@@ -213,8 +213,7 @@ def partition(
     One line per partition: samples per client (mean ± standard deviation), the least and the most
     of them, and how many classes a client holds on average.
     """
-    said = {name: getattr(flags, name) for name in flags.model_fields_set}
-    chosen = resolve(config, preset, said)
+    chosen = _choices(config, preset, flags)
     _check_figure(out)
     settings = [chosen]
     if panels != "one":
@@ -317,20 +316,35 @@ def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs right below it."""
+    """The folder itself if it is a run, else all runs below it."""
     if not folder.is_dir():
         raise ConfigError(f"no run folder {folder}")
-    inside = sorted(path.parent for path in folder.glob("*/summary.json"))
+    inside = sorted(path.parent for path in folder.rglob("summary.json"))
     if inside and not (folder / "summary.json").exists():
+        for begun in sorted(path.parent for path in folder.rglob("metrics.jsonl")):
+            if begun not in inside:
+                _say(f"left out {begun}: it has no summary.json, so it was not ended in order")
         return inside
     read_summary(folder)
     return [folder]
 
 
+def _choices(file: Path | None, preset: str | None, flags: Config) -> Config:
+    """What file, preset and flags come to; flags that can't apply are refused, not ignored."""
+    said = {name: getattr(flags, name) for name in flags.model_fields_set}
+    chosen = resolve(file, preset, said)
+    idle = [name for name in PARTITIONING if name in said]
+    if idle and holds_clients(chosen):
+        raise ConfigError(
+            f"{chosen.dataset} holds one file per client, so there is nothing to share out: "
+            f"leave out --{idle[0].replace('_', '-')}"
+        )
+    return chosen
+
+
 def _load(config: Config) -> datasets.Dataset:
     with _downloads() as progress:
-        place = Path(config.data_dir) if config.data_dir else None
-        return datasets.load(config.dataset, place, progress=progress)
+        return load_pool(config, progress)
 
 
 def _federation(config: Config) -> Federation:

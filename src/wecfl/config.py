@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["PAPER_PARTITIONS", "PRESETS", "Config", "one_line", "resolve"]
+__all__ = ["PAPER_PARTITIONS", "PARTITIONING", "PRESETS", "Config", "one_line", "resolve"]
 
 
 class Config(BaseModel):
@@ -97,12 +97,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
         "clients": 200,
+        "groups": 10,
         "rounds": 100,
+        "steps": 10,
+        "batch": 32,
+        "lr": 0.001,
+        "momentum": 0.9,
+        "keep_momentum": True,
+        "weight_decay": 0.0,
+        "mu": 0.95,
+        "representation": "head",
+        "importance": "method",
+        "warm_start": True,
         "loss_batches": 3,
         "batchnorm": "batch",
     },
 }
 """By name, what differs from the defaults. `paper`: the experiment of the paper's tables."""
+
+PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
+"""Choices about sharing a data set out; they don't apply to a folder of clients."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
@@ -131,7 +145,11 @@ def resolve(
     preset = written if preset is None else preset
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(where + unknown("preset", str(preset), PRESETS))
-    values = {**PRESETS[preset], **said, **(flags or {})}
+    flags = flags or {}
+    if flags.get("partition", said.get("partition")) != said.get("partition"):
+        # Another partition than the file's: its parameters don't apply.
+        said = {key: value for key, value in said.items() if key not in ("alpha", "classes_per")}
+    values = {**PRESETS[preset], **said, **flags}
     for key in values:
         if key not in Config.model_fields:
             raise ConfigError(where + unknown("key", key, Config.model_fields))

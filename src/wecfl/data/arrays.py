@@ -20,7 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 from wecfl.base import F32, Int
 from wecfl.errors import DataError
 
-__all__ = ["Array", "Named", "as_labels", "fill_pixels", "holdout", "pool", "read_npz", "reading"]
+__all__ = [
+    "Array",
+    "Named",
+    "as_labels",
+    "count_classes",
+    "fill_pixels",
+    "holdout",
+    "pool",
+    "read_npz",
+    "reading",
+]
 
 Array: TypeAlias = NDArray[Any]
 Named: TypeAlias = tuple[str, Array]
@@ -128,6 +138,23 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
             f"{where}: label {given[row]} of sample {row} is out of range, expected {expected}"
         )
     return labels
+
+
+def count_classes(y: Int) -> int:
+    """The largest label + 1, unless that can't be a number of classes.
+
+    >>> count_classes(np.array([0, 2]))
+    3
+    >>> count_classes(np.array([0, 10**12]))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: the largest of 2 labels is 1000000000000; number the classes 0, 1, 2, …
+    """
+    classes = int(y.max()) + 1
+    if classes > max(1000, 10 * len(y)):
+        raise DataError(
+            f"the largest of {len(y)} labels is {classes - 1}; number the classes 0, 1, 2, …"
+        )
+    return classes
 
 
 def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:

@@ -26,7 +26,16 @@ import sklearn.datasets
 
 from wecfl import rng
 from wecfl.base import F32, Int
-from wecfl.data.arrays import Array, as_labels, fill_pixels, holdout, pool, read_npz, reading
+from wecfl.data.arrays import (
+    Array,
+    as_labels,
+    count_classes,
+    fill_pixels,
+    holdout,
+    pool,
+    read_npz,
+    reading,
+)
 from wecfl.data.fetch import Progress, download, has_apt, unpack_debian
 from wecfl.errors import DataError, unknown
 
@@ -75,7 +84,6 @@ class Source:
     """A data set known by name: what it is, how to recognise and read it, where it comes from."""
 
     name: str
-    description: str
     shape: tuple[int, ...]
     """Of one sample: channels, height, width."""
     n_train: int
@@ -96,18 +104,21 @@ def load(
     *,
     fetch: bool = True,
     progress: Progress | None = None,
+    test: float = HELD_OUT,
+    seed: int = 0,
 ) -> Dataset:
     """The data set `name`, or the one in the ``.npz`` whose path is `name`.
 
-    A ``.npz`` holds `x` (n, …) and `y` (n,), optionally `x_test` and `y_test`. Without them, as for
-    the digits, a fixed stratified fifth of the samples is the test set.
+    A ``.npz`` holds `x` (n, …) and `y` (n,), optionally `x_test` and `y_test`. Without them, the
+    stratified share `test` of its samples, drawn for `seed`, is the test set. The digits have no
+    official test set either: theirs is a fixed stratified fifth.
 
     >>> load("digit")
     Traceback (most recent call last):
     wecfl.errors.DataError: unknown dataset 'digit'; did you mean 'digits'?
     """
     if str(name) not in KNOWN and Path(name).suffix == ".npz":
-        return _from_npz(Path(name))
+        return _from_npz(Path(name), test, seed)
     source = _source(str(name))
     return source.read(source, get(source.name, data_dir, fetch=fetch, progress=progress))
 
@@ -211,16 +222,18 @@ def _from_url(source: Source, target: Path, progress: Progress | None) -> None:
 # From bytes to arrays
 
 
-def _held_out(name: str, where: str, x: Array, y: Int, classes: int) -> Dataset:
-    """A data set without a test set: the held-out rows, the same for everybody, go to the end."""
+def _held_out(
+    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT, seed: int = 0
+) -> Dataset:
+    """A data set without a test set: the held-out rows go to the end."""
     if len(y) < 2:
         raise DataError(f"{where}: {len(y)} samples, expected at least 2 to train and to test")
-    train, test = holdout(y, HELD_OUT, rng.stream(0, "holdout"))
-    order = np.concatenate([train, test])
-    return Dataset(name, pool([(where, x[order])]), y[order], len(train), classes)
+    train, held_out = holdout(y, test, rng.stream(seed, "holdout"))
+    order = np.concatenate([train, held_out])
+    return Dataset(Path(where).stem, pool([(where, x[order])]), y[order], len(train), classes)
 
 
-def _from_npz(path: Path) -> Dataset:
+def _from_npz(path: Path, test: float, seed: int) -> Dataset:
     arrays = read_npz(path)
     sides = [("x", "y"), ("x_test", "y_test")][: len(arrays) // 2]
     parts = [(f"{path} ({x})", np.atleast_1d(arrays[x])) for x, _ in sides]
@@ -231,9 +244,9 @@ def _from_npz(path: Path) -> Dataset:
     if empty := [where for where, part in parts if not len(part)]:
         raise DataError(f"{empty[0]}: no samples")
     y = np.concatenate(labels)
-    classes = int(y.max()) + 1
+    classes = count_classes(y)
     if len(parts) == 1:
-        return _held_out(path.stem, str(path), parts[0][1], y, classes)
+        return _held_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
     return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
 
 
@@ -247,7 +260,7 @@ def _find_digits(_: Path) -> Path:
 def _read_digits(source: Source, _: Path) -> Dataset:
     x, y = sklearn.datasets.load_digits(return_X_y=True)
     x = (x.reshape(-1, *source.shape).astype(np.float32) / 16 - 0.5) / 0.5
-    return _held_out(source.name, source.name, x, y.astype(np.int64), source.classes)
+    return _held_out(source.name, x, y.astype(np.int64), source.classes)
 
 
 # fashion-mnist: the IDX format, http://yann.lecun.com/exdb/mnist (big-endian header, then bytes)
@@ -383,7 +396,6 @@ KNOWN: dict[str, Source] = {
     for source in (
         Source(
             name="digits",
-            description="handwritten digits, part of scikit-learn",
             shape=(1, 8, 8),
             n_train=1438,
             n_test=359,
@@ -394,7 +406,6 @@ KNOWN: dict[str, Source] = {
         ),
         Source(
             name="fashion-mnist",
-            description="grey pictures of clothes (Zalando)",
             shape=(1, 28, 28),
             n_train=60_000,
             n_test=10_000,
@@ -414,7 +425,6 @@ KNOWN: dict[str, Source] = {
         ),
         Source(
             name="cifar-10",
-            description="colour pictures of animals and vehicles (Krizhevsky)",
             shape=(3, 32, 32),
             n_train=50_000,
             n_test=10_000,

@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.base import F32, Int
-from wecfl.data.arrays import Named, as_labels, holdout, pool, read_npz
+from wecfl.data.arrays import Named, as_labels, count_classes, holdout, pool, read_npz
 from wecfl.data.datasets import Dataset, load
 from wecfl.data.partition import Partition, split
-from wecfl.errors import ConfigError, DataError
+from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
 
@@ -150,7 +150,7 @@ class Federation:
             y=y,
             train=tuple(trains),
             test=tuple(tests),
-            classes=int(y.max()) + 1 if classes is None else classes,
+            classes=count_classes(y) if classes is None else classes,
             keys=np.arange(len(titles)),
             names=titles,
             groups=None if groups is None else np.asarray(groups, np.int64),
@@ -191,7 +191,7 @@ class Federation:
         dataset: Dataset | str | Path,
         partition: Partition,
         *,
-        clients: int,
+        clients: int = 50,
         seed: int = 0,
         data_dir: Path | None = None,
     ) -> Federation:
@@ -201,6 +201,10 @@ class Federation:
         >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
         np.int64(1438)
         """
+        if not hasattr(partition, "shares"):
+            raise PartitionError(
+                f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
+            )
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n = data.n_train
         shares = split(

@@ -108,6 +108,8 @@ def make(model: Model, *, shape: Shape, classes: int, seed: int) -> nn.Module:
         return build(model, shape=shape, classes=classes, seed=seed)
     if isinstance(model, nn.Module):
         return model
+    if not callable(model):
+        raise ModelError(f"the model must be a module, a function or a name, got {model!r}")
     with keyed(seed):
         made = model()
     if not isinstance(made, nn.Module):

@@ -109,6 +109,9 @@ def _flat(folder: Path) -> dict[str, Any]:
         key: float("nan") if summary[key] is None else summary[key]
         for key in ("accuracy", "macro_f1", "ari", "clusters")
     }
+    choices["config.engine"] = summary.pop(
+        "engine", "unknown"
+    )  # the one that ran, whatever was asked for
     return {
         **summary,
         **scores,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -16,10 +17,11 @@ from wecfl.base import F32, Int, Method, Plan, State
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.representation import Columns, Losses
-from wecfl.config import Config
+from wecfl.config import PARTITIONING, Config
 from wecfl.data import partition as partitions
-from wecfl.data.datasets import KNOWN, Dataset
+from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
+from wecfl.data.fetch import Progress
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
@@ -63,17 +65,19 @@ class Result:
     states: tuple[State, ...]
     """The final state; several for a soft vote."""
     architecture: Module
+    engine: str
+    """What trained the clients, as part of the reproducibility key."""
     seconds: float
     folder: Path | None = None
 
     @property
     def labels(self) -> Int:
-        """(m,), the cluster of each client, r_ik = [labels_i = k]."""
+        """(m,), the cluster of each client, r_ik = [labels_i = k] (of the first soft-voted run)."""
         return self.states[0].labels
 
     @property
     def centers(self) -> F32:
-        """(K, P), the clusters' models Ω_k as rows."""
+        """(K, P), the clusters' models Ω_k as rows (of the first soft-voted run)."""
         return self.states[0].centers
 
     def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
@@ -90,9 +94,10 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Means of the last three rounds, groups found and time: the content of `summary.json`."""
+        """Means of the last three rounds, groups found and time, as in `summary.json`."""
         return {
             "method": self.method.name,
+            "engine": self.engine,
             "k": max(self.method.k, self.method.members),
             "rounds": len(self.records),
             **last_rounds(self.records),
@@ -173,9 +178,15 @@ def run(
     (np.True_, np.False_)
 
     """
+    if not isinstance(method, Method):
+        raise ConfigError(f"method must be a value such as methods.wecfl(k=10), got {method!r}")
+    whole: dict[str, tuple[Any, int]] = {
+        "rounds": (rounds, 1), "steps": (steps, 1), "batch": (batch, 1), "seed": (seed, 0)
+    }  # fmt: skip
+    for name, (number, least) in whole.items():
+        if not isinstance(number, Integral) or int(number) < least:
+            raise ConfigError(f"{name} must be a whole number of at least {least}, got {number!r}")
     plan = Plan(steps, batch, lr, momentum, keep_momentum, weight_decay)
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, got {rounds}")
     check_clusters(method, len(federation))
     if out is not None:
         check_free(Path(out))
@@ -196,13 +207,13 @@ def run(
         ]
         folder = None
         if out is not None:  # written once nothing can be wrong with what was asked for
-            written = config.toml() if config else _described(method, plan, module, rounds, seed)
+            written = _written(config) if config else _described(method, plan, module, rounds, seed)
             env = {"engine": runner.name, "workers": runner.workers}
             folder = RunFolder(Path(out), written, env, federation.names)
 
         def result() -> Result:
             seconds, path = perf_counter() - began, folder.path if folder else None
-            return Result(method, federation, records, states, module, seconds, path)
+            return Result(method, federation, records, states, module, runner.name, seconds, path)
 
         try:
             for _ in range(rounds):
@@ -217,7 +228,7 @@ def run(
             raise
         finally:
             if folder:
-                outcome = {"engine": runner.name, "seed": seed, "status": status}
+                outcome = {"seed": seed, "status": status}
                 so_far = result()
                 folder.end(states, runner.layout, so_far.clients, {**so_far.summary, **outcome})
         return result()
@@ -250,18 +261,20 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
     config = config.completed()
     if holds_clients(config):
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
-    return Federation.from_dataset(
-        pool or config.dataset,
-        partitions.build(
-            config.partition,
-            alpha=config.alpha or (),
-            n=config.classes_per or (),
-            groups=config.groups,
-        ),
-        clients=config.clients,
-        seed=config.seed,
-        data_dir=Path(config.data_dir) if config.data_dir else None,
+    partition = partitions.build(
+        config.partition,
+        alpha=config.alpha or (),
+        n=config.classes_per or (),
+        groups=config.groups,
     )
+    data = pool or load_pool(config)
+    return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
+
+
+def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
+    """The data set a configuration names, before it is shared out."""
+    place = Path(config.data_dir) if config.data_dir else None
+    return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)
 
 
 def holds_clients(config: Config) -> bool:
@@ -298,8 +311,14 @@ def method_of(config: Config) -> Method:
     return method
 
 
+def _written(config: Config) -> dict[str, Any]:
+    """`config.toml` holds the choices that applied, so that it repeats the run."""
+    idle = PARTITIONING if holds_clients(config) else ()
+    return {key: value for key, value in config.toml().items() if key not in idle}
+
+
 def _described(method: Method, plan: Plan, model: object, rounds: int, seed: int) -> dict[str, Any]:
-    """What can be written down of a run made from Python values."""
+    """What can be written down of a run made from Python values; not enough to repeat it."""
     return {
         "method": method.name,
         "clusters": method.k,

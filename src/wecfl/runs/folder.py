@@ -2,7 +2,8 @@
 
 ::
 
-    config.toml          the choices as resolved; `wecfl run config.toml` repeats the run
+    config.toml          the choices as resolved; `wecfl run config.toml` repeats a run that came
+                         from a configuration (for a run of Python values it describes them)
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
     assignments.csv      one line per round: the cluster of each client
