@@ -77,9 +77,7 @@ def main() -> None:
     flags.add_argument("--clients", type=int, default=8)
     args = flags.parse_args()
     torch.set_num_threads(1)
-    table = Table(
-        "model", "work", "samples/s", "÷ eager [quartiles]", "goal", "share of sgemm peak"
-    )
+    table = Table("model", "work", "samples/s", "ratio [quartiles]", "goal", "share of sgemm peak")
     square = torch.rand(1024, 1024)
     for name, (shape, flops) in SETTINGS.items():
         rng = np.random.default_rng(0)
@@ -94,13 +92,14 @@ def main() -> None:
         rows = np.repeat(row_of(module)[None], args.clients, axis=0)
         state = State(0, rows, rows[:1], np.zeros(args.clients, dtype=np.int64))
         plan, samples = Plan(steps=10, batch=32), args.clients * 320
-        native = NativeEngine(fed, module, workers=1)
+        native, pair = (NativeEngine(fed, module, workers=n) for n in (1, 2))
         with TorchEngine(fed, module, workers=1) as engine:
-            eager, slow, fast, peak, eager_eval, slow_eval, fast_eval = measure(
+            eager, slow, fast, both, peak, eager_eval, slow_eval, fast_eval = measure(
                 args.turns,
                 lambda: eager_loop(models, loaders),  # noqa: B023
                 lambda: engine.train(state, plan, Correction(), 0),  # noqa: B023
                 lambda: native.train(state, plan, Correction(), 0),  # noqa: B023
+                lambda: pair.train(state, plan, Correction(), 0),  # noqa: B023
                 lambda: square @ square,
                 lambda: eager_evaluation(models, inputs),  # noqa: B023
                 lambda: engine.risk(rows),  # noqa: B023
@@ -111,6 +110,7 @@ def main() -> None:
             ("train, eager + DataLoader", eager, eager, "", 3),
             ("train, torch engine", eager, slow, "", 3),
             ("train, native engine", eager, fast, GOALS[name], 3),
+            ("the same, 2 threads ÷ 1", fast, both, "1.9", 3),
             ("evaluate, eager", eager_eval, eager_eval, "", 1),
             ("evaluate, torch engine", eager_eval, slow_eval, "", 1),
             ("evaluate, native engine", eager_eval, fast_eval, "4", 1),

@@ -56,6 +56,11 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    for page in PAGES:
+        assert "@@" not in page.read_text(encoding="utf-8"), page.name
+
+
 def test_every_key_of_the_metrics_is_documented() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     for key in KEYS:
