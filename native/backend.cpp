@@ -176,39 +176,42 @@ static void measure(const Pass& p, const Op& op) {
             s.inverse[c] = 1.f / std::sqrt(variance[c] + op.eps);
             continue;
         }
-        double total = 0, squares = 0;
+        double total = 0, rest = 0, squares = 0;
         for (int b = 0; b < p.blocks; b++) {
             const float* z = p.value(op.in, b);
             V acc = {};
             pixels(g, c, [&](int, int, size_t at) { acc += load(z + at); });
             total += sum(acc * p.live(b));
         }
-        const float mu = float(total / n);
-        for (int b = 0; b < p.blocks; b++) {
+        const float near = float(total / n);
+        for (int b = 0; b < p.blocks; b++) {  // around the sum's rounded mean, which `rest` then corrects
             const float* z = p.value(op.in, b);
-            V acc = {};
+            V acc = {}, acc_squares = {};
             pixels(g, c, [&](int, int, size_t at) {
-                V d = load(z + at) - mu;
-                acc += d * d;
+                V d = load(z + at) - near;
+                acc += d;
+                acc_squares += d * d;
             });
-            squares += sum(acc * p.live(b));
+            rest += sum(acc * p.live(b)), squares += sum(acc_squares * p.live(b));
         }
-        const float var = float(squares / n);
-        s.mean[c] = mu;
-        s.inverse[c] = 1.f / std::sqrt(var + op.eps);
+        squares -= rest * rest / n;
+        s.mean[c] = float(near + rest / n);
+        s.inverse[c] = float(1 / std::sqrt(squares / n + op.eps));
         if (p.mode == Mode::train) {
-            mean[c] += op.momentum * (mu - mean[c]);
+            mean[c] += op.momentum * (s.mean[c] - mean[c]);
             variance[c] += op.momentum * (float(squares / (n - 1)) - variance[c]);
         }
     }
 }
 
+// (z − mean)·scale + shift: subtracting first keeps the digits of a channel far from zero.
 struct Affine {
-    V scale, shift;
+    V mean, scale, shift;
+    V operator()(V z) const { return (z - mean) * scale + shift; }
 };
 INLINE Affine affine(const Pass& p, const Op& op, const Statistics& s, int c) {
-    const float scale = (op.weight < 0 ? 1.f : p.row[op.weight + c]) * s.inverse[c];
-    return {all(scale), all((op.bias < 0 ? 0.f : p.row[op.bias + c]) - s.mean[c] * scale)};
+    const float weight = op.weight < 0 ? 1.f : p.row[op.weight + c];
+    return {all(s.mean[c]), all(weight * s.inverse[c]), all(op.bias < 0 ? 0.f : p.row[op.bias + c])};
 }
 
 // ---- forward ----------------------------------------------------------------------------------
@@ -221,12 +224,12 @@ static void forward_pool2(const Pass& p, const Op& op, int b) {  // (BatchNorm,)
     uint8_t* codes = p.code(op, b);
     const size_t below = size_t(gi.columns()) * LANES;
     for (int c = 0; c < go.channels; c++) {
-        Affine f = op.kind == Kind::norm_relu_pool ? affine(p, op, s, c) : Affine{all(1), V{}};
+        Affine f = op.kind == Kind::norm_relu_pool ? affine(p, op, s, c) : Affine{V{}, all(1), V{}};
         for (int y = 0; y < go.height; y++) {
             const float* t = z + gi.at(c, 2 * y, 0) * LANES;
             float* to = out + go.at(c, y, 0) * LANES;
             for (int x = 0; x < go.width; x++, t += 2 * LANES, to += LANES, codes += LANES) {
-                auto in = [&](size_t at) { return load(t + at) * f.scale + f.shift; };
+                auto in = [&](size_t at) { return f(load(t + at)); };
                 Winner w = winner(in(0), in(LANES), in(below), in(below + LANES));
                 store(to, w.best);
                 put_code(codes, w.code);
@@ -339,10 +342,7 @@ static void forward_block(const Pass& p, const Op& op, int b) {
             return map(gi, in, go, out, [](V v, int, size_t) { return positive(v); });
         case Kind::norm: {
             const Statistics s = statistics(p, op);
-            return map(gi, in, go, out, [&](V v, int c, size_t) {
-                Affine f = affine(p, op, s, c);
-                return v * f.scale + f.shift;
-            });
+            return map(gi, in, go, out, [&](V v, int c, size_t) { return affine(p, op, s, c)(v); });
         }
         case Kind::dropout: {
             uint8_t* mask = p.code(op, b);
@@ -421,16 +421,17 @@ static void norm_sums(const Pass& p, const Op& op, float* gradient, Upstream ups
     }
 }
 
-// ∂z = γ/σ·(g − Σg/n − x̂·Σ(g·x̂)/n), as a·g + (b·z + d).
+// ∂z = γ/σ·(g − Σg/n − x̂·Σ(g·x̂)/n), as a·g + rest(z); running statistics don't depend on z: γ/σ·g.
 struct NormBack {
-    V a, b, d;
+    V a, b, d, mean;
+    V rest(V z) const { return b * (z - mean) + d; }
 };
 static NormBack norm_back(const Pass& p, const Op& op, int c) {
     const Statistics s = statistics(p, op);
     const float n = p.samples_per_channel(p.tensor(op.in).value);
     const float a = (op.weight < 0 ? 1.f : p.row[op.weight + c]) * s.inverse[c];
-    const float b = -a * s.inverse[c] * s.sum_hat[c] / n;
-    return {all(a), all(b), all(-a * s.sum[c] / n - b * s.mean[c])};
+    if (p.mode == Mode::running) return {all(a), V{}, V{}, V{}};
+    return {all(a), all(-a * s.inverse[c] * s.sum_hat[c] / n), all(-a * s.sum[c] / n), all(s.mean[c])};
 }
 
 static void backward_norm(const Pass& p, const Op& op, float* gradient) {
@@ -446,7 +447,7 @@ static void backward_norm(const Pass& p, const Op& op, float* gradient) {
         for (int c = 0; c < gi.channels; c++) {
             const NormBack n = norm_back(p, op, c);
             pixels(gi, c, [&](int y, int x, size_t at) {
-                V v = n.a * load(g + ho.at(c, y, x) * LANES) + (n.b * load(z + at) + n.d);
+                V v = n.a * load(g + ho.at(c, y, x) * LANES) + n.rest(load(z + at));
                 store(out + hi.at(c, y, x) * LANES, v * live);
             });
         }
@@ -478,9 +479,7 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
         const V live = p.live(b);
         for (int c = 0; c < gi.channels; c++) {
             const NormBack n = norm_back(p, op, c);
-            auto rest = [&](int y, int x) { return (n.b * load(z + gi.at(c, y, x) * LANES) + n.d) * live; };
             const uint8_t* codes = p.code(op, b) + size_t(c) * go.height * go.width * LANES;
-            const V nb = n.b * live, nd = n.d * live;
             const size_t step = size_t(hi.step) * LANES, next = size_t(hi.columns()) * step;
             for (int y = 0; y < go.height; y++) {
                 const float *t = z + gi.at(c, 2 * y, 0) * LANES, *gp = g + ho.at(c, y, 0) * LANES;
@@ -490,7 +489,7 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
                     const V up = n.a * load(gp);
                     const I code = get_code(codes);
                     auto back = [&](int q, size_t at) {
-                        return select(code == q, up, V{}) + (nb * load(t + at) + nd);
+                        return select(code == q, up, V{}) + n.rest(load(t + at)) * live;
                     };
                     store(to, back(0, 0));
                     store(to + step, back(1, LANES));
@@ -500,7 +499,7 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
             }
             for (int y = 0; y < gi.height; y++)  // an odd last row or column is in no window
                 for (int x = y < 2 * go.height ? 2 * go.width : 0; x < gi.width; x++)
-                    store(out + hi.at(c, y, x) * LANES, rest(y, x));
+                    store(out + hi.at(c, y, x) * LANES, n.rest(load(z + gi.at(c, y, x) * LANES)) * live);
         }
     }
 }
@@ -653,7 +652,7 @@ static void backward_block(const Pass& p, const Op& op, int b) {
             const uint8_t* mask = p.code(op, b);
             const float keep = 1.f / (1.f - op.rate);
             return map(ho, p.grad(op.out, b), hi, p.grad(op.in, b), [&](V g, int, size_t e) {
-                return select(get_code(mask + e * LANES) != 0, g * keep, V{});
+                return p.mode != Mode::train ? g : select(get_code(mask + e * LANES) != 0, g * keep, V{});
             });
         }
         default:
@@ -753,9 +752,9 @@ static void forward(const Network& net, float* row, const Batch& batch, Mode mod
             logits[size_t(s) * net.classes + c] = p.value(last, s / LANES)[g.at(c, 0, 0) * LANES + s % LANES];
 }
 
-static float gradient(const Network& net, float* row, const Batch& batch, uint64_t key, void* workspace,
-                      float* out) {
-    const Pass p = make_pass(net, row, batch, Mode::train, key, body_of(workspace), capacity_of(workspace));
+static float gradient(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
+                      void* workspace, float* out) {
+    const Pass p = make_pass(net, row, batch, mode, key, body_of(workspace), capacity_of(workspace));
     forward_all(p);
     const float loss = loss_gradient(p);
     backward_all(p, out);

@@ -280,11 +280,13 @@ public:
 
     std::string isa() const { return backend_->name; }
 
+    // Rows `clients` of `rows` and of everything else that has a row per client are trained in place.
     void train(Array<float, 2> rows, nb::object momentum, nb::object anchor, nb::object offset, nb::object mu,
                Array<float, 1> lr, float factor, float decay, Array<const float, 2> x,
-               Array<const int64_t, 1> y, Array<const int64_t, 1> index, Array<const int64_t, 2> offsets,
-               Array<const uint64_t, 1> keys, int threads) {
-        const int64_t m = int64_t(rows.shape(0)), steps = int64_t(offsets.shape(1)) - 1;
+               Array<const int64_t, 1> y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
+               Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
+        const int64_t m = int64_t(rows.shape(0)), n = int64_t(clients.shape(0)),
+                      steps = int64_t(offsets.shape(1)) - 1;
         const Network& net = plan_.net;
         auto fits = [&](auto array, int64_t columns, const char* name) {
             demand(int64_t(array.shape(0)) == m && int64_t(array.shape(1)) == columns,
@@ -297,8 +299,11 @@ public:
         };
         demand(int64_t(rows.shape(1)) == net.width && steps >= 1,
                "rows have the wrong width, or there is no step");
-        demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == m && int64_t(keys.shape(0)) == m,
+        demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == n && int64_t(keys.shape(0)) == n,
                "lr, offsets and keys need one entry per client");
+        for (int64_t i = 0; i < n; i++)  // each at most once: threads must not share a row
+            demand(clients.data()[i] > (i ? clients.data()[i - 1] : -1) && clients.data()[i] < m,
+                   "clients must be rows in rising order");
         float* v = nullptr;
         if (!momentum.is_none())
             v = fits(nb::cast<Array<float, 2>>(momentum, false), net.trainable, "momentum");
@@ -309,7 +314,7 @@ public:
             pull = got.data();
         }
         check_samples(x, y, index);
-        const auto [smallest, largest] = check_offsets(offsets.data(), m, steps + 1, int64_t(index.shape(0)));
+        const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
         for (const Op& op : plan_.ops) {
             const Geometry& in = plan_.tensors[op.in].value;
             demand(op.mean < 0 || smallest * in.height * in.width > 1,
@@ -318,7 +323,8 @@ public:
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
             Memory work = workspace(largest), gradient = zeros(net.trainable * sizeof(float)),
                    start = zeros(net.width * sizeof(float));
-            for (int64_t i; !stop && (i = next++) < m;) {
+            for (int64_t j; !stop && (j = next++) < n;) {
+                const int64_t i = clients.data()[j];
                 float* row = rows.data() + i * net.width;
                 std::memcpy(start.get(), row, net.width * sizeof(float));
                 const Update update{v ? v + i * net.trainable : nullptr,
@@ -329,51 +335,87 @@ public:
                                     factor,
                                     decay};
                 for (int64_t q = 0; q < steps && !stop; q++) {
-                    const int64_t *at = offsets.data() + i * (steps + 1) + q, count = at[1] - at[0];
+                    const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
                     const Batch batch{x.data(), x.shape(1), y.data(), index.data() + at[0], int(count)};
                     float* g = static_cast<float*>(gradient.get());
-                    backend_->gradient(net, row, batch, keys.data()[i] + uint64_t(q) * 0xD1B54A32D192ED03ull,
-                                       work.get(), g);
+                    backend_->gradient(net, row, batch, Mode::train,
+                                       keys.data()[j] + uint64_t(q) * 0xD1B54A32D192ED03ull, work.get(), g);
                     backend_->update(net, row, g, update);
                 }
             }
         });
     }
 
+    // The samples of client i are index[offsets[i] … offsets[i + 1]), its model is row which[i].
     void logits(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
                 Array<const int64_t, 1> index, Array<const int64_t, 1> offsets, Array<float, 2> out,
                 const std::string& mode, int batch, int threads) {
+        const Network& net = plan_.net;
+        demand(out.shape(0) == index.shape(0) && int64_t(out.shape(1)) == net.classes,
+               "out has the wrong shape");
+        check_samples(x, std::nullopt, index);
+        evaluate(rows, which, x, nullptr, index, offsets, mode, batch, threads, [&](void* work) {
+            return [&, work](int64_t, float* row, const Batch& part, Mode how) {
+                float* to = out.data() + (part.rows - index.data()) * net.classes;
+                backend_->forward(net, row, part, how, 0, work, to);
+            };
+        });
+    }
+
+    // out[i] = the gradient of client i's mean loss over its samples.
+    void gradients(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
+                   Array<const int64_t, 1> y, Array<const int64_t, 1> index, Array<const int64_t, 1> offsets,
+                   Array<float, 2> out, const std::string& mode, int batch, int threads) {
+        const Network& net = plan_.net;
+        demand(out.shape(0) == which.shape(0) && int64_t(out.shape(1)) == net.trainable,
+               "out has the wrong shape");
+        check_samples(x, y, index);
+        std::fill(out.data(), out.data() + out.size(), 0.f);
+        evaluate(rows, which, x, y.data(), index, offsets, mode, batch, threads, [&](void* work) {
+            return [&, work, g = std::vector<float>(net.trainable)](int64_t i, float* row, const Batch& part,
+                                                                    Mode how) mutable {
+                backend_->gradient(net, row, part, how, 0, work, g.data());
+                const float share = float(part.count) / float(offsets.data()[i + 1] - offsets.data()[i]);
+                float* to = out.data() + i * net.trainable;
+                for (int64_t k = 0; k < net.trainable; k++) to[k] += share * g[k];
+            };
+        });
+    }
+
+private:
+    // Every client's samples in batches, without changing its row: `make(workspace)` gives each thread
+    // its function of (client, row, batch, mode).
+    template <class Make>
+    void evaluate(const Array<float, 2>& rows, const Array<const int64_t, 1>& which,
+                  const Array<const float, 2>& x, const int64_t* y, const Array<const int64_t, 1>& index,
+                  const Array<const int64_t, 1>& offsets, const std::string& mode, int batch, int threads,
+                  Make make) const {
         const Network& net = plan_.net;
         const int64_t m = int64_t(which.shape(0)), n = int64_t(index.shape(0));
         demand(int64_t(rows.shape(1)) == net.width, "rows have the wrong width");
         demand(int64_t(offsets.shape(0)) == m + 1 && batch >= 1 && batch <= 1 << 20,
                "offsets need one entry more than clients, batches a sample");
-        demand(int64_t(out.shape(0)) == n && int64_t(out.shape(1)) == net.classes, "out has the wrong shape");
         demand(mode == "running" || mode == "batch", "mode must be 'running' or 'batch'");
-        for (int64_t i = 0; i < m; i++)
+        for (int64_t i = 0; i < m; i++) {
             demand(which.data()[i] >= 0 && which.data()[i] < int64_t(rows.shape(0)),
                    "which names a row that is not there");
-        check_samples(x, std::nullopt, index);
-        for (int64_t i = 0; i < m; i++)
             demand(offsets.data()[i] <= offsets.data()[i + 1], "offsets must not fall");
-        demand(m == 0 || (offsets.data()[0] >= 0 && offsets.data()[m] <= n),
-               "offsets reach beyond the index");
+        }
+        demand(offsets.data()[0] >= 0 && offsets.data()[m] <= n, "offsets reach beyond the index");
         const Mode how = mode == "running" ? Mode::running : Mode::batch;
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
             Memory work = workspace(batch);
+            auto run = make(work.get());
             for (int64_t i; !stop && (i = next++) < m;) {
-                float* row = rows.data() + which.data()[i] * net.width;  // only read in these modes
+                float* row = rows.data() + which.data()[i] * net.width;
                 for (int64_t from = offsets.data()[i]; from < offsets.data()[i + 1] && !stop; from += batch) {
-                    const int64_t left = offsets.data()[i + 1] - from;
-                    const Batch part{x.data(), x.shape(1), nullptr, index.data() + from,
-                                     int(left < batch ? left : batch)};
-                    backend_->forward(net, row, part, how, 0, work.get(), out.data() + from * net.classes);
+                    const int count = int(std::min<int64_t>(batch, offsets.data()[i + 1] - from));
+                    run(i, row, Batch{x.data(), x.shape(1), y, index.data() + from, count}, how);
                 }
             }
         });
     }
 
-private:
     Memory workspace(int batch) const {
         Memory memory = zeros(backend_->workspace_bytes(plan_.net, batch));
         *static_cast<int*>(memory.get()) = (batch + backend_->lanes - 1) / backend_->lanes;
@@ -440,11 +482,15 @@ NB_MODULE(_native, m) {
         .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("momentum").none(),
              nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(),
              nb::arg("lr").noconvert(), nb::arg("factor"), nb::arg("decay"), nb::arg("x").noconvert(),
-             nb::arg("y").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
-             nb::arg("keys").noconvert(), nb::arg("threads"))
+             nb::arg("y").noconvert(), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
+             nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))
         .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
              nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
-             nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"), nb::arg("threads"));
+             nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"), nb::arg("threads"))
+        .def("gradients", &Runner::gradients, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
+             nb::arg("x").noconvert(), nb::arg("y").noconvert(), nb::arg("index").noconvert(),
+             nb::arg("offsets").noconvert(), nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"),
+             nb::arg("threads"));
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const Backend* b : usable_backends()) names.emplace_back(b->name);

@@ -83,7 +83,7 @@ struct Backend {
     void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace,
                     float* logits);
     // Forward and backward pass: mean loss; its gradient (trainable,) to `gradient`.
-    float (*gradient)(const Network&, float* row, const Batch&, uint64_t key, void* workspace,
+    float (*gradient)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace,
                       float* gradient);
     void (*update)(const Network&, float* row, float* gradient, const Update&);
 };

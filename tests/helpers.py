@@ -31,13 +31,25 @@ class BowlEngine:
         return np.asarray(gap / (1 + length), dtype=np.float64)
 
     def train(
-        self, state: State, plan: Plan, correction: Correction, seed: int
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
         models = state.models.astype(np.float64)
-        lr = np.broadcast_to(np.asarray(plan.lr), len(models))[:, None]
+        lr = np.zeros((len(models), 1))
+        clients = slice(None) if active is None else active
+        lr[clients, 0] = np.broadcast_to(np.asarray(plan.lr), len(models))[clients]
         for _ in range(plan.steps):
             models[:, :-2] -= lr * self.gradient(models[:, :-2])
         return models.astype(np.float32), {}
+
+    def gradients(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        return self.gradient(models[:, :-2].astype(np.float64)).astype(np.float32)
 
     def risk(self, models: F32) -> F64:
         length = np.linalg.norm(models[:, :-2] - self.targets, axis=1)

@@ -157,9 +157,17 @@ class Engine(Protocol):
         """(m,), |D_i|."""
 
     def train(
-        self, state: State, plan: Plan, correction: Correction, seed: int
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q local steps of each client from its row of `state.models`: new models and memory."""
+        """Q local steps of each client from its row of `state.models`: new models and memory.
+
+        Only the clients in `active` train, if it is given; the rows of the others stay.
+        """
 
     def losses(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
@@ -171,6 +179,14 @@ class Engine(Protocol):
 
     def risk(self, models: F32) -> F64:
         """(m,), the mean training loss L(ω_i, D_i) of each client's own row."""
+
+    def gradients(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        """(m, trainable), ∇L(ω_i, D_i) of each client's own row: the gradient of what `risk` gives.
+
+        BatchNorm uses what it uses in evaluation; `batches` as for `losses`.
+        """
 
     def confusion(self, models: F32, split: Split) -> Int:
         """(m, C, C), truth by prediction of each client's own row on its own data.

@@ -92,20 +92,28 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def train(
-        self, state: State, plan: Plan, correction: Correction, seed: int
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q local steps of each client from its row of `state.models`: new models and memory."""
+        """Q local steps of each active client: new models and memory (`wecfl.base.Engine`)."""
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
         """Logits of each client's samples under row `which[i]` of `models`, client by client."""
 
+    @abstractmethod
+    def _gradients(self, models: F32, samples: Samples) -> F32:
+        """(m, trainable), the gradient of each client's mean loss on its samples, at its row."""
+
     def losses(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F64:
         """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
-        limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
-        samples = Samples("train", limit, seed, round)
+        samples = self._drawn(batches, seed, round)
         everyone = np.zeros(len(self.sizes), np.int64)
         each = [self._loss(models[k : k + 1], everyone, samples) for k in range(len(models))]
         return np.stack(each, axis=1)
@@ -113,6 +121,12 @@ class LocalEngine(ABC):
     def risk(self, models: F32) -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
         return self._loss(models, np.arange(len(self.sizes)), Samples("train"))
+
+    def gradients(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        return self._gradients(models, self._drawn(batches, seed, round))
 
     def confusion(self, models: F32, split: Split) -> Int:
         """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
@@ -144,10 +158,27 @@ class LocalEngine(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _drawn(self, batches: int | None, seed: int, round: int) -> Samples:
+        """All training data, or that many mini-batches of each client."""
+        limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
+        return Samples("train", limit, seed, round)
+
+    def _rows(self, samples: Samples) -> list[Int]:
+        """The samples of every client, as rows of the pool."""
+        return [samples.of(self._federation, client) for client in range(len(self.sizes))]
+
+    def _active(self, active: Sequence[int] | None) -> Int:
+        """The clients that train, in rising order; all by default."""
+        m = len(self.sizes)
+        clients = np.unique(np.arange(m) if active is None else np.asarray(active, dtype=np.int64))
+        if len(clients) and not 0 <= clients[0] <= clients[-1] < m:
+            raise ConfigError(f"active clients must lie between 0 and {m - 1}, got {clients}")
+        return clients
+
     def _loss(self, models: F32, which: Int, samples: Samples) -> F64:
         """(m,), mean cross-entropy of each client on its samples."""
         logits = self._logits(models, which, samples).astype(np.float64)
-        rows = [samples.of(self._federation, client) for client in range(len(self.sizes))]
+        rows = self._rows(samples)
         truth = self._federation.y[np.concatenate(rows)]
         top = logits.max(axis=1, keepdims=True)
         log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]

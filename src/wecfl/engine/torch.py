@@ -15,6 +15,7 @@ import multiprocessing as mp
 import os
 import signal
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -95,9 +96,14 @@ class TorchEngine(LocalEngine):
         self._check_fit()
 
     def train(
-        self, state: State, plan: Plan, correction: Correction, seed: int
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
+        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
         board, correction = self._board, self._prepared(correction)
         board.models[:] = state.models
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
@@ -112,8 +118,9 @@ class TorchEngine(LocalEngine):
         kept = plan.keep_momentum and plan.momentum > 0
         if kept:
             board.momentum[:] = state.memory.get("momentum", 0)
-        self._all_clients(
+        self._each(
             "train",
+            self._active(active),
             seed=seed,
             round=state.round,
             plan=asdict(replace(plan, lr=0.0)),  # the board holds a rate for each client
@@ -140,12 +147,17 @@ class TorchEngine(LocalEngine):
         """From the board, where the workers write them; a client's share may be limited."""
         self._board.models[: len(models)] = models
         self._board.index[:] = which
-        self._all_clients("logits", samples=asdict(samples))
+        self._each("logits", self._active(None), samples=asdict(samples))
         sizes = [len(rows) for rows in getattr(self._federation, samples.split)]
         taken = sizes if samples.limit is None else np.minimum(sizes, samples.limit)
         starts = np.cumsum([0, *sizes[:-1]])
         parts = [self._board.logits[a : a + n] for a, n in zip(starts, taken, strict=True)]
         return np.concatenate(parts)
+
+    def _gradients(self, models: F32, samples: Samples) -> F32:
+        self._board.models[:] = models
+        self._each("gradients", self._active(None), samples=asdict(samples))
+        return self._board.gradients.copy()
 
     def _check_fit(self) -> None:
         """One forward pass of one client, so that a model that doesn't fit is said at once."""
@@ -153,7 +165,7 @@ class TorchEngine(LocalEngine):
         self._board.models[0] = row_of(self._model)
         self._board.index[:] = 0
         for self._channels_last in (True, False):  # `x.view(…)` in a forward can't do with them
-            problem = self._run("logits", 1, samples=asdict(Samples("test")))
+            problem = self._run("logits", np.zeros(1, np.int64), samples=asdict(Samples("test")))
             if not problem:
                 return
         self.close()
@@ -162,16 +174,17 @@ class TorchEngine(LocalEngine):
             f"{federation.classes} logits: {problem}"
         )
 
-    def _all_clients(self, work: str, **message: Any) -> None:
-        """Let the workers run `work` for every client; return when all are done."""
-        if problem := self._run(work, len(self.sizes), **message):
+    def _each(self, work: str, clients: Int, **message: Any) -> None:
+        """Let the workers run `work` for these clients; return when all are done."""
+        if problem := self._run(work, clients, **message):
             raise EngineError(problem)
 
-    def _run(self, work: str, count: int, **message: Any) -> str:
-        """Let the workers run `work` for the first `count` clients; return what went wrong."""
+    def _run(self, work: str, clients: Int, **message: Any) -> str:
+        """Let the workers run `work` for these clients; return what went wrong."""
         if not self._processes:
             raise EngineError("the engine is closed; make a new one")
-        self._next.value = 0
+        self._next.value, count = 0, len(clients)
+        self._board.clients[:count] = clients
         message |= {"work": work, "count": count, "channels_last": self._channels_last}
         order = json.dumps(message, default=lambda number: number.item()).encode()
         problems = []
@@ -215,6 +228,8 @@ class _Board:
     offset: F32  # (m, P)
     mu: F32  # (trainable,)
     lr: F32  # (m,)
+    gradients: F32  # (m, trainable)
+    clients: Int  # (m,), whose turn it is
     index: Int  # (m,), the row of `models` a client is evaluated with
     logits: F32  # (samples of all clients, C)
 
@@ -229,6 +244,8 @@ class _Board:
             offset=_shared((m, width)),
             mu=_shared((trainable,)),
             lr=_shared((m,)),
+            gradients=_shared((m, trainable)),
+            clients=_shared((m,), np.int64),
             index=_shared((m,), np.int64),
             logits=_shared((samples, federation.classes)),
         )
@@ -256,10 +273,11 @@ def _serve(
             problem = ""
             while not (problem or pipe.poll()):  # nothing comes before the answer but the end
                 with lock:
-                    client = following.value
+                    turn = following.value
                     following.value += 1
-                if client >= count:
+                if turn >= count:
                     break
+                client = int(local.board.clients[turn])
                 try:
                     work(client, **order)
                 except Exception as error:
@@ -373,17 +391,32 @@ class _Local:
     @torch.no_grad()
     def logits(self, client: int, *, samples: dict[str, Any]) -> None:
         """Logits of the client's samples under the row the board names for it."""
-        board, federation, chosen = self.board, self.federation, Samples(**samples)
-        self.load(board.models[board.index[client]])
+        board, chosen = self.board, Samples(**samples)
+        at = self.first[chosen.split][client]
+        for rows, output in self.evaluated(client, board.models[board.index[client]], chosen):
+            if tuple(output.shape) != (len(rows), self.federation.classes):
+                raise ValueError(f"the output has shape {tuple(output.shape)}")
+            board.logits[at : at + len(rows)] = output.numpy()
+            at += len(rows)
+
+    def gradients(self, client: int, *, samples: dict[str, Any]) -> None:
+        """The gradient of the client's mean loss over its samples, at its row of the board."""
+        count = 0
+        self.gradient.zero_()
+        for rows, output in self.evaluated(client, self.board.models[client], Samples(**samples)):
+            loss = cross_entropy(output, self.y[torch.from_numpy(rows)], reduction="sum")
+            torch.autograd.backward(loss)
+            count += len(rows)
+        self.board.gradients[client] = (self.gradient / count).numpy()
+
+    def evaluated(self, client: int, row: F32, samples: Samples) -> Iterator[tuple[Int, Tensor]]:
+        """The client's samples in batches, with the output of the model in evaluation mode."""
+        self.load(row)
         self.model.eval()
         if self.batchnorm == "batch":
             for norm in self.norms:
                 norm.train()
-        begin = self.first[chosen.split][client]
-        rows = chosen.of(federation, client)
-        for first in range(0, len(rows), self.batch):
-            chunk = rows[first : first + self.batch]
-            output = self.model(self.samples(chunk))
-            if tuple(output.shape) != (len(chunk), federation.classes):
-                raise ValueError(f"the output has shape {tuple(output.shape)}")
-            board.logits[begin + first : begin + first + len(chunk)] = output.numpy()
+        chosen = samples.of(self.federation, client)
+        for first in range(0, len(chosen), self.batch):
+            rows = chosen[first : first + self.batch]
+            yield rows, self.model(self.samples(rows))

@@ -6,6 +6,7 @@ module's forward method is not run: a self-check at the start compares one train
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal, final
 
@@ -76,20 +77,27 @@ class NativeEngine(LocalEngine):
         return f"native-{self._runner.isa}"
 
     def train(
-        self, state: State, plan: Plan, correction: Correction, seed: int
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each client on its own data (`wecfl.base.Engine`)."""
-        correction = self._prepared(correction)
+        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
+        correction, clients = self._prepared(correction), self._active(active)
         fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
-        keys = [int(key) for key in fed.keys]
+        keys = [int(fed.keys[client]) for client in clients]
         batches = [
-            [rows[chosen] for chosen in plan.batches(len(rows), seed, state.round, key)]
-            for rows, key in zip(fed.train, keys, strict=True)
+            [fed.train[client][chosen] for chosen in plan.batches(size, seed, state.round, key)]
+            for client, size, key in zip(clients, self.sizes[clients], keys, strict=True)
         ]
-        counts = np.array([[len(batch) for batch in client] for client in batches])
+        counts = np.array([[len(batch) for batch in client] for client in batches], np.int64)
+        counts = counts.reshape(len(clients), plan.steps)
         ends = np.cumsum(counts).reshape(counts.shape)
         offsets = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
-        index = np.concatenate([batch for client in batches for batch in client])
+        none = np.empty(0, np.int64)
+        index = np.concatenate([none, *(batch for client in batches for batch in client)])
         dropout = [rng.derive(seed, "dropout", state.round, key) for key in keys]
         models = np.array(state.models, dtype=np.float32, order="C")
         momentum = None
@@ -111,6 +119,7 @@ class NativeEngine(LocalEngine):
             plan.weight_decay,
             self._x,
             fed.y,
+            clients,
             index,
             offsets,
             np.array(dropout, dtype=np.uint64),
@@ -125,23 +134,31 @@ class NativeEngine(LocalEngine):
         """Nothing to give back: threads end with each call."""
 
     def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
-        rows = [samples.of(self._federation, client) for client in range(len(self.sizes))]
-        offsets = np.cumsum([0, *map(len, rows)])
-        out = np.empty((offsets[-1], self._federation.classes), np.float32)
-        batch = EVALUATION_BATCH if self._batchnorm == "running" else self._batch
+        rows = self._rows(samples)
+        out = np.empty((sum(map(len, rows)), self._federation.classes), np.float32)
+        self._evaluate("logits", (models, which, self._x), rows, out)
+        return out
+
+    def _gradients(self, models: F32, samples: Samples) -> F32:
+        rows, which = self._rows(samples), np.arange(len(self.sizes))
+        out = np.empty((len(rows), self.layout.trainable), np.float32)
+        self._evaluate("gradients", (models, which, self._x, self._federation.y), rows, out)
+        return out
+
+    def _evaluate(self, work: str, given: Sequence[Any], rows: list[Int], out: F32) -> None:
+        """`work` on these samples of each client: models, which of them each has, and the data."""
+        models, *data = given
         self._call(
-            "logits",
+            work,
             np.ascontiguousarray(models, dtype=np.float32),
-            which,
-            self._x,
+            *data,
             np.concatenate(rows),
-            offsets,
+            np.cumsum([0, *map(len, rows)]),
             out,
             self._batchnorm,
-            batch,
+            EVALUATION_BATCH if self._batchnorm == "running" else self._batch,
             self.workers,
         )
-        return out
 
     def _make(self, layers: list[dict[str, Any]], isa: str) -> _native.Runner:
         given = self._federation.shape
@@ -170,11 +187,11 @@ class NativeEngine(LocalEngine):
         start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
         logits = np.empty((len(x), self._federation.classes), np.float32)
-        batches, key = np.array([[0, len(x)]]), np.zeros(1, np.uint64)
-        runner.logits(
-            ours, np.zeros(1, np.int64), flat, order, batches[0], logits, self._batchnorm, len(x), 1
+        first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
+        runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
+        runner.train(
+            ours, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
         )
-        runner.train(ours, None, None, None, None, lr, 0.0, 0.0, flat, y, order, batches, key, 1)
         module = deepcopy(self._model).eval()
         for part in module.modules():
             if isinstance(part, nn.Dropout):
