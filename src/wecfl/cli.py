@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from cyclopts import App, CycloptsError, Parameter
@@ -36,12 +38,14 @@ from wecfl.data import datasets
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
-from wecfl.errors import ConfigError, WecflError
+from wecfl.errors import ConfigError, WecflError, unknown
 from wecfl.methods import METHODS, components, named
 from wecfl.report.charts import AnyChart, format_of, save
 from wecfl.report.figures import overview
+from wecfl.report.paper import beside_the_paper, rich_tables, write
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
+from wecfl.runs.definitions import SHIPPED, Run, ordered, read_definitions, select
 from wecfl.runs.experiment import (
     Watcher,
     check,
@@ -52,6 +56,7 @@ from wecfl.runs.experiment import (
     run_config,
 )
 from wecfl.runs.folder import check_free, read_summary
+from wecfl.runs.queue import Store, estimate, queue, work
 from wecfl.runs.record import Record
 
 __all__ = ["app", "main"]
@@ -155,8 +160,7 @@ def methods() -> None:
         table.add_column(head)
     for name, each in parts.items():
         table.add_row(name, *(each[part] for part in (*shown, "order", "members")))
-    # Wide enough for all columns also where the output is not a terminal.
-    Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
+    _print_wide(table)
 
 
 @data.command(name="list")
@@ -241,6 +245,171 @@ def partition(
     _draw(bars(drawn), out)
 
 
+@app.command
+def reproduce(
+    *what: Annotated[str, Parameter(help="Names of tables (below), or all.")],
+    cells: Annotated[
+        tuple[str, ...],
+        Parameter(help='Only cells with all these words: "cifar-10 wecfl k=10"; may be repeated.'),
+    ] = (),
+    seeds: Annotated[
+        int | None, Parameter(help="Seeds 0 … N-1 of each cell (default: as defined).")
+    ] = None,
+    budget: Annotated[
+        str | None, Parameter(help="Begin no run that may end later: 90m, 2h, 1.5h.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative=(), help="List what would be run and how long it may take.")
+    ] = False,
+    show: Annotated[
+        bool, Parameter(negative=(), help="Run nothing: show what is stored, write the tables.")
+    ] = False,
+    results: Annotated[Path, Parameter(help="The folder of finished runs.")] = Path("docs/results"),
+    definitions: Annotated[
+        Path, Parameter(show_default=False, help="A folder of other definitions (TOML).")
+    ] = SHIPPED,
+    data_dir: DataDirFlag = None,
+    workers: Annotated[
+        int | None, Parameter(help="Threads or processes (default: one per core).")
+    ] = None,
+) -> None:
+    """Regenerate the paper's tables, beside the paper's own figures.
+
+    The work is a queue of runs in the order of their importance. Each finished run is kept as a
+    small file, so that it may be interrupted at any time, goes on where it stopped, and may be
+    worked off by several processes. The members of soft votes are shared between rows.
+    """
+    defined = read_definitions(definitions)
+    if not what:
+        raise ConfigError(f"say what to reproduce: {', '.join([*defined, 'all'])}")
+    for name in what:
+        if name not in (*defined, "all"):
+            raise ConfigError(unknown("table", name, [*defined, "all"]))
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    chosen = [d for name, d in defined.items() if "all" in what or name in what]
+    wanted = set(select([cell for d in chosen for cell in d.cells], cells))
+    runs = [cell.run(seed) for cell, seed in ordered(chosen, seeds) if cell in wanted]
+    store = Store(results)
+    todo = queue(runs, store)
+    if dry_run:
+        _list_queue(todo, len(runs), store)
+        return
+    local: dict[str, Any] = {"data_dir": data_dir and str(data_dir), "workers": workers}
+    seconds = None if budget is None else _seconds(budget)
+    failed = 0 if show else _work(todo, store, local, seconds)
+    for definition in chosen:
+        shown = [cell for cell in definition.cells if cell in wanted]
+        for table in rich_tables(definition, beside_the_paper(definition, store, shown)):
+            _print_wide(table)
+        if results.is_dir():
+            _print(f"written: {', '.join(map(str, write(definition, store)))}")
+    if failed:
+        raise ConfigError(f"{failed} of {len(todo)} runs failed; the reasons are given above")
+
+
+def _list_queue(todo: Sequence[Run], asked: int, store: Store) -> None:
+    """The queue in order with estimates from the wall times of stored results."""
+    stored = store.all()
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("run", no_wrap=True)
+    table.add_column("estimate", justify="right")
+    times = [estimate(each, stored) for each in todo]
+    for each, time in zip(todo, times, strict=True):
+        table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
+    console.print(table)
+    known = [time for time in times if time is not None]
+    _print(
+        f"{len(todo)} runs to do for {asked} asked for; estimated {_duration(sum(known))} for "
+        f"{len(known)} of them, from stored wall times"
+        + (f"; unknown for {len(todo) - len(known)}" if len(known) < len(todo) else "")
+    )
+
+
+def _work(todo: Sequence[Run], store: Store, local: Mapping[str, Any], budget: float | None) -> int:
+    """Work the queue off and tell how many runs failed."""
+
+    @lru_cache(maxsize=1)
+    def clients(choices: Config) -> Federation:
+        return _federation(choices)
+
+    def federation(config: Config) -> Federation:
+        keys = {"dataset", "data_dir", "holdout", "seed", *PARTITIONING}
+        return clients(Config(**config.model_dump(include=keys)))
+
+    done = failed = elsewhere = 0
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    here = [Run(each.config.model_copy(update=local), each.member) for each in todo]
+    try:
+        with Progress(*columns, console=console) as progress:
+            whole = progress.add_task("runs", total=len(here), note="")
+            current = progress.add_task("", total=1, note="", visible=False)
+
+            def watcher(run: Run) -> Watcher:
+                stored = store.all()
+                times = [estimate(each, stored) for each in here[here.index(run) :]]
+                known = [time for time in times if time is not None]
+                unknown = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
+                progress.update(whole, note=f"about {_duration(sum(known))} left{unknown}")
+                progress.reset(
+                    current,
+                    description=str(run),
+                    total=run.config.rounds,
+                    visible=not run.parts,  # a vote has no rounds of its own
+                    note="",
+                )
+
+                def watch(record: Record, states: Sequence[State]) -> None:
+                    note = f"rounds  {_scores(record)}"
+                    progress.update(current, completed=record["round"], note=note)
+
+                return watch
+
+            for each, outcome in work(here, store, federation, watcher=watcher, budget=budget):
+                progress.advance(whole)
+                if isinstance(outcome, WecflError):
+                    failed += 1
+                    _print(f"{each}: {outcome}")
+                elif outcome is None:
+                    elsewhere += 1
+                else:
+                    done += 1
+                    _print(f"{each}: {_scores(outcome)}  {_duration(outcome['seconds'])}")
+    except KeyboardInterrupt:
+        _say(f"interrupted; {done} finished runs are kept in {store.folder}")
+        sys.exit(130)
+    left = len(todo) - done - failed - elsewhere
+    _print(
+        f"{done} runs done"
+        + (f", {elsewhere} in work elsewhere or waiting for one that is" if elsewhere else "")
+        + (f", {left} left for which the budget did not suffice" if left else "")
+    )
+    return failed
+
+
+def _seconds(text: str) -> float:
+    """A duration such as 2h, 90m or 45s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match:
+        raise ConfigError(f"--budget must be a number with s, m or h, as 2h or 90m, got '{text}'")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _scores(record: Mapping[str, Any]) -> str:
+    ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
+    return f"accuracy {100 * record['accuracy']:.1f} %{ari}"
+
+
 def main() -> None:
     """The entry point: every expected failure is one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -280,6 +449,11 @@ def _fail(text: str) -> None:
 def _print(text: str) -> None:
     """A line as it is: paths may hold what rich takes for markup."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_wide(table: Table) -> None:
+    """Wide enough for all columns also where the output is not a terminal."""
+    Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
 
 
 def _check_figure(path: Path | None) -> None:
@@ -377,9 +551,7 @@ def _progress() -> Iterator[Callable[[Config], Watcher]]:
             task = progress.add_task(config.method, total=config.rounds, scores="")
 
             def watch(record: Record, states: Sequence[State]) -> None:
-                ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
-                scores = f"accuracy {100 * record['accuracy']:.1f} %{ari}"
-                progress.update(task, completed=record["round"], scores=scores)
+                progress.update(task, completed=record["round"], scores=_scores(record))
 
             return watch
 

@@ -11,7 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["PAPER_PARTITIONS", "PARTITIONING", "PRESETS", "Config", "one_line", "resolve"]
+__all__ = [
+    "INCIDENTAL",
+    "PAPER_PARTITIONS",
+    "PARTITIONING",
+    "PRESETS",
+    "Config",
+    "one_line",
+    "resolve",
+]
 
 
 class Config(BaseModel):
@@ -117,6 +125,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
+
+INCIDENTAL = ("seed", "workers", "data_dir", "objectives")
+"""Choices that do not make another experiment."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},

@@ -146,6 +146,7 @@ def run(
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
     config: Config | None = None,
+    members: Sequence[int] | None = None,
 ) -> Result:
     """Train a federation with a method.
 
@@ -169,6 +170,7 @@ def run(
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: called after each round.
         config: the configuration to write into the run folder, if it came from one.
+        members: which of a soft vote's independent runs to train, by number. Default: all of them.
 
     >>> import numpy as np, wecfl
     >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
@@ -195,7 +197,7 @@ def run(
     with make_engine(engine, federation, module, **options) as runner:
         settings = [
             Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j)
-            for j in range(method.members)
+            for j in (range(method.members) if members is None else members)
         ]
         recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
@@ -239,6 +241,7 @@ def run_config(
     federation: Federation | None = None,
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
+    members: Sequence[int] | None = None,
 ) -> Result:
     """Run what a configuration describes (on a federation already made from it, if given).
 
@@ -252,6 +255,7 @@ def run_config(
         out=out,
         watch=watch,
         config=config.completed(),
+        members=members,
         **config.model_dump(include=passed_on),
     )
 
