@@ -384,7 +384,7 @@ def _work(todo: Sequence[Run], store: Store, local: Mapping[str, Any], budget: f
     left = len(todo) - done - failed - elsewhere
     _print(
         f"{done} runs done"
-        + (f", {elsewhere} in work elsewhere or waiting for one that is" if elsewhere else "")
+        + (f", {elsewhere} done or in work elsewhere" if elsewhere else "")
         + (f", {left} left for which the budget did not suffice" if left else "")
     )
     return failed

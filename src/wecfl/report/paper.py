@@ -42,7 +42,7 @@ def published(table: str) -> pd.DataFrame:
 def beside_the_paper(
     definition: Definition, store: Store, cells: Sequence[Cell] | None = None
 ) -> pd.DataFrame:
-    """One row per cell (default: all of them), in percent: mean and std over the stored seeds, the paper's, the gap.
+    """One row per cell, in percent: mean and std over the stored seeds, the paper's, the gap.
 
     `accuracy_gap` and `macro_f1_gap` are differences in units of the paper's ±; `n` the number of
     stored seeds (0: not run).

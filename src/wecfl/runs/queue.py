@@ -154,7 +154,7 @@ def work(
     watcher: Callable[[Run], Watcher],
     budget: float | None = None,
 ) -> Iterator[tuple[Run, Stored | WecflError | None]]:
-    """Do one run after the other: its result, its error, or None if another process has it.
+    """Do one run after the other: its result, its error, or None if another process did.
 
     `budget` are the seconds after which no run may begin; nor does one that is expected to take
     longer than what is left.
@@ -167,9 +167,8 @@ def work(
         with store.claim(run) as mine:
             outcome: Stored | WecflError | None = None
             try:
-                if mine:  # another process may have finished it since the queue was made
-                    ready = store.read(run) if _complete(run, store) else None
-                    outcome = ready or perform(run, store, federation(run.config), [watcher(run)])
+                if mine and not _complete(run, store):  # another process may have finished it
+                    outcome = perform(run, store, federation(run.config), [watcher(run)])
             except WecflError as error:
                 outcome = error
         yield run, outcome
