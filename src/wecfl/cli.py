@@ -40,12 +40,21 @@ from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.errors import ConfigError, WecflError, unknown
 from wecfl.methods import METHODS, components, named
-from wecfl.report.charts import AnyChart, format_of, save
+from wecfl.report.charts import FORMATS, AnyChart, format_of, save
 from wecfl.report.figures import overview
 from wecfl.report.paper import beside_the_paper, rich_tables, write
+from wecfl.report.paper_figures import draw
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
-from wecfl.runs.definitions import SHIPPED, Run, ordered, read_definitions, select
+from wecfl.runs.definitions import (
+    SHIPPED,
+    Cell,
+    Definition,
+    Run,
+    ordered,
+    read_definitions,
+    select,
+)
 from wecfl.runs.experiment import (
     Watcher,
     check,
@@ -56,7 +65,7 @@ from wecfl.runs.experiment import (
     run_config,
 )
 from wecfl.runs.folder import check_free, read_summary
-from wecfl.runs.queue import Store, estimate, queue, work
+from wecfl.runs.queue import Store, chosen, estimate, queue, work
 from wecfl.runs.record import Record
 
 __all__ = ["app", "main"]
@@ -287,73 +296,97 @@ def reproduce(
             raise ConfigError(unknown("table", name, [*defined, "all"]))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
-    chosen = [d for name, d in defined.items() if "all" in what or name in what]
-    wanted = set(select([cell for d in chosen for cell in d.cells], cells))
-    runs = [cell.run(seed) for cell, seed in ordered(chosen, seeds) if cell in wanted]
+    named = [d for name, d in defined.items() if "all" in what or name in what]
+    wanted = set(select([cell for d in named for cell in d.cells], cells))
+    asked = [(cell, seed) for cell, seed in ordered(named, seeds) if cell in wanted]
     store = Store(results)
-    todo = queue(runs, store)
     if dry_run:
-        _list_queue(todo, len(runs), store)
+        _list_queue(asked, store)
         return
     local: dict[str, Any] = {"data_dir": data_dir and str(data_dir), "workers": workers}
+    federation = _shared_federation(local)
     seconds = None if budget is None else _seconds(budget)
-    failed = 0 if show else _work(todo, store, local, seconds)
-    for definition in chosen:
+    failed = 0 if show else _work(asked, store, federation, local, seconds)
+    for definition in named:
+        if definition.figure:
+            _figure(definition, store, federation)
+            continue
         shown = [cell for cell in definition.cells if cell in wanted]
         for table in rich_tables(definition, beside_the_paper(definition, store, shown)):
             _print_wide(table)
         if results.is_dir():
             _print(f"written: {', '.join(map(str, write(definition, store)))}")
     if failed:
-        raise ConfigError(f"{failed} of {len(todo)} runs failed; the reasons are given above")
+        raise ConfigError(f"{failed} runs failed; the reasons are given above")
 
 
-def _list_queue(todo: Sequence[Run], asked: int, store: Store) -> None:
+def _figure(
+    definition: Definition, store: Store, federation: Callable[[Config], Federation]
+) -> None:
+    chart = draw(definition, store, federation)
+    if chart is None:
+        _print(f"{definition.name}: not run, so there is nothing to draw yet")
+        return
+    for suffix in FORMATS:
+        _draw(chart, store.folder / f"{definition.name}{suffix}")
+
+
+def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
+    """The clients of a configuration, made once for runs that follow each other."""
+    keys = {"dataset", "holdout", "validation", "seed", *PARTITIONING}
+
+    @lru_cache(maxsize=1)
+    def made(choices: Config) -> Federation:
+        return _federation(choices)
+
+    return lambda config: made(Config(**config.model_dump(include=keys), **local))
+
+
+def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store) -> None:
     """The queue in order with estimates from the wall times of stored results."""
-    stored = store.all()
+    todo, stored = queue(asked, store), store.all()
+    choosing = sum(chosen(cell, seed, store) is None for cell, seed in asked)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("run", no_wrap=True)
-    table.add_column("estimate", justify="right")
+    table.add_column("estimate", justify="right", no_wrap=True)
     times = [estimate(each, stored) for each in todo]
     for each, time in zip(todo, times, strict=True):
         table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
-    console.print(table)
+    _print_wide(table)
     known = [time for time in times if time is not None]
     _print(
-        f"{len(todo)} runs to do for {asked} asked for; estimated {_duration(sum(known))} for "
-        f"{len(known)} of them, from stored wall times"
+        f"{len(todo)} runs to do for {len(asked)} asked for; estimated {_duration(sum(known))} "
+        f"for {len(known)} of them, from stored wall times"
         + (f"; unknown for {len(todo) - len(known)}" if len(known) < len(todo) else "")
+        + (f"; {choosing} more once their learning rate is chosen" if choosing else "")
     )
 
 
-def _work(todo: Sequence[Run], store: Store, local: Mapping[str, Any], budget: float | None) -> int:
+def _work(
+    asked: Sequence[tuple[Cell, int]],
+    store: Store,
+    federation: Callable[[Config], Federation],
+    local: Mapping[str, Any],
+    budget: float | None,
+) -> int:
     """Work the queue off and tell how many runs failed."""
-
-    @lru_cache(maxsize=1)
-    def clients(choices: Config) -> Federation:
-        return _federation(choices)
-
-    def federation(config: Config) -> Federation:
-        keys = {"dataset", "data_dir", "holdout", "seed", *PARTITIONING}
-        return clients(Config(**config.model_dump(include=keys)))
-
     done = failed = elsewhere = 0
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
     )  # fmt: skip
-    here = [Run(each.config.model_copy(update=local), each.member) for each in todo]
     try:
         with Progress(*columns, console=console) as progress:
-            whole = progress.add_task("runs", total=len(here), note="")
+            whole = progress.add_task("runs", total=len(queue(asked, store)), note="")
             current = progress.add_task("", total=1, note="", visible=False)
 
-            def watcher(run: Run) -> Watcher:
+            def watcher(run: Run, todo: Sequence[Run]) -> Watcher:
                 stored = store.all()
-                times = [estimate(each, stored) for each in here[here.index(run) :]]
+                times = [estimate(each, stored) for each in todo]
                 known = [time for time in times if time is not None]
-                unknown = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
-                progress.update(whole, note=f"about {_duration(sum(known))} left{unknown}")
+                more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
+                total = done + failed + elsewhere + len(todo)
+                progress.update(whole, total=total, note=f"{_duration(sum(known))} left{more}")
                 progress.reset(
                     current,
                     description=str(run),
@@ -368,7 +401,9 @@ def _work(todo: Sequence[Run], store: Store, local: Mapping[str, Any], budget: f
 
                 return watch
 
-            for each, outcome in work(here, store, federation, watcher=watcher, budget=budget):
+            for each, outcome in work(
+                asked, store, federation, watcher=watcher, local=local, budget=budget
+            ):
                 progress.advance(whole)
                 if isinstance(outcome, WecflError):
                     failed += 1
@@ -377,15 +412,16 @@ def _work(todo: Sequence[Run], store: Store, local: Mapping[str, Any], budget: f
                     elsewhere += 1
                 else:
                     done += 1
-                    _print(f"{each}: {_scores(outcome)}  {_duration(outcome['seconds'])}")
+                    said = outcome.get("error") or _scores(outcome)
+                    _print(f"{each}: {said}  {_duration(outcome['seconds'])}")
     except KeyboardInterrupt:
         _say(f"interrupted; {done} finished runs are kept in {store.folder}")
         sys.exit(130)
-    left = len(todo) - done - failed - elsewhere
+    left = len(queue(asked, store)) - failed - elsewhere
     _print(
         f"{done} runs done"
         + (f", {elsewhere} done or in work elsewhere" if elsewhere else "")
-        + (f", {left} left for which the budget did not suffice" if left else "")
+        + (f", {left} left for which the budget did not suffice" if budget and left > 0 else "")
     )
     return failed
 

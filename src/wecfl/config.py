@@ -64,6 +64,9 @@ class Config(BaseModel):
     holdout: float = Field(
         0.2, gt=0, lt=1, description="Test share of clients that bring no test data."
     )
+    validation: float | None = Field(
+        None, gt=0, lt=1, description="Test on this share of the training data, held out from it."
+    )
 
     model: str = Field("auto", description="cnn-fashion, cnn-cifar, mlp, logistic or auto.")
     rounds: int = Field(30, ge=1, description="T, communication rounds.")

@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.report.tables import score
-from wecfl.runs.definitions import SHIPPED, Cell, Definition
-from wecfl.runs.queue import Store
+from wecfl.runs.definitions import SHIPPED, Cell, Definition, Run
+from wecfl.runs.queue import Store, chosen
 
 __all__ = ["beside_the_paper", "fill", "latex", "markdown", "published", "rich_tables", "write"]
 
@@ -63,13 +63,15 @@ def beside_the_paper(
 
 
 def _row(cell: Cell, store: Store) -> dict[str, Any]:
-    stored = store.seeds(cell.run(0))
+    run = chosen(cell, 0, store)
+    stored = store.seeds(run) if run else []
+    label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
     row: dict[str, Any] = {
         "dataset": cell.config.dataset,
         "partition": cell.config.partition,
         "k": cell.config.clusters,
         "method": cell.config.method,
-        "label": cell.label,
+        "label": label,
         "n": len(stored),
     }
     for name, factor in (("accuracy", 100), ("macro_f1", 100), ("ari", 1)):
@@ -77,6 +79,11 @@ def _row(cell: Cell, store: Store) -> dict[str, Any]:
         row[name] = np.mean(values) if values else nan
         row[f"{name}_std"] = np.std(values, ddof=1) if len(values) > 1 else nan
     return row
+
+
+def _tuned(cell: Cell, run: Run | None) -> str:
+    rates = ", ".join(f"{lr:g}" for lr in cell.tune)
+    return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"
 
 
 def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -104,6 +111,7 @@ def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str
 
 def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
     ours = score(row[name], row[f"{name}_std"]) if row["n"] else NOT_RUN
+    ours = "diverged" if row["n"] and isnan(row[name]) else ours
     if not paper:
         return [ours]
     gap = row[f"{name}_gap"]

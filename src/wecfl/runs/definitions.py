@@ -1,8 +1,14 @@
 """What a table or figure of the paper is made of: `experiments/*.toml` as an ordered list of runs.
 
-A definition holds sets. Every key of a set but `priority`, `seeds` and `label` is a choice of
-`wecfl.config.Config`; a list stands for each of its values, and a set for all their combinations.
-`[base]` holds what the sets share.
+A definition holds sets. A key of a set is a choice of `wecfl.config.Config`; a list stands for each
+of its values, and a set for all their combinations. `[base]` holds what the sets share. Besides::
+
+    priority   sets run by rising priority, over all definitions that were asked for
+    seeds      seeds 0 … N−1 (0: nothing is run, as for a picture of the partitions)
+    label      what sets the cells apart, in words, where that is not the method
+    tune       learning rates: the one that does best, seed 0, on a fifth of the training data, held
+               out from training, is used with all of it
+    trace      also keep what pictures need: F and R, t-SNE of the first rounds, cosines of the last
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,8 +31,11 @@ __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions"
 SHIPPED = Path(__file__).parents[1] / "experiments"
 """The definitions that come with the package."""
 
-LISTS = ("alpha", "classes_per")
-"""Choices that are lists themselves, so that a list of them is one value."""
+LISTS = ("alpha", "classes_per", "tune")
+"""Keys that are lists themselves, so that a list of them is one value."""
+
+VALIDATION = 0.2
+"""The share of the training data on which a learning rate is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,10 @@ class Run:
     config: Config
     member: int = 0
     """Which of the independent runs that a soft vote is made of; 0 is the plain run itself."""
+    trace: bool = False
+    """Keep also what pictures need."""
+    label: str = field(default="", compare=False)
+    """Of the cell it was asked for by; cells may share a run."""
 
     @property
     def parts(self) -> tuple[Run, ...]:
@@ -77,17 +90,20 @@ class Run:
         'digits_clusterwise-dirichlet_fedavg_k1_seed2_m3_47b6ef79f7e0'
         """
         config = self.config
-        member = [f"m{self.member}"] if self.member else []
         parts = [Path(config.dataset).stem, config.partition, config.method, f"k{config.clusters}"]
-        return "_".join([*parts, f"seed{config.seed}", *member, self.hash])
+        parts += [f"seed{config.seed}"]
+        parts += [f"m{self.member}"] if self.member else []
+        parts += ["trace"] if self.trace else []
+        return "_".join([*parts, self.hash])
 
     def __str__(self) -> str:
         config = self.config
-        member = f" member {self.member}" if self.member else ""
-        return (
-            f"{config.dataset} {config.partition} {config.method} k={config.clusters} "
-            f"seed {config.seed}{member}"
-        )
+        words = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
+        words += [f"seed {config.seed}"]
+        words += [f"member {self.member}"] if self.member else []
+        words += [f"({self.label})"] if self.label else []
+        words += [f"(choosing lr: {config.lr:g})"] if config.validation else []
+        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,8 @@ class Cell:
 
     config: Config
     label: str = ""
-    """What sets it apart, in words, where that is not the method."""
+    tune: tuple[float, ...] = ()
+    trace: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -109,19 +126,31 @@ class Cell:
         named = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
         return named + self.label.split()
 
-    def run(self, seed: int) -> Run:
+    def run(self, seed: int, **changes: Any) -> Run:
         """The run of a seed."""
-        return Run(self.config.model_copy(update={"seed": seed}))
+        config = self.config.model_copy(update={"seed": seed, **changes})
+        return Run(config, trace=self.trace, label=self.label)
+
+    @property
+    def candidates(self) -> list[Run]:
+        """The runs by which the learning rate is chosen: test data have no part in it.
+
+        >>> [run.config.lr for run in Cell(Config(), tune=(0.001, 0.01)).candidates]
+        [0.001, 0.01]
+        """
+        return [self.run(0, lr=lr, validation=VALIDATION) for lr in self.tune]
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table: its cells, and the order in which their runs are worth having."""
+    """A table or figure: its cells, and the order in which their runs are worth having."""
 
     name: str
     title: str
     paper: str | None
     """The table of the paper beside which it is shown."""
+    figure: str | None
+    """How it is drawn (`wecfl.report.paper_figures`), if it is no table."""
     sets: tuple[tuple[int, int, tuple[Cell, ...]], ...]
     """(priority, seeds, cells)."""
 
@@ -150,7 +179,7 @@ def ordered(definitions: Iterable[Definition], seeds: int | None = None) -> list
     )
     pairs: dict[tuple[Cell, int], None] = {}
     for priority in dict.fromkeys(entry[0] for entry in sets):
-        level = [(seeds or asked, cells) for p, asked, cells in sets if p == priority]
+        level = [(asked and (seeds or asked), cells) for p, asked, cells in sets if p == priority]
         for seed in range(max(count for count, _ in level)):
             for count, cells in level:
                 pairs |= dict.fromkeys((cell, seed) for cell in cells if seed < count)
@@ -184,7 +213,7 @@ def _definition(file: Path) -> Definition:
         base: Mapping[str, Any] = said.get("base", {})
         sets = [{**base, **each} for each in said["sets"]]
         entries = tuple((each.pop("priority"), each.pop("seeds"), _cells(each)) for each in sets)
-        return Definition(file.stem, said["title"], said.get("paper"), entries)
+        return Definition(file.stem, said["title"], said.get("paper"), said.get("figure"), entries)
     except KeyError as error:
         raise ConfigError(f"{file}: it has no {error}") from None
     except (ConfigError, OSError, ValueError, TypeError, AttributeError) as error:
@@ -193,11 +222,14 @@ def _definition(file: Path) -> Definition:
 
 def _cells(choices: dict[str, Any]) -> tuple[Cell, ...]:
     preset, label = choices.pop("preset", None), choices.pop("label", "")
+    tune, trace = tuple(choices.pop("tune", ())), choices.pop("trace", False)
     lists = [
         value if isinstance(value, list) and key not in LISTS else [value]
         for key, value in choices.items()
     ]
     return tuple(
-        Cell(resolve(preset=preset, flags=dict(zip(choices, each, strict=True))), label)
+        Cell(
+            resolve(preset=preset, flags=dict(zip(choices, each, strict=True))), label, tune, trace
+        )
         for each in product(*lists)
     )

@@ -18,7 +18,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -36,14 +36,15 @@ from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import RunFolderError, WecflError
+from wecfl.errors import DivergedError, RunFolderError, WecflError
 from wecfl.models import make
-from wecfl.runs.definitions import Run
+from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import Watcher, method_of, run_config
 from wecfl.runs.folder import PACKAGES
 from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.trace import Trace
 
-__all__ = ["Store", "Stored", "estimate", "perform", "queue", "work"]
+__all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
 """A finished run, as in its JSON file."""
@@ -77,7 +78,10 @@ class Store:
         return [
             stored
             for stored in found
-            if stored and stored["member"] == run.member and _same(stored, run)
+            if stored
+            and stored["member"] == run.member
+            and ("trace" in stored) == run.trace
+            and _same(stored, run)
         ]
 
     def all(self) -> list[Stored]:
@@ -136,39 +140,64 @@ class Store:
             partial.unlink(missing_ok=True)
 
 
-def queue(runs: Iterable[Run], store: Store) -> list[Run]:
-    """The runs that are still to be done, in order; the members of a soft vote before it."""
+def chosen(cell: Cell, seed: int, store: Store) -> Run | None:
+    """The run of a cell, with the learning rate that did best; None while that is not known."""
+    if not cell.tune:
+        return cell.run(seed)
+    tried = [store.read(run) for run in cell.candidates]
+    if any(stored is None for stored in tried):
+        return None
+    # A diverged run has no accuracy; of equal ones the smaller rate, which comes first, is taken.
+    scores = [stored["accuracy"] or 0.0 for stored in tried if stored]
+    return cell.run(seed, lr=cell.tune[scores.index(max(scores))])
+
+
+def queue(asked: Iterable[tuple[Cell, int]], store: Store) -> list[Run]:
+    """The runs that are still to be done for cells and seeds, in order.
+
+    The members of a soft vote come before it; a run whose learning rate is not chosen yet is not
+    among them, but the runs to choose by are.
+    """
     todo: dict[Run, None] = {}
-    for run in runs:
-        if store.read(run) is None:
+    for cell, seed in asked:
+        run = chosen(cell, seed, store)
+        if run is None:
+            todo |= dict.fromkeys(each for each in cell.candidates if store.read(each) is None)
+        elif store.read(run) is None:
             todo |= dict.fromkeys(part for part in run.parts if not _complete(part, store))
             todo[run] = None
     return list(todo)
 
 
 def work(
-    todo: Sequence[Run],
+    asked: Sequence[tuple[Cell, int]],
     store: Store,
     federation: Callable[[Config], Federation],
     *,
-    watcher: Callable[[Run], Watcher],
+    watcher: Callable[[Run, Sequence[Run]], Watcher],
+    local: Mapping[str, Any],
     budget: float | None = None,
 ) -> Iterator[tuple[Run, Stored | WecflError | None]]:
-    """Do one run after the other: its result, its error, or None if another process did.
+    """Do one run after the other: its result, its error, or None if another process has it.
 
-    `budget` are the seconds after which no run may begin; nor does one that is expected to take
-    longer than what is left.
+    The queue is made anew for each, so that it follows what was chosen and what other processes do.
+    `local` are choices of this machine (`data_dir`, `workers`). `budget` are the seconds after
+    which no run may begin; nor does one that is expected to take longer than what is left.
     """
-    began = perf_counter()
-    for run in todo:
+    began, tried = perf_counter(), set[Run]()
+    while todo := [run for run in queue(asked, store) if run not in tried]:
+        run = todo[0]
         left = float("inf") if budget is None else budget - (perf_counter() - began)
         if left <= (estimate(run, store.all()) or 0):
             return
+        tried.add(run)
         with store.claim(run) as mine:
             outcome: Stored | WecflError | None = None
             try:
                 if mine and not _complete(run, store):  # another process may have finished it
-                    outcome = perform(run, store, federation(run.config), [watcher(run)])
+                    here = replace(run, config=run.config.model_copy(update=local))
+                    watch = [watcher(run, todo)]
+                    outcome = perform(here, store, federation(here.config), watch)
             except WecflError as error:
                 outcome = error
         yield run, outcome
@@ -177,31 +206,42 @@ def work(
 def perform(
     run: Run, store: Store, federation: Federation, watch: Sequence[Watcher] = ()
 ) -> Stored | None:
-    """Do a run and keep its result; None for a soft vote whose members are not all there yet."""
-    config, began, code = run.config, perf_counter(), _commit()
-    if run.parts:
-        if not all(_complete(part, store) for part in run.parts):
-            return None
-        engine, records = _vote(run, store, federation)
-    else:
-        last: deque[F32] = deque(maxlen=LAST)
+    """Do a run and keep its result; None for a soft vote whose members are not all there yet.
 
-        def keep(record: Record, states: Sequence[State]) -> None:
-            last.append(states[0].centers)
+    That training diverged is a result as well: a table has to say so, and a choice to avoid it.
+    """
+    began, code = perf_counter(), _commit()
+    try:
+        outcome = (
+            _vote(run, store, federation) if run.parts else _train(run, store, federation, watch)
+        )
+    except DivergedError as error:
+        outcome = {"engine": run.config.engine, **_scores([]), "error": str(error)}
+    if outcome is None:
+        return None
+    seconds = {"seconds": round(perf_counter() - began, 1)}
+    made_by = {"made_by": {"commit": code, **_environment(run.config)}}
+    return store.write(run, {**outcome, **seconds, **made_by})
 
-        result = run_config(config, federation, watch=[keep, *watch], members=[run.member])
-        engine, records = result.engine, result.records
-        if result.method.k == 1:
-            store.write_models(run, np.concatenate(last))
-    return store.write(
-        run,
-        {
-            "engine": engine,
-            "seconds": round(perf_counter() - began, 1),
-            **_scores(records),
-            "made_by": {"commit": code, **_environment(config)},
-        },
+
+def _train(run: Run, store: Store, federation: Federation, watch: Sequence[Watcher]) -> Stored:
+    last: deque[F32] = deque(maxlen=LAST)
+    trace = Trace(run.config, federation) if run.trace else None
+
+    def keep(record: Record, states: Sequence[State]) -> None:
+        last.append(states[0].centers)
+
+    result = run_config(
+        run.config,
+        federation,
+        watch=[keep, *watch],
+        members=[run.member],
+        observe=trace.step if trace else None,
     )
+    if result.method.k == 1:
+        store.write_models(run, np.concatenate(last))
+    traced = {"trace": trace.data(result.records)} if trace else {}
+    return {"engine": result.engine, **_scores(result.records), **traced}
 
 
 def estimate(run: Run, results: Sequence[Stored]) -> float | None:
@@ -213,7 +253,9 @@ def estimate(run: Run, results: Sequence[Stored]) -> float | None:
     alike = [
         stored
         for stored in results
-        if stored["config"]["dataset"] == choices["dataset"] and bool(stored["votes"]) == vote
+        if stored["config"]["dataset"] == choices["dataset"]
+        and bool(stored["votes"]) == vote
+        and "error" not in stored
     ]
     for keys in (("method", "clusters"), ("method",), ()):
         times = [
@@ -243,15 +285,13 @@ def _complete(run: Run, store: Store) -> bool:
     return store.read(run) is not None and (not needs_models or store.models(run).exists())
 
 
-def _vote(run: Run, store: Store, federation: Federation) -> tuple[str, list[Record]]:
-    """The records of the last rounds of a soft vote, from the models of its members."""
+def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
+    """The scores of a soft vote in the last rounds, from the models of its members."""
+    if not all(_complete(part, store) for part in run.parts):
+        return None
     config, method = run.config, method_of(run.config)
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
-    options = {
-        "workers": config.workers,
-        "batchnorm": config.batchnorm,
-        "batch": config.batch,
-    }
+    options = config.model_dump(include={"workers", "batchnorm", "batch"})
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
     m, first = len(federation), config.rounds - len(stacks) + 1
     labels = np.zeros(m, dtype=np.int64)
@@ -263,7 +303,7 @@ def _vote(run: Run, store: Store, federation: Federation) -> tuple[str, list[Rec
             )
             for t, rows in enumerate(stacks, first)
         ]
-        return engine.name, records
+        return {"engine": engine.name, **_scores(records)}
 
 
 def _scores(records: Sequence[Record]) -> Stored:
