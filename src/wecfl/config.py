@@ -11,7 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["PAPER_PARTITIONS", "PARTITIONING", "PRESETS", "Config", "one_line", "resolve"]
+__all__ = [
+    "INCIDENTAL",
+    "PAPER_PARTITIONS",
+    "PARTITIONING",
+    "PRESETS",
+    "Config",
+    "one_line",
+    "resolve",
+]
 
 
 class Config(BaseModel):
@@ -55,6 +63,9 @@ class Config(BaseModel):
     groups: int = Field(10, ge=1, description="Generating groups of a cluster-wise partition.")
     holdout: float = Field(
         0.2, gt=0, lt=1, description="Test share of clients that bring no test data."
+    )
+    validation: float | None = Field(
+        None, gt=0, lt=1, description="Test on this share of the training data, held out from it."
     )
 
     model: str = Field("auto", description="cnn-fashion, cnn-cifar, mlp, logistic or auto.")
@@ -117,6 +128,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
+
+INCIDENTAL = ("seed", "workers", "data_dir", "objectives")
+"""Choices that do not make another experiment."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},

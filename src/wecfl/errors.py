@@ -8,6 +8,7 @@
     │   └── PartitionError    the clients can't be drawn as asked
     ├── ModelError        the module can't be laid out as a row or can't eat the data
     ├── EngineError       local training failed: a worker died or a client raised
+    │   └── DivergedError     a model is no longer finite
     └── RunFolderError    a run folder can't be written or read
 
 The command line turns each of them into one line and exit code 2.
@@ -21,6 +22,7 @@ from difflib import get_close_matches
 __all__ = [
     "ConfigError",
     "DataError",
+    "DivergedError",
     "EngineError",
     "ModelError",
     "PartitionError",
@@ -52,6 +54,10 @@ class ModelError(WecflError, ValueError):
 
 class EngineError(WecflError, RuntimeError):
     """Local training failed: a worker died or a client's computation raised."""
+
+
+class DivergedError(EngineError):
+    """Training diverged: a model is no longer finite."""
 
 
 class RunFolderError(WecflError, OSError):

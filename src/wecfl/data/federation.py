@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -102,6 +102,31 @@ class Federation:
             self.keys[chosen],
             tuple(self.names[i] for i in chosen),
             None if self.groups is None else self.groups[chosen],
+        )
+
+    def validating(self, share: float, seed: int = 0) -> Federation:
+        """The same clients, tested on a `share` of their training samples, held out from training.
+
+        For choosing (a learning rate, say) without a look at the test samples; stratified, drawn
+        from `seed`.
+
+        >>> xs, ys = [np.zeros((10, 1))], [np.arange(10) % 2]
+        >>> fed = Federation.from_arrays(xs, ys)
+        >>> choosing = fed.validating(0.25)
+        >>> [len(rows) for rows in (*fed.train, *fed.test, *choosing.train, *choosing.test)]
+        [8, 2, 6, 2]
+        >>> set(choosing.test[0]) <= set(fed.train[0])
+        True
+        """
+        cuts = [
+            holdout(self.y[rows], share, rng.stream(seed, "validation", 0, int(key)))
+            for rows, key in zip(self.train, self.keys, strict=True)
+        ]
+        pairs = list(zip(self.train, cuts, strict=True))
+        return replace(
+            self,
+            train=tuple(rows[kept] for rows, (kept, _) in pairs),
+            test=tuple(rows[held] for rows, (_, held) in pairs),
         )
 
     @classmethod

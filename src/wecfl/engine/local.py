@@ -16,7 +16,7 @@ from torch import nn
 from wecfl import rng
 from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
 from wecfl.data.federation import Federation
-from wecfl.errors import ConfigError, EngineError
+from wecfl.errors import ConfigError, DivergedError
 from wecfl.models.rows import layout_of, reinitialized, row_of
 
 __all__ = ["EVALUATION_BATCH", "LocalEngine", "Samples", "cores"]
@@ -213,7 +213,7 @@ class LocalEngine(ABC):
         finite = np.isfinite(models).all(axis=1)
         if not finite.all():
             lost, m = int(np.argmin(finite)), len(models)
-            raise EngineError(
+            raise DivergedError(
                 f"the model of client {self._federation.names[lost]} is no longer finite after the "
                 f"local update of round {round} ({m - np.count_nonzero(finite)} of {m} clients): "
                 f"training diverged, lower lr"

@@ -9,12 +9,12 @@ import altair as alt
 
 from wecfl.errors import ConfigError
 
-__all__ = ["AnyChart", "format_of", "save"]
+__all__ = ["FORMATS", "AnyChart", "format_of", "save", "styled"]
 
 AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.HConcatChart | alt.VConcatChart
 """Whatever Altair can save on its own."""
 
-_FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
+FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
     ".png": "png",
     ".svg": "svg",
     ".pdf": "pdf",
@@ -29,9 +29,19 @@ def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
     Traceback (most recent call last):
     wecfl.errors.ConfigError: can't save a chart as 'chart.gif'; use .png, .svg, .pdf or .html
     """
-    if (kind := _FORMATS.get(path.suffix.lower())) is None:
+    if (kind := FORMATS.get(path.suffix.lower())) is None:
         raise ConfigError(f"can't save a chart as '{path}'; use .png, .svg, .pdf or .html")
     return kind
+
+
+def styled(chart: AnyChart) -> AnyChart:
+    """Quiet axes, and titles over the left edge of each panel."""
+    quiet: AnyChart = (
+        chart.configure_view(stroke=None)
+        .configure_axis(titleFontWeight="normal", domainColor="#888", tickColor="#888")
+        .configure_title(fontSize=13, anchor="start", frame="group", offset=10)
+    )
+    return quiet
 
 
 def save(chart: AnyChart, path: Path | str) -> Path:

@@ -9,10 +9,11 @@ import altair as alt
 import pandas as pd
 
 from wecfl.errors import RunFolderError
+from wecfl.report.charts import AnyChart, styled
 from wecfl.report.tables import experiments
 from wecfl.runs.folder import read_clients, read_metrics
 
-__all__ = ["overview"]
+__all__ = ["COLORS", "overview", "panel_of_curves"]
 
 HEIGHT = 260
 LINE = 15
@@ -24,7 +25,7 @@ COLORS = (
 """Tableau's, but for those too light to write a name in."""
 
 
-def overview(folders: Sequence[Path]) -> alt.HConcatChart:
+def overview(folders: Sequence[Path]) -> AnyChart:
     """How well clients are served over the rounds, and which hidden groups were found.
 
     Left: accuracy per round, one line per experiment (mean over its seeds). Right, for the run that
@@ -40,14 +41,7 @@ def overview(folders: Sequence[Path]) -> alt.HConcatChart:
     members = read_clients(best["folder"])
     if members["group"].notna().all() and members["cluster"].nunique() > 1:
         panels.append(_groups(members, best["name"]))
-    chart: alt.HConcatChart = (
-        alt.hconcat(*panels, spacing=30)
-        .resolve_scale(color="independent")
-        .configure_view(stroke=None)
-        .configure_axis(titleFontWeight="normal", domainColor="#888", tickColor="#888")
-        .configure_title(fontSize=13, anchor="start", frame="group", offset=10)
-    )
-    return chart
+    return styled(alt.hconcat(*panels, spacing=30).resolve_scale(color="independent"))
 
 
 def _curves(runs: pd.DataFrame) -> alt.LayerChart:
@@ -58,27 +52,35 @@ def _curves(runs: pd.DataFrame) -> alt.LayerChart:
     ]
     if not records:
         raise RunFolderError(f"nothing to draw: {runs['folder'].iloc[0]} holds no complete round")
-    curves = pd.DataFrame(records).groupby(["name", "round"], sort=False).mean().reset_index()
-    names = runs["name"].unique().tolist()
+    return panel_of_curves(
+        pd.DataFrame(records), "accuracy", title="Accuracy on the clients' own test data"
+    )
+
+
+def panel_of_curves(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerChart:
+    """A score over the rounds, one line for each `name`, the mean of its rows; named at its end."""
+    names = records["name"].unique().tolist()
+    curves = records.groupby(["name", "round"], sort=False)[score].mean().reset_index()
     color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=COLORS))
-    top = min(1.0, 1.05 * curves["accuracy"].max())
+    top = min(1.0, 1.05 * curves[score].max())
     lines = (
-        alt.Chart(curves, title="Accuracy on the clients' own test data")
+        alt.Chart(curves, title=title)
         .mark_line(strokeWidth=2.5, point=curves["round"].nunique() == 1)
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
             y=alt.Y(
-                "accuracy:Q",
-                title="accuracy",
+                f"{score}:Q",
+                title=score.replace("_f1", "-F1"),
                 axis=alt.Axis(format="%", gridOpacity=0.4),
                 scale=alt.Scale(domain=[0, top], nice=False),
             ),
             color=color,
+            tooltip=["name:N", "round:Q", alt.Tooltip(f"{score}:Q", format=".1%")],
         )
     )
     ends = curves.sort_values("round").groupby("name").tail(1).assign(round=curves["round"].max())
-    ends = ends.sort_values("accuracy")
-    ends["place"] = _apart(ends["accuracy"].tolist(), gap=LINE / HEIGHT * top)
+    ends = ends.sort_values(score)
+    ends["place"] = _apart(ends[score].tolist(), gap=LINE / HEIGHT * top)
     labels = (
         alt.Chart(ends)
         .mark_text(align="left", dx=8, fontSize=12)

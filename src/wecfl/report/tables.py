@@ -12,13 +12,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from wecfl.config import INCIDENTAL
 from wecfl.runs.folder import read_summary
 
-__all__ = ["experiments", "results", "rich_table"]
-
-INCIDENTAL = {"seed", "workers", "data_dir", "objectives"}
-"""Choices that do not make another experiment."""
-
+__all__ = ["experiments", "results", "rich_table", "score"]
 
 COLUMNS = {
     "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
@@ -81,10 +78,10 @@ def rich_table(frame: pd.DataFrame) -> Table:
             escape(row["method"]) + (" (stopped)" if row["unfinished"] else ""),
             str(row["k"]),
             *(escape(row[column]) for column in extra),
-            _score(row["accuracy"], row["accuracy_std"], 100),
-            _score(row["macro_f1"], row["macro_f1_std"], 100),
+            score(row["accuracy"], row["accuracy_std"], 100),
+            score(row["macro_f1"], row["macro_f1_std"], 100),
             "–" if isnan(row["clusters"]) else f"{row['clusters']:g}",
-            _score(row["ari"], row["ari_std"], 1),
+            score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
             f"{row['seconds']:.1f}",
         )
@@ -101,7 +98,7 @@ def _flat(folder: Path) -> dict[str, Any]:
     choices = {
         f"config.{key}": value
         for key, value in config.items()
-        if key not in INCIDENTAL | {"method", "clusters", "rounds"}
+        if key not in (*INCIDENTAL, "method", "clusters", "rounds")
     }
     # A run without ground truth has no ARI, one stopped in its first round no score at all: None
     # would make the column one of objects.
@@ -122,7 +119,12 @@ def _flat(folder: Path) -> dict[str, Any]:
     }
 
 
-def _score(mean: float, std: float, factor: float) -> str:
+def score(mean: float, std: float, factor: float = 1) -> str:
+    """Mean ± standard deviation, if there is one.
+
+    >>> score(0.7095, 0.0357, 100), score(70.95, float("nan"))
+    ('70.95 ± 3.57', '70.95')
+    """
     if isnan(mean):
         return "–"
     text = f"{mean * factor:.2f}"

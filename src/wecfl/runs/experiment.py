@@ -26,7 +26,7 @@ from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
-from wecfl.rounds import Setting, check_clusters, iterate, opening
+from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.folder import RunFolder, check_free
 from wecfl.runs.record import Record, Recorder, last_rounds
 
@@ -146,6 +146,8 @@ def run(
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
     config: Config | None = None,
+    members: Sequence[int] | None = None,
+    observe: Observer | None = None,
 ) -> Result:
     """Train a federation with a method.
 
@@ -169,6 +171,8 @@ def run(
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: called after each round.
         config: the configuration to write into the run folder, if it came from one.
+        members: which of a soft vote's independent runs to train, by number. Default: all of them.
+        observe: called after each step of a round.
 
     >>> import numpy as np, wecfl
     >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
@@ -195,14 +199,20 @@ def run(
     with make_engine(engine, federation, module, **options) as runner:
         settings = [
             Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j)
-            for j in range(method.members)
+            for j in (range(method.members) if members is None else members)
         ]
         recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
+
+        def each_step(step: str, state: State, seconds: float) -> None:
+            recorder.step(step, state, seconds)
+            if observe:
+                observe(step, state, seconds)
+
         began, status = perf_counter(), "failed"
         states = tuple(opening(setting) for setting in settings)
         paths = [
-            iterate(setting, state, recorder.step)
+            iterate(setting, state, each_step)
             for setting, state in zip(settings, states, strict=True)
         ]
         folder = None
@@ -239,6 +249,9 @@ def run_config(
     federation: Federation | None = None,
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
+    *,
+    members: Sequence[int] | None = None,
+    observe: Observer | None = None,
 ) -> Result:
     """Run what a configuration describes (on a federation already made from it, if given).
 
@@ -252,6 +265,8 @@ def run_config(
         out=out,
         watch=watch,
         config=config.completed(),
+        members=members,
+        observe=observe,
         **config.model_dump(include=passed_on),
     )
 
@@ -259,6 +274,13 @@ def run_config(
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
     """The clients a configuration describes (from its data set, if it was loaded already)."""
     config = config.completed()
+    federation = _all_data(config, pool)
+    return (
+        federation.validating(config.validation, config.seed) if config.validation else federation
+    )
+
+
+def _all_data(config: Config, pool: Dataset | None) -> Federation:
     if holds_clients(config):
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
     partition = partitions.build(

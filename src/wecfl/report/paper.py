@@ -1,0 +1,202 @@
+"""The paper's tables, regenerated: stored results beside the published figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from wecfl.report.tables import score
+from wecfl.runs.definitions import SHIPPED, Cell, Definition, Run
+from wecfl.runs.queue import Store, chosen
+
+__all__ = ["beside_the_paper", "fill", "latex", "markdown", "published", "rich_tables", "write"]
+
+SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
+NOT_RUN = "not run"
+
+
+def published(table: str) -> pd.DataFrame:
+    """A table of the paper, in percent, indexed by data set, partition, k and method.
+
+    >>> published("table1").loc[("cifar-10", "clusterwise-dirichlet", 10, "wecfl"), "accuracy"]
+    np.float64(70.95)
+    """
+    rows = pd.DataFrame(json.loads((SHIPPED / "paper.json").read_text(encoding="utf-8"))["rows"])
+    return (
+        rows[rows["table"] == table]
+        .drop(columns="table")
+        .set_index(["dataset", "partition", "k", "method"])
+    )
+
+
+def beside_the_paper(
+    definition: Definition, store: Store, cells: Sequence[Cell] | None = None
+) -> pd.DataFrame:
+    """One row per cell, in percent: mean and std over the stored seeds, the paper's, the gap.
+
+    `accuracy_gap` and `macro_f1_gap` are differences in units of the paper's ±; `n` the number of
+    stored seeds (0: not run).
+    """
+    cells = definition.cells if cells is None else cells
+    frame = pd.DataFrame([_row(cell, store) for cell in cells])
+    if definition.paper:
+        key = ["dataset", "partition", "k", "method"]
+        paper = published(definition.paper).add_prefix("paper_")
+        order = {cell: place for place, cell in enumerate(paper.index)}
+        frame = frame.join(paper, on=key)
+        frame["place"] = [order.get(tuple(row), len(order)) for row in frame[key].to_numpy()]
+        frame = frame.sort_values("place", kind="stable").drop(columns="place")
+        for name in SCORES:
+            gap = frame[name] - frame[f"paper_{name}"]
+            frame[f"{name}_gap"] = gap / frame[f"paper_{name}_std"].astype(float)
+    return frame.reset_index(drop=True)
+
+
+def _row(cell: Cell, store: Store) -> dict[str, Any]:
+    run = chosen(cell, 0, store)
+    stored = store.seeds(run) if run else []
+    label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
+    row: dict[str, Any] = {
+        "dataset": cell.config.dataset,
+        "partition": cell.config.partition,
+        "k": cell.config.clusters,
+        "method": cell.config.method,
+        "label": label,
+        "n": len(stored),
+    }
+    for name, factor in (("accuracy", 100), ("macro_f1", 100), ("ari", 1)):
+        values = [factor * result[name] for result in stored if result[name] is not None]
+        row[name] = np.mean(values) if values else nan
+        row[f"{name}_std"] = np.std(values, ddof=1) if len(values) > 1 else nan
+    return row
+
+
+def _tuned(cell: Cell, run: Run | None) -> str:
+    rates = ", ".join(f"{lr:g}" for lr in cell.tune)
+    return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"
+
+
+def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, heads and rows of text, one block for each data set and partition."""
+    paper = "paper_accuracy" in frame
+    for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
+        labels = ["what"] if rows["label"].any() else []
+        found = bool(rows["ari"].notna().any())
+        heads = ["method", "K", *labels]
+        for title in SCORES.values():
+            heads += [title, "paper", "Δ/±"] if paper else [title]
+        heads += ["ARI", "n"] if found else ["n"]
+        yield f"{dataset}, {partition}", heads, [
+            [
+                row["method"],
+                str(row["k"]),
+                *([row["label"]] if labels else []),
+                *(text for name in SCORES for text in _texts(row, name, paper)),
+                *([score(row["ari"], row["ari_std"], 1)] if found else []),
+                str(row["n"]),
+            ]
+            for row in rows.to_dict("records")
+        ]  # fmt: skip
+
+
+def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
+    ours = score(row[name], row[f"{name}_std"]) if row["n"] else NOT_RUN
+    ours = "diverged" if row["n"] and isnan(row[name]) else ours
+    if not paper:
+        return [ours]
+    gap = row[f"{name}_gap"]
+    theirs = score(row[f"paper_{name}"], row[f"paper_{name}_std"])
+    return [ours, theirs, "–" if isnan(gap) else f"{gap:+.1f}"]
+
+
+def rich_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[Table]:
+    """For the terminal, one table for each data set and partition."""
+    for title, heads, rows in _blocks(frame):
+        table = Table(
+            title=f"{definition.title}: {title}",
+            title_justify="left",
+            header_style="bold",
+            pad_edge=False,
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        for head in heads:
+            text = head in ("method", "what")
+            table.add_column(head, justify="left" if text else "right", no_wrap=True)
+        for row in rows:
+            style = "dim" if NOT_RUN in row else None
+            table.add_row(*map(escape, row), style=style)
+        yield table
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Blocks of Markdown."""
+    parts = []
+    for title, heads, rows in _blocks(frame):
+        lines = [heads, ["---"] * len(heads), *rows]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts.append(f"**{title}**\n\n{body}\n")
+    return "\n".join(parts)
+
+
+def latex(definition: Definition, frame: pd.DataFrame) -> str:
+    """Tables for LaTeX, with booktabs."""
+    parts = []
+    for title, heads, rows in _blocks(frame):
+        body = " \\\\\n".join(" & ".join(map(_tex, row)) for row in rows)
+        parts.append(
+            f"\\begin{{table}}\n\\caption{{{_tex(f'{definition.title}: {title}')}}}\n"
+            f"\\begin{{tabular}}{{{'l' + 'r' * (len(heads) - 1)}}}\n\\toprule\n"
+            f"{' & '.join(map(_tex, heads))} \\\\\n\\midrule\n{body} \\\\\n\\bottomrule\n"
+            "\\end{tabular}\n\\end{table}\n"
+        )
+    return "\n".join(parts)
+
+
+def _tex(text: str) -> str:
+    for plain, tex in (("%", r"\%"), ("±", r"$\pm$"), ("Δ", r"$\Delta$"), ("–", "--")):
+        text = text.replace(plain, tex)
+    return text
+
+
+def write(definition: Definition, store: Store) -> list[Path]:
+    """The table as Markdown, CSV and LaTeX beside the results; in the page RESULTS.md if it asks.
+
+    A page asks with the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them
+    is replaced.
+    """
+    base, frame = store.folder / definition.name, beside_the_paper(definition, store)
+    note = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
+    texts = {
+        ".md": f"# {definition.title}\n\n{note}\n{markdown(frame)}",
+        ".csv": frame.round(6).to_csv(index=False),
+        ".tex": latex(definition, frame),
+    }
+    for suffix, text in texts.items():
+        base.with_suffix(suffix).write_text(text, encoding="utf-8")
+    page = store.folder.with_suffix(".md")
+    if page.exists():
+        old = page.read_text(encoding="utf-8")
+        page.write_text(fill(old, definition.name, markdown(frame)), encoding="utf-8")
+    return [base.with_suffix(suffix) for suffix in texts]
+
+
+def fill(page: str, name: str, text: str) -> str:
+    r"""The page with `text` between its marks.
+
+    >>> fill("Before <!-- a -->old<!-- /a --> after", "a", "new")
+    'Before <!-- a -->\n\nnew\n<!-- /a --> after'
+    """
+    marks = rf"<!-- {re.escape(name)} -->.*?<!-- /{re.escape(name)} -->"
+    new = f"<!-- {name} -->\n\n{text}\n<!-- /{name} -->"
+    return re.sub(marks, lambda _: new, page, flags=re.S)

@@ -1,0 +1,221 @@
+"""The paper's figures, regenerated from stored results: one definition each, any format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from wecfl.config import Config
+from wecfl.data.federation import Federation
+from wecfl.data.partition import counts
+from wecfl.errors import ConfigError, unknown
+from wecfl.report.charts import AnyChart, styled
+from wecfl.report.figures import COLORS, panel_of_curves
+from wecfl.report.partition_figure import bars
+from wecfl.runs.definitions import Cell, Definition
+from wecfl.runs.queue import Store, Stored
+
+__all__ = ["FIGURES", "draw"]
+
+Clients = Callable[[Config], Federation]
+Found = list[tuple[Cell, list[Stored]]]
+"""The cells with results, and those of their seeds."""
+
+DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
+
+
+def draw(definition: Definition, store: Store, clients: Clients) -> AnyChart | None:
+    """The figure of what is stored; None if nothing is."""
+    if definition.figure == "partition":  # the one that needs data and no run
+        return _partition([cell.config for cell in definition.cells], clients)
+    if definition.figure not in FIGURES:
+        raise ConfigError(unknown("figure", str(definition.figure), [*FIGURES, "partition"]))
+    found = [(cell, store.seeds(cell.run(0))) for cell in definition.cells]
+    found = [(cell, results) for cell, results in found if results]
+    return FIGURES[definition.figure](found) if found else None
+
+
+def _partition(configs: Sequence[Config], clients: Clients) -> AnyChart:
+    """Who holds how many samples of which class."""
+    panels = []
+    for config in configs:
+        federation = clients(config)
+        held = counts(federation.y, federation.train, federation.classes)
+        panels.append((_setting(config), held, federation.groups))
+    return bars(panels)
+
+
+def _convergence(found: Found) -> AnyChart:
+    """Accuracy and macro-F1 over the rounds, mean over seeds."""
+    methods = {cell.config.method for cell, _ in found}
+    records = pd.DataFrame(
+        [
+            {
+                "name": _name(cell.config, several=len(methods) > 1),
+                "round": t,
+                "accuracy": accuracy,
+                "macro_f1": macro_f1,
+            }
+            for cell, results in found
+            for stored in results
+            for t, accuracy, macro_f1 in zip(
+                *(stored["curve"][key] for key in ("round", "accuracy", "macro_f1")), strict=True
+            )
+        ]
+    )
+    where = _setting(found[0][0].config)
+    panels = [
+        panel_of_curves(records, "accuracy", title=f"{where}: accuracy"),
+        panel_of_curves(records, "macro_f1", title=f"{where}: macro-F1"),
+    ]
+    return styled(alt.hconcat(*panels, spacing=40).resolve_scale(color="shared"))
+
+
+def _cosine(found: Found) -> AnyChart:
+    """Cosine similarity of the centers, and of clients of one cluster before aggregation."""
+    rows = []
+    for cell, results in found:
+        seen = results[0]["trace"]["cosine"]
+        t, where = cell.config.rounds, DATASETS.get(cell.config.dataset, cell.config.dataset)
+        many = f"{len(seen['members'])} clients of cluster {seen['cluster']}"
+        rows.append(
+            alt.hconcat(
+                _heat(seen["centers"], seen["clusters"], f"{where}, round {t}: centers", "cluster"),
+                _heat(seen["clients"], seen["members"], f"{many}", "client"),
+                spacing=30,
+            ).resolve_scale(color="independent")
+        )
+    return styled(alt.vconcat(*rows, spacing=30).resolve_scale(color="independent"))
+
+
+def _heat(
+    matrix: Sequence[Sequence[float]], names: Sequence[int], title: str, axis: str
+) -> alt.Chart:
+    values = np.asarray(matrix)
+    cells = pd.DataFrame(
+        [
+            {"a": names[i], "b": names[j], "cosine": float(values[i, j])}
+            for i, j in np.ndindex(values.shape)
+        ]
+    )
+    low = float(values.min())
+    between = values[~np.eye(len(values), dtype=bool)]
+    told = f"{title} (cosine {between.min():.4g} … {between.max():.4g}, mean {between.mean():.4g})"
+    chart: alt.Chart = (
+        alt.Chart(cells, title=told)
+        .mark_rect()
+        .encode(
+            x=alt.X("a:O", title=axis, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("b:O", title=axis),
+            color=alt.Color(
+                "cosine:Q", scale=alt.Scale(scheme="viridis", domain=[low, 1]), title="cosine"
+            ),
+            tooltip=["a:O", "b:O", alt.Tooltip("cosine:Q", format=".5f")],
+        )
+        .properties(width=300, height=300)
+    )
+    return chart
+
+
+def _tsne(found: Found) -> AnyChart:
+    """The clients in the plane, round by round, coloured by the cluster they were assigned to."""
+    rows = []
+    for cell, results in found:
+        config, trace = cell.config, results[0]["trace"]
+        where = f"{DATASETS.get(config.dataset, config.dataset)}, K = {config.clusters}"
+        panels = [
+            _plane(
+                seen,
+                trace["group"],
+                f"{where}: round {seen['round']}" if n == 0 else f"round {seen['round']}",
+            )
+            for n, seen in enumerate(trace["rounds"])
+        ]
+        rows.append(alt.hconcat(*panels, spacing=12))
+    return styled(alt.vconcat(*rows, spacing=24).resolve_scale(color="independent"))
+
+
+def _plane(seen: dict[str, list[float]], group: list[int] | None, title: str) -> alt.Chart:
+    points = pd.DataFrame({key: seen[key] for key in ("x", "y", "cluster")})
+    points["client"] = range(len(points))
+    points["group"] = group if group is not None else "unknown"
+    bare = alt.Axis(labels=False, ticks=False, grid=False, title=None, domain=False)
+    scale = alt.Scale(zero=False, nice=False, padding=8)
+    chart: alt.Chart = (
+        alt.Chart(points, title=title)
+        .mark_circle(size=22, opacity=0.85)
+        .encode(
+            x=alt.X("x:Q", axis=bare, scale=scale),
+            y=alt.Y("y:Q", axis=bare, scale=scale),
+            color=alt.Color("cluster:N", scale=alt.Scale(range=COLORS), legend=None),
+            tooltip=["client:O", "cluster:N", "group:N"],
+        )
+        .properties(width=165, height=165, view=alt.ViewConfig(stroke="#ddd"))
+    )
+    return chart
+
+
+def _objectives(found: Found) -> AnyChart:
+    """F after L, E and M, and R after L and D, over the rounds."""
+    rows = []
+    for cell, results in found:
+        where = f"{_setting(cell.config)}, {_name(cell.config, several=True)}"
+        panels = [
+            _objective(results[0]["trace"][name], name, f"{where}: {name}") for name in ("F", "R")
+        ]
+        rows.append(alt.hconcat(*panels, spacing=40).resolve_scale(color="independent"))
+    return styled(alt.vconcat(*rows, spacing=30))
+
+
+STEPS = {"L": "local update", "E": "expectation", "M": "maximization", "D": "distribution"}
+
+
+def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Chart:
+    values = pd.DataFrame(
+        [
+            {"round": t, "after": STEPS[step], name: value}
+            for step, each in by_step.items()
+            for t, value in enumerate(each, 1)
+        ]
+    )
+    names = [STEPS[step] for step in by_step]
+    chart: alt.Chart = (
+        alt.Chart(values, title=title)
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
+            y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4)),
+            color=alt.Color(
+                "after:N", title=f"{name} after the", scale=alt.Scale(domain=names, range=COLORS)
+            ),
+            # F after M lies on F after E where K-means has converged: both must be seen.
+            strokeDash=alt.StrokeDash(
+                "after:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 5]])
+            ),
+            tooltip=["after:N", "round:Q", alt.Tooltip(f"{name}:Q", format=".4g")],
+        )
+        .properties(width=320, height=240)
+    )
+    return chart
+
+
+def _setting(config: Config) -> str:
+    numbers = config.completed().alpha or config.completed().classes_per or ()
+    inside = ", ".join(f"{number:g}" for number in numbers)
+    return f"{DATASETS.get(config.dataset, config.dataset)}, {config.partition}({inside})"
+
+
+def _name(config: Config, *, several: bool) -> str:
+    return f"{config.method} K={config.clusters}" if several else f"K={config.clusters}"
+
+
+FIGURES: dict[str, Callable[[Found], AnyChart]] = {
+    "convergence": _convergence,
+    "cosine": _cosine,
+    "tsne": _tsne,
+    "objectives": _objectives,
+}
+"""By name, how a figure is drawn; beside them `partition`, which needs no run."""

@@ -1,0 +1,377 @@
+"""A queue of runs that survives interruption: each finished run is one small JSON file.
+
+::
+
+    RESULTS/NAME.json                 one finished run: choices, seed, scores, curve, time, versions
+    RESULTS/models/NAME.safetensors   the model of the last three rounds of a run with one cluster,
+                                      so that soft votes (FedAvg+, FedProx+) share their members
+    RESULTS/claims/NAME               locked by the process that does the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from wecfl.base import F32, State
+from wecfl.config import INCIDENTAL, Config
+from wecfl.data.federation import Federation
+from wecfl.engine import make_engine
+from wecfl.errors import DivergedError, RunFolderError, WecflError
+from wecfl.models import make
+from wecfl.runs.definitions import Cell, Run
+from wecfl.runs.experiment import Watcher, method_of, run_config
+from wecfl.runs.folder import PACKAGES
+from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.trace import Trace
+
+__all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
+
+Stored = dict[str, Any]
+"""A finished run, as in its JSON file."""
+
+LAST = 3
+"""Rounds over which the paper's tables average, and whose models a soft vote needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The folder of results."""
+
+    folder: Path
+
+    def file(self, run: Run) -> Path:
+        """Where the result of a run is, or will be."""
+        return self.folder / f"{run.stem}.json"
+
+    def models(self, run: Run) -> Path:
+        """Where the last models of a run with one cluster are, or will be."""
+        return self.folder / "models" / f"{run.stem}.safetensors"
+
+    def read(self, run: Run) -> Stored | None:
+        """The result of a run, if it was finished with the same choices."""
+        stored = _read(self.file(run))
+        return stored if stored and _same(stored, run) else None
+
+    def seeds(self, run: Run) -> list[Stored]:
+        """The results of a run with any seed."""
+        found = (_read(file) for file in sorted(self.folder.glob(f"*_{run.hash}.json")))
+        return [
+            stored
+            for stored in found
+            if stored
+            and stored["member"] == run.member
+            and ("trace" in stored) == run.trace
+            and _same(stored, run)
+        ]
+
+    def all(self) -> list[Stored]:
+        """All results, also of runs that no definition asks for."""
+        found = (_read(file) for file in sorted(self.folder.glob("*.json")))
+        return [stored for stored in found if stored is not None]
+
+    def write(self, run: Run, outcome: Stored) -> Stored:
+        """Keep a finished run; a reader sees all of it or nothing."""
+        stored = {
+            "config": _choices(run.config),
+            "config_hash": run.hash,
+            "seed": run.config.seed,
+            "member": run.member,
+            "votes": len(run.parts),
+            **outcome,
+        }
+        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in stored.items())
+        self._whole(self.file(run), lambda path: path.write_text(f"{{\n{lines}\n}}\n"))
+        return stored
+
+    def write_models(self, run: Run, models: F32) -> None:
+        """Keep the models of the last rounds (rounds, P)."""
+        self._whole(self.models(run), lambda path: save_file({"models": models}, path))
+
+    def read_models(self, run: Run) -> F32:
+        """The models of the last rounds (rounds, P)."""
+        try:
+            models: F32 = load_file(self.models(run))["models"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise RunFolderError(f"can't read {self.models(run)}: {error}; remove it") from None
+        return models
+
+    @contextmanager
+    def claim(self, run: Run) -> Iterator[bool]:
+        """Whether this process has the run for itself; the claim dies with the process."""
+        path = self.folder / "claims" / run.stem
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+            if self.read(run):  # else another process could hold the removed file and we a new one
+                path.unlink(missing_ok=True)
+
+    def _whole(self, path: Path, write: Callable[[Path], object]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            write(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def chosen(cell: Cell, seed: int, store: Store) -> Run | None:
+    """The run of a cell, with the learning rate that did best; None while that is not known."""
+    if not cell.tune:
+        return cell.run(seed)
+    tried = [store.read(run) for run in cell.candidates]
+    if any(stored is None for stored in tried):
+        return None
+    # A diverged run has no accuracy; of equal ones the smaller rate, which comes first, is taken.
+    scores = [stored["accuracy"] or 0.0 for stored in tried if stored]
+    return cell.run(seed, lr=cell.tune[scores.index(max(scores))])
+
+
+def queue(asked: Iterable[tuple[Cell, int]], store: Store) -> list[Run]:
+    """The runs that are still to be done for cells and seeds, in order.
+
+    The members of a soft vote come before it; a run whose learning rate is not chosen yet is not
+    among them, but the runs to choose by are.
+    """
+    todo: dict[Run, None] = {}
+    for cell, seed in asked:
+        run = chosen(cell, seed, store)
+        if run is None:
+            todo |= dict.fromkeys(each for each in cell.candidates if store.read(each) is None)
+        elif store.read(run) is None:
+            todo |= dict.fromkeys(part for part in run.parts if not _complete(part, store))
+            todo[run] = None
+    return list(todo)
+
+
+def work(
+    asked: Sequence[tuple[Cell, int]],
+    store: Store,
+    federation: Callable[[Config], Federation],
+    *,
+    watcher: Callable[[Run, Sequence[Run]], Watcher],
+    local: Mapping[str, Any],
+    budget: float | None = None,
+) -> Iterator[tuple[Run, Stored | WecflError | None]]:
+    """Do one run after the other: its result, its error, or None if another process has it.
+
+    The queue is made anew for each, so that it follows what was chosen and what other processes do.
+    `local` are choices of this machine (`data_dir`, `workers`). `budget` are the seconds after
+    which no run may begin; nor does one that is expected to take longer than what is left.
+    """
+    began, tried = perf_counter(), set[Run]()
+    while todo := [run for run in queue(asked, store) if run not in tried]:
+        run = todo[0]
+        left = float("inf") if budget is None else budget - (perf_counter() - began)
+        if left <= (estimate(run, store.all()) or 0):
+            return
+        tried.add(run)
+        with store.claim(run) as mine:
+            outcome: Stored | WecflError | None = None
+            try:
+                if mine and not _complete(run, store):  # another process may have finished it
+                    here = replace(run, config=run.config.model_copy(update=local))
+                    watch = [watcher(run, todo)]
+                    outcome = perform(here, store, federation(here.config), watch)
+            except WecflError as error:
+                outcome = error
+        yield run, outcome
+
+
+def perform(
+    run: Run, store: Store, federation: Federation, watch: Sequence[Watcher] = ()
+) -> Stored | None:
+    """Do a run and keep its result; None for a soft vote whose members are not all there yet.
+
+    That training diverged is a result as well: a table has to say so, and a choice to avoid it.
+    """
+    began, code = perf_counter(), _commit()
+    try:
+        outcome = (
+            _vote(run, store, federation) if run.parts else _train(run, store, federation, watch)
+        )
+    except DivergedError as error:
+        outcome = {"engine": run.config.engine, **_scores([]), "error": str(error)}
+    if outcome is None:
+        return None
+    seconds = {"seconds": round(perf_counter() - began, 1)}
+    made_by = {"made_by": {"commit": code, **_environment(run.config)}}
+    return store.write(run, {**outcome, **seconds, **made_by})
+
+
+def _train(run: Run, store: Store, federation: Federation, watch: Sequence[Watcher]) -> Stored:
+    last: deque[F32] = deque(maxlen=LAST)
+    trace = Trace(run.config, federation) if run.trace else None
+
+    def keep(record: Record, states: Sequence[State]) -> None:
+        last.append(states[0].centers)
+
+    result = run_config(
+        run.config,
+        federation,
+        watch=[keep, *watch],
+        members=[run.member],
+        observe=trace.step if trace else None,
+    )
+    if result.method.k == 1:
+        store.write_models(run, np.concatenate(last))
+    traced = {"trace": trace.data(result.records)} if trace else {}
+    return {"engine": result.engine, **_scores(result.records), **traced}
+
+
+def estimate(run: Run, results: Sequence[Stored]) -> float | None:
+    """Seconds a run may take, from results of the same data set; None if there is none.
+
+    The nearest count: those of the same method and K, else of the method, else of the data set.
+    """
+    choices, vote = _choices(run.config), bool(run.parts)
+    alike = [
+        stored
+        for stored in results
+        if stored["config"]["dataset"] == choices["dataset"]
+        and bool(stored["votes"]) == vote
+        and "error" not in stored
+    ]
+    for keys in (("method", "clusters"), ("method",), ()):
+        times = [
+            stored["seconds"] / _work(stored["config"])
+            for stored in alike
+            if all(stored["config"][key] == choices[key] for key in keys)
+        ]
+        if times:
+            return float(median(times) * _work(choices))
+    return None
+
+
+def _same(stored: Stored, run: Run) -> bool:
+    """The hash leaves out defaults: if one has changed since, it was another experiment."""
+    now = _choices(run.config)
+    return all(now[key] == value for key, value in stored["config"].items() if key in now)
+
+
+def _work(choices: Mapping[str, Any]) -> int:
+    """Sample gradients, to which the time is about proportional."""
+    return prod(choices[key] for key in ("rounds", "clients", "steps", "batch"))
+
+
+def _complete(run: Run, store: Store) -> bool:
+    """The result is there, and the models for a vote too: the repository does not keep them."""
+    needs_models = not run.parts and method_of(run.config).k == 1
+    return store.read(run) is not None and (not needs_models or store.models(run).exists())
+
+
+def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
+    """The scores of a soft vote in the last rounds, from the models of its members."""
+    if not all(_complete(part, store) for part in run.parts):
+        return None
+    config, method = run.config, method_of(run.config)
+    model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
+    options = config.model_dump(include={"workers", "batchnorm", "batch"})
+    stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
+    m, first = len(federation), config.rounds - len(stacks) + 1
+    labels = np.zeros(m, dtype=np.int64)
+    with make_engine(config.engine, federation, model, **options) as engine:
+        recorder = Recorder(method, engine, federation.groups, objectives=False)
+        records = [
+            recorder.round(
+                [State(t, np.repeat(row[None], m, axis=0), row[None], labels) for row in rows]
+            )
+            for t, rows in enumerate(stacks, first)
+        ]
+        return {"engine": engine.name, **_scores(records)}
+
+
+def _scores(records: Sequence[Record]) -> Stored:
+    """Means of the last rounds, and the curve."""
+    curve = {
+        key: [None if record[key] is None else round(record[key], 5) for record in records]
+        for key in ("round", "accuracy", "macro_f1", "ari", "clusters")
+    }
+    means = {
+        key: None if mean is None else round(mean, 6)
+        for key, mean in last_rounds(records, LAST).items()
+    }
+    return {**means, "curve": curve}
+
+
+def _choices(config: Config) -> dict[str, Any]:
+    """What makes the result, in JSON's types."""
+    return config.completed().model_dump(mode="json", exclude=set(INCIDENTAL))
+
+
+def _environment(config: Config) -> dict[str, Any]:
+    return {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "packages": {name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "workers": config.workers,
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of this code, if it runs from its repository; with `-dirty` for changed files.
+
+    Asked once: what runs is the code as it was when the process began.
+    """
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", Path(__file__).name],
+            check=True,
+            capture_output=True,
+        )
+        told = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--exclude=*"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return told.stdout.strip()
+
+
+def _read(file: Path) -> Stored | None:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        _ = stored["config"], stored["seconds"], stored["accuracy"], stored["curve"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"can't read the result {file}: {error!r}; remove it") from None
+    return dict(stored)
