@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -207,6 +208,28 @@ Memory zeros(size_t bytes) {
     return Memory(p);
 }
 
+// Memory kept from call to call: fresh pages would cost several steps of a small model. A piece is
+// zero when it is new and comes back as it was left.
+class Shelf {
+public:
+    std::shared_ptr<void> take(size_t bytes) {
+        Memory piece;
+        {
+            std::lock_guard lock(mutex_);
+            if (auto found = free_.extract(bytes)) piece = std::move(found.mapped());
+        }
+        if (!piece) piece = zeros(bytes);
+        return {piece.release(), [this, bytes](void* p) {
+                    std::lock_guard lock(mutex_);
+                    free_.emplace(bytes, Memory(p));
+                }};
+    }
+
+private:
+    std::mutex mutex_;
+    std::multimap<size_t, Memory> free_;
+};
+
 // Clients 0 … count − 1, each taken by the next free thread; Ctrl-C is looked for every 50 ms.
 template <class F>
 void for_each_client(int threads, F work) {
@@ -321,8 +344,9 @@ public:
                    "BatchNorm needs more than one value per channel; a batch has one sample");
         }
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
-            Memory work = workspace(largest), gradient = zeros(net.trainable * sizeof(float)),
-                   start = zeros(net.width * sizeof(float));
+            const auto work = workspace(largest), gradient = shelf_.take(net.trainable * sizeof(float)),
+                       start = shelf_.take(net.width * sizeof(float));
+            float* g = static_cast<float*>(gradient.get());
             for (int64_t j; !stop && (j = next++) < n;) {
                 const int64_t i = clients.data()[j];
                 float* row = rows.data() + i * net.width;
@@ -337,7 +361,6 @@ public:
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
                     const Batch batch{x.data(), x.shape(1), y.data(), index.data() + at[0], int(count)};
-                    float* g = static_cast<float*>(gradient.get());
                     backend_->gradient(net, row, batch, Mode::train,
                                        keys.data()[j] + uint64_t(q) * 0xD1B54A32D192ED03ull, work.get(), g);
                     backend_->update(net, row, g, update);
@@ -389,7 +412,7 @@ private:
     void evaluate(const Array<float, 2>& rows, const Array<const int64_t, 1>& which,
                   const Array<const float, 2>& x, const int64_t* y, const Array<const int64_t, 1>& index,
                   const Array<const int64_t, 1>& offsets, const std::string& mode, int batch, int threads,
-                  Make make) const {
+                  Make make) {
         const Network& net = plan_.net;
         const int64_t m = int64_t(which.shape(0)), n = int64_t(index.shape(0));
         demand(int64_t(rows.shape(1)) == net.width, "rows have the wrong width");
@@ -404,7 +427,7 @@ private:
         demand(offsets.data()[0] >= 0 && offsets.data()[m] <= n, "offsets reach beyond the index");
         const Mode how = mode == "running" ? Mode::running : Mode::batch;
         for_each_client(threads, [&](int, std::atomic<int64_t>& next, std::atomic<bool>& stop) {
-            Memory work = workspace(batch);
+            const auto work = workspace(batch);
             auto run = make(work.get());
             for (int64_t i; !stop && (i = next++) < m;) {
                 float* row = rows.data() + which.data()[i] * net.width;
@@ -416,10 +439,11 @@ private:
         });
     }
 
-    Memory workspace(int batch) const {
-        Memory memory = zeros(backend_->workspace_bytes(plan_.net, batch));
-        *static_cast<int*>(memory.get()) = (batch + backend_->lanes - 1) / backend_->lanes;
-        return memory;
+    // For batches of up to so many samples; pieces of the same size are laid out alike.
+    std::shared_ptr<void> workspace(int batch) {
+        std::shared_ptr<void> work = shelf_.take(backend_->workspace_bytes(plan_.net, batch));
+        *static_cast<int*>(work.get()) = (batch + backend_->lanes - 1) / backend_->lanes;
+        return work;
     }
 
     void check_samples(const Array<const float, 2>& x, const Maybe<const int64_t, 1>& y,
@@ -455,6 +479,7 @@ private:
 
     Plan plan_;
     const Backend* backend_ = nullptr;
+    Shelf shelf_;
 };
 
 }  // namespace
