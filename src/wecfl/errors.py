@@ -8,7 +8,8 @@
     │   └── PartitionError    the clients can't be drawn as asked
     ├── ModelError        the module can't be laid out as a row or can't eat the data
     ├── EngineError       local training failed: a worker died or a client raised
-    └── RunFolderError    a run folder can't be written or read
+    ├── RunFolderError    a run folder can't be written or read
+    └── TrackError        a tracker is not installed or can't be written
 
 The command line turns each of them into one line and exit code 2.
 """
@@ -25,6 +26,7 @@ __all__ = [
     "ModelError",
     "PartitionError",
     "RunFolderError",
+    "TrackError",
     "WecflError",
     "unknown",
 ]
@@ -56,6 +58,10 @@ class EngineError(WecflError, RuntimeError):
 
 class RunFolderError(WecflError, OSError):
     """A run folder can't be written or read."""
+
+
+class TrackError(WecflError, RuntimeError):
+    """A tracker is not installed, or can't be written."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
