@@ -30,7 +30,9 @@ TEXTS = {
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Write the pages of whole folders into the navigation."""
     there = [path.relative_to(config.docs_dir) for path in Path(config.docs_dir).rglob("*.md")]
-    pages = sorted({*map(str, there), *_made()}, key=lambda page: (_first(page), page))
+    pages = sorted(
+        {*map(str, there), *_made()}, key=lambda page: (_first(page), page.removesuffix(".md"))
+    )
     config.nav = [_expanded(entry, pages) for entry in config.nav or []]
     return config
 
