@@ -29,7 +29,7 @@ check: $(READY)  ## lint, formatting, strict types, import layers
 	$(BIN)/lint-imports
 
 docs: $(READY)  ## the site into site/; a broken link or an undocumented public symbol fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(READY)  ## speed of the engines beside the eager loop, as ratios in one run
 	$(BIN)/python benchmarks/local_update.py
