@@ -79,7 +79,7 @@ def check_free(path: Path) -> None:
     except OSError as error:
         raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
     if existing == path and inside:
-        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another --out")
+        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunFolderError(f"can't write the run folder {path}: {existing} is not writable")
 
