@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench sanitize clean
+.PHONY: help setup run test check docs format bench sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -28,6 +28,9 @@ check: $(READY)  ## lint, formatting, strict types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## the site into site/; a broken link or an undocumented public symbol fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 bench: $(READY)  ## speed of the engines beside the eager loop, as ratios in one run
 	$(BIN)/python benchmarks/local_update.py
 
@@ -44,4 +47,4 @@ format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site

@@ -378,7 +378,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
         (["run", "--dataset", "broken"], "broken/1.npz"),
         (["run", "--dataset", "nan"], "client 1.npz: x holds NaN or Inf"),
         (["run", "--out", "broken"], "broken is not empty"),
-        (["run", "--alpha", "0.1"], "clusterwise-dirichlet takes --alpha A1 A2, got --alpha 0.1"),
+        (["run", "--alpha", "0.1"], "clusterwise-dirichlet takes alpha A1 A2, got alpha 0.1"),
     ],
 )
 def test_the_remedy_is_said(wecfl: Wecfl, traps: Path, tokens: list[str], said: str) -> None:

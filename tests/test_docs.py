@@ -1,5 +1,6 @@
-"""The documentation is true: commands parse, keys are explained, public symbols are documented."""
+"""The documentation is true: commands parse, examples run, keys and symbols are explained."""
 
+import doctest
 import inspect
 import re
 import shlex
@@ -14,6 +15,7 @@ from wecfl.bilevel import representation as representations
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.data import arrays, datasets, federation, partition
+from wecfl.methods import METHODS
 from wecfl.runs.record import KEYS
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +49,36 @@ def commands() -> list[str]:
 def test_commands_in_the_documentation_parse(command: str) -> None:
     tokens = shlex.split(command, comments=True)[1:]
     app.parse_args(tokens, exit_on_error=False, print_error=False)
+
+
+EXAMPLES = {
+    page: re.findall(r"```pycon\n(.*?)```", page.read_text("utf-8"), re.S) for page in PAGES
+}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if EXAMPLES[page]], ids=lambda page: str(page.stem)
+)
+def test_examples_in_the_documentation_are_true(page: Path) -> None:
+    text = "\n".join(EXAMPLES[page])
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert doctest.DocTestRunner(optionflags=flags).run(test).failed == 0
+
+
+def test_every_method_has_a_page_with_the_same_questions_answered() -> None:
+    for name in METHODS:
+        page = ROOT / "docs" / "methods" / f"{name.replace('+', '-plus')}.md"
+        text = page.read_text(encoding="utf-8")
+        for part in (
+            "**Idea.**",
+            "## The bi-level reading",
+            "eviations",
+            "## Results",
+            "## Command",
+        ):
+            assert part in text, f"{page.name}: {part}"
+        assert f"wecfl run --method {name} " in text
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -43,9 +43,13 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
+"""Models, as rows."""
 F64 = NDArray[np.float64]
+"""What is summed: distances, losses, importance."""
 Int = NDArray[np.int64]
+"""Labels, counts, positions."""
 Real = NDArray[np.floating]
+"""Representations, in whatever precision they come."""
 Split = Literal["train", "test"]
 
 

@@ -56,7 +56,7 @@ from wecfl.runs.definitions import (
     select,
 )
 from wecfl.runs.experiment import (
-    Watcher,
+    Result,
     check,
     federation_of,
     holds_clients,
@@ -65,8 +65,10 @@ from wecfl.runs.experiment import (
     run_config,
 )
 from wecfl.runs.folder import check_free, read_summary
+from wecfl.runs.observe import OnRound
 from wecfl.runs.queue import Store, chosen, estimate, queue, work
 from wecfl.runs.record import Record
+from wecfl.track import TRACKERS, tracker
 
 __all__ = ["app", "main"]
 
@@ -75,6 +77,7 @@ app = App(
     help="Clustered federated learning: which clients learn alike, and one good model per group.",
     version=__version__,
 )
+"""The command `wecfl` with its subcommands."""
 data = App(name="data", help="List and fetch data sets.")
 app.command(data)
 console = Console()
@@ -99,6 +102,14 @@ def run(
     figure: Annotated[
         Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
     ] = None,
+    track: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help=f"Also show the run in {' or '.join(TRACKERS)}; may be given twice.",
+            negative_iterable=(),
+            show_default=False,
+        ),
+    ] = (),
     flags: Flags = Config(),  # noqa: B008  (frozen)
 ) -> None:
     """Train a federation and write a run folder.
@@ -120,6 +131,7 @@ def run(
     for each in configs:
         method_of(each)  # what is wrong is said before anything is loaded, or else computed
     folders = _folders(out, configs)
+    tracked = [[tracker(name, folder) for name in track] for folder in folders]
     federation = _federation(chosen)
     for each in configs:
         check(each, federation)
@@ -127,9 +139,9 @@ def run(
     _print(f"{chosen.dataset}{words}: {_clients(federation)} each, seed {chosen.seed}")
     finished: list[Path] = []
     try:
-        with _progress() as watcher:
-            for each, folder in zip(configs, folders, strict=True):
-                run_config(each, federation, folder, [watcher(each)])
+        with _progress() as bars:
+            for each, folder, trackers in zip(configs, folders, tracked, strict=True):
+                run_config(each, federation, folder, [bars, *trackers])
                 finished.append(folder)
     except KeyboardInterrupt:
         stopped = folders[len(finished)]
@@ -380,7 +392,7 @@ def _work(
             whole = progress.add_task("runs", total=len(queue(asked, store)), note="")
             current = progress.add_task("", total=1, note="", visible=False)
 
-            def watcher(run: Run, todo: Sequence[Run]) -> Watcher:
+            def watcher(run: Run, todo: Sequence[Run]) -> OnRound:
                 stored = store.all()
                 times = [estimate(each, stored) for each in todo]
                 known = [time for time in times if time is not None]
@@ -575,23 +587,32 @@ def _clients(federation: Federation) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Config], Watcher]]:
+def _progress() -> Iterator[_Bars]:
     """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far."""
     columns = (
         TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
         TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
+        yield _Bars(progress)
 
-        def watcher(config: Config) -> Watcher:
-            task = progress.add_task(config.method, total=config.rounds, scores="")
 
-            def watch(record: Record, states: Sequence[State]) -> None:
-                progress.update(task, completed=record["round"], scores=_scores(record))
+class _Bars:
+    """Watches runs, one after the other."""
 
-            return watch
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
-        yield watcher
+    def begin(
+        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+    ) -> None:
+        self._task = self._progress.add_task(config["method"], total=config["rounds"], scores="")
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        self._progress.update(self._task, completed=record["round"], scores=_scores(record))
+
+    def end(self, result: Result) -> None:
+        """The bar stays as it is."""
 
 
 @contextmanager

@@ -9,7 +9,8 @@
     ├── ModelError        the module can't be laid out as a row or can't eat the data
     ├── EngineError       local training failed: a worker died or a client raised
     │   └── DivergedError     a model is no longer finite
-    └── RunFolderError    a run folder can't be written or read
+    ├── RunFolderError    a run folder can't be written or read
+    └── TrackError        a tracker is not installed or can't be written
 
 The command line turns each of them into one line and exit code 2.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "ModelError",
     "PartitionError",
     "RunFolderError",
+    "TrackError",
     "WecflError",
     "unknown",
 ]
@@ -62,6 +64,10 @@ class DivergedError(EngineError):
 
 class RunFolderError(WecflError, OSError):
     """A run folder can't be written or read."""
+
+
+class TrackError(WecflError, RuntimeError):
+    """A tracker is not installed, or can't be written."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -445,7 +445,7 @@ def test_unknown() -> None:
 def test_found_nowhere(tmp_path: Path, nowhere: Path) -> None:
     message = refused("fashion-mnist", tmp_path)
     for word in (tmp_path, tmp_path / "debian", nowhere, "apt-get install dataset-fashion-mnist",
-                 f"put {STEMS[0]}.gz, ", f"into {nowhere / 'fashion-mnist'}", "--data-dir",
+                 f"put {STEMS[0]}.gz, ", f"into {nowhere / 'fashion-mnist'}", "data_dir",
                  "WECFL_DATA", f"could not be fetched (file://{tmp_path}/official"):  # fmt: skip
         assert str(word) in message
     with pytest.raises(DataError, match=f"^cifar-10: not found in {nowhere}; put cifar-10-binary"):

@@ -306,19 +306,19 @@ def test_names_build_the_partitions() -> None:
     ("name", "alpha", "n", "groups", "message"),
     [
         ("clusterwise-dirichle", (0.1, 10.0), (), 10, "did you mean 'clusterwise-dirichlet'?"),
-        ("clusterwise-dirichlet", (0.1,), (), 10, "takes --alpha A1 A2, got --alpha 0.1$"),
-        ("clientwise-dirichlet", (0.1, 1.0), (), 10, "takes --alpha A, got --alpha 0.1 1.0$"),
-        ("clientwise-dirichlet", (), (), 10, "takes --alpha A, got neither"),
-        ("clusterwise-nclass", (), (3,), 10, "takes --classes-per N1 N2, got --classes-per 3$"),
-        ("iid", (0.1,), (2,), 10, "neither .* got --alpha 0.1 --classes-per 2$"),
-        ("quantity-skew", (-1.0,), (), 10, "--alpha must be positive and finite, got -1$"),
-        ("clientwise-dirichlet", (0.0,), (), 10, "--alpha must be positive"),
-        ("clusterwise-dirichlet", (0.1, float("nan")), (), 10, "--alpha must be .*, got nan"),
-        ("clusterwise-dirichlet", (float("inf"), 1.0), (), 10, "--alpha must be .*, got inf"),
-        ("clientwise-nclass", (), (0,), 10, "--classes-per must be at least 1, got 0"),
+        ("clusterwise-dirichlet", (0.1,), (), 10, "takes alpha A1 A2, got alpha 0.1$"),
+        ("clientwise-dirichlet", (0.1, 1.0), (), 10, "takes alpha A, got alpha 0.1 1.0$"),
+        ("clientwise-dirichlet", (), (), 10, "takes alpha A, got neither"),
+        ("clusterwise-nclass", (), (3,), 10, "takes classes_per N1 N2, got classes_per 3$"),
+        ("iid", (0.1,), (2,), 10, "neither .* got alpha 0.1 classes_per 2$"),
+        ("quantity-skew", (-1.0,), (), 10, "alpha must be positive and finite, got -1$"),
+        ("clientwise-dirichlet", (0.0,), (), 10, "alpha must be positive"),
+        ("clusterwise-dirichlet", (0.1, float("nan")), (), 10, "alpha must be .*, got nan"),
+        ("clusterwise-dirichlet", (float("inf"), 1.0), (), 10, "alpha must be .*, got inf"),
+        ("clientwise-nclass", (), (0,), 10, "classes_per must be at least 1, got 0"),
         ("clusterwise-nclass", (), (2, 3), 10, "a client can't hold 3 of its group's 2 classes"),
-        ("clusterwise-nclass", (), (3, 2), 0, "--groups must be at least 1, got 0"),
-        ("clusterwise-dirichlet", (0.1, 10.0), (), -1, "--groups must be at least 1, got -1"),
+        ("clusterwise-nclass", (), (3, 2), 0, "groups must be at least 1, got 0"),
+        ("clusterwise-dirichlet", (0.1, 10.0), (), -1, "groups must be at least 1, got -1"),
     ],
 )
 def test_wrong_flags_are_named(
@@ -332,16 +332,20 @@ def test_wrong_flags_are_named(
 @pytest.mark.parametrize(
     ("partition", "clients", "message"),
     [
-        (Iid(), 0, "--clients must be at least 1, got 0"),
-        (Iid(), 3001, "6000 training samples can't give 3001 clients 2 each; lower --clients"),
-        (Iid(), 1001, "1000 test samples can't give 1001 clients 1 each; lower --clients"),
-        (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; lower --groups"),
-        (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; lower --groups"),
-        (ClientwiseNClass(11), 20, "--classes-per 11 exceeds the 10 classes"),
-        (ClusterwiseNClass((11, 2)), 20, "--classes-per 11 exceeds the 10 classes"),
+        (Iid(), 0, "clients must be at least 1, got 0"),
+        (
+            Iid(),
+            3001,
+            "6000 training samples can't give 3001 clients 2 each; ask for fewer clients",
+        ),
+        (Iid(), 1001, "1000 test samples can't give 1001 clients 1 each; ask for fewer clients"),
+        (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; ask for fewer groups"),
+        (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; ask for fewer groups"),
+        (ClientwiseNClass(11), 20, "classes_per 11 exceeds the 10 classes"),
+        (ClusterwiseNClass((11, 2)), 20, "classes_per 11 exceeds the 10 classes"),
         (ClientwiseNClass(2), 4, "4 clients have room for 8 of the 10 classes; raise"),
-        (ClusterwiseNClass((3, 2), 3), 30, "room for 9 of the 10 classes; raise --classes-per"),
-        (ClusterwiseNClass((5, 1), 2), 8, "room for 8 of the 10 classes; raise --classes-per"),
+        (ClusterwiseNClass((3, 2), 3), 30, "room for 9 of the 10 classes; raise classes_per"),
+        (ClusterwiseNClass((5, 1), 2), 8, "room for 8 of the 10 classes; raise classes_per"),
     ],
 )
 def test_the_impossible_is_refused_at_once(
@@ -358,16 +362,16 @@ def test_the_impossible_is_refused_at_once(
         (
             ClientwiseDirichlet(0.001),
             r"^client \d+ would hold [01] training samples, needs 2 \(clientwise-dirichlet "
-            r"alpha=0.001, 50 clients, seed 4, 30 draws\); raise --alpha or lower --clients$",
+            r"alpha=0.001, 50 clients, seed 4, 30 draws\); raise alpha or ask for fewer clients$",
         ),
         (
             ClusterwiseDirichlet((0.001, 10.0), 20),
             r"^group \d+ would hold \d+ test samples, at most 30% of the mean group's 50 \(.*; "
-            r"raise --alpha, lower --clients or lower --groups$",
+            r"raise alpha or ask for fewer clients or groups$",
         ),
         (
             ClusterwiseNClass((1, 1)),
-            r"^class \d would have no holder \(.*30 draws\); raise --classes-per",
+            r"^class \d would have no holder \(.*30 draws\); raise classes_per",
         ),
     ],
 )

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Array: TypeAlias = NDArray[Any]
+"""Samples or labels, before they are checked."""
 Named: TypeAlias = tuple[str, Array]
 """An array and what to call it in an error."""
 

@@ -171,7 +171,7 @@ def get(
     install = f"`apt-get install {source.debian.name}`, or " if source.debian else ""
     raise DataError(
         f"{name}: not found in {places}{tried}; {install}put {', '.join(source.files)} into "
-        f"{target}, or give the folder it is in as --data-dir or WECFL_DATA"
+        f"{target}, or name the folder it is in (data_dir, WECFL_DATA)"
     )
 
 

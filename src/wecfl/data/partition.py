@@ -6,17 +6,14 @@ cuts the shuffled samples of each class at the cumulative shares. So the clients
 exhaustive by construction, and the same S on train and test labels gives each client test data of
 its own distribution.
 
-=====================  =====================  ==================================================
-name                   flags                  S
-=====================  =====================  ==================================================
-iid                                           equal shares
-quantity-skew          --alpha A              one Dirichlet(A) over clients, alike in all classes
-clientwise-dirichlet   --alpha A              for each class a Dirichlet(A) over clients
-clientwise-nclass      --classes-per N        N random classes per client, shared equally
-clusterwise-dirichlet  --alpha A1 A2          for each class a Dirichlet(A1) over groups, then a
-                                              Dirichlet(A2) over the clients of each group
-clusterwise-nclass     --classes-per N1 N2    N1 random classes per group, N2 of these per client
-=====================  =====================  ==================================================
+| name | parameters | S |
+|---|---|---|
+| iid | | equal shares |
+| quantity-skew | alpha A | one Dirichlet(A) over clients, alike in all classes |
+| clientwise-dirichlet | alpha A | for each class a Dirichlet(A) over clients |
+| clientwise-nclass | classes_per N | N random classes per client, shared equally |
+| clusterwise-dirichlet | alpha A1 A2 | a Dirichlet(A1) over groups, in each a Dirichlet(A2) |
+| clusterwise-nclass | classes_per N1 N2 | N1 random classes per group, N2 of these per client |
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ class Partition(Protocol):
 
     name: ClassVar[str]
     usage: ClassVar[str]
-    """The flags it takes."""
+    """The parameters it takes."""
     remedy: ClassVar[str]
     """What to do when no draw gives every client enough."""
 
@@ -98,8 +95,8 @@ class Iid:
     """
 
     name: ClassVar[str] = "iid"
-    usage: ClassVar[str] = "neither --alpha nor --classes-per"
-    remedy: ClassVar[str] = "lower --clients"
+    usage: ClassVar[str] = "neither alpha nor classes_per"
+    remedy: ClassVar[str] = "ask for fewer clients"
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """The same matrix in every draw."""
@@ -118,8 +115,8 @@ class QuantitySkew:
     alpha: float
 
     name: ClassVar[str] = "quantity-skew"
-    usage: ClassVar[str] = "--alpha A"
-    remedy: ClassVar[str] = "raise --alpha or lower --clients"
+    usage: ClassVar[str] = "alpha A"
+    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
@@ -141,8 +138,8 @@ class ClientwiseDirichlet:
     alpha: float
 
     name: ClassVar[str] = "clientwise-dirichlet"
-    usage: ClassVar[str] = "--alpha A"
-    remedy: ClassVar[str] = "raise --alpha or lower --clients"
+    usage: ClassVar[str] = "alpha A"
+    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
@@ -164,8 +161,8 @@ class ClientwiseNClass:
     n: int
 
     name: ClassVar[str] = "clientwise-nclass"
-    usage: ClassVar[str] = "--classes-per N"
-    remedy: ClassVar[str] = "raise --classes-per or lower --clients"
+    usage: ClassVar[str] = "classes_per N"
+    remedy: ClassVar[str] = "raise classes_per or ask for fewer clients"
 
     def __post_init__(self) -> None:
         _check_n(self.n)
@@ -193,8 +190,8 @@ class ClusterwiseDirichlet:
     groups: int = 10
 
     name: ClassVar[str] = "clusterwise-dirichlet"
-    usage: ClassVar[str] = "--alpha A1 A2"
-    remedy: ClassVar[str] = "raise --alpha, lower --clients or lower --groups"
+    usage: ClassVar[str] = "alpha A1 A2"
+    remedy: ClassVar[str] = "raise alpha or ask for fewer clients or groups"
 
     def __post_init__(self) -> None:
         _check_alpha(*self.alpha)
@@ -223,8 +220,8 @@ class ClusterwiseNClass:
     groups: int = 10
 
     name: ClassVar[str] = "clusterwise-nclass"
-    usage: ClassVar[str] = "--classes-per N1 N2"
-    remedy: ClassVar[str] = "raise --classes-per or lower --clients"
+    usage: ClassVar[str] = "classes_per N1 N2"
+    remedy: ClassVar[str] = "raise classes_per or ask for fewer clients"
 
     def __post_init__(self) -> None:
         _check_n(*self.n)
@@ -232,7 +229,7 @@ class ClusterwiseNClass:
         n1, n2 = self.n
         if n2 > n1:
             raise PartitionError(
-                f"--classes-per {n1} {n2}: a client can't hold {n2} of its group's {n1} classes"
+                f"classes_per {n1} {n2}: a client can't hold {n2} of its group's {n1} classes"
             )
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
@@ -263,13 +260,13 @@ PARTITIONS: dict[str, type[Partition]] = {
 def build(
     name: str, *, alpha: tuple[float, ...] = (), n: tuple[int, ...] = (), groups: int = 10
 ) -> Partition:
-    """The partition of that name from the flags --alpha, --classes-per and --groups.
+    """The partition of that name from its parameters.
 
     >>> build("clusterwise-dirichlet", alpha=(0.1, 10), groups=5)
     ClusterwiseDirichlet(alpha=(0.1, 10), groups=5)
     >>> build("clusterwise-dirichlet", alpha=(0.1,))
     Traceback (most recent call last):
-    wecfl.errors.PartitionError: clusterwise-dirichlet takes --alpha A1 A2, got --alpha 0.1
+    wecfl.errors.PartitionError: clusterwise-dirichlet takes alpha A1 A2, got alpha 0.1
     """
     match name, alpha, n:
         case Iid.name, (), ():
@@ -286,8 +283,8 @@ def build(
             return ClusterwiseNClass((n1, n2), groups)
     if name not in PARTITIONS:
         raise PartitionError(unknown("partition", name, PARTITIONS))
-    flags = {"--alpha": alpha, "--classes-per": n}
-    words = [str(word) for flag, values in flags.items() if values for word in (flag, *values)]
+    said = {"alpha": alpha, "classes_per": n}
+    words = [str(word) for key, values in said.items() if values for word in (key, *values)]
     given = " ".join(words) or "neither"
     raise PartitionError(f"{name} takes {PARTITIONS[name].usage}, got {given}")
 
@@ -335,13 +332,13 @@ def split(
     ([0, 0, 1, 1], [[0], [2], [1], [0]])
     """
     if clients < 1:
-        raise PartitionError(f"--clients must be at least 1, got {clients}")
+        raise PartitionError(f"clients must be at least 1, got {clients}")
     for word, labels, least in (("training", y_train, min_train), ("test", y_test, min_test)):
         _check_labels(labels, classes, word)
         if len(labels) < least * clients:
             raise PartitionError(
                 f"{len(labels)} {word} samples can't give {clients} clients {least} each; "
-                "lower --clients"
+                "ask for fewer clients"
             )
     n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
     often: Counter[str] = Counter()
@@ -402,7 +399,9 @@ def _share_equally(held: Int, classes: int) -> F64:
 def _spread(clients: int, groups: int) -> Int:
     """Consecutive clients to groups, sizes differing by at most one."""
     if groups > clients:
-        raise PartitionError(f"{groups} groups need as many clients, got {clients}; lower --groups")
+        raise PartitionError(
+            f"{groups} groups need as many clients, got {clients}; ask for fewer groups"
+        )
     return np.arange(clients) * groups // clients
 
 
@@ -468,24 +467,24 @@ def _check_labels(labels: NDArray[np.integer], classes: int, word: str) -> None:
 def _check_alpha(*alpha: float) -> None:
     for value in alpha:
         if not 0 < value < inf:
-            raise PartitionError(f"--alpha must be positive and finite, got {value:g}")
+            raise PartitionError(f"alpha must be positive and finite, got {value:g}")
 
 
 def _check_n(*n: int) -> None:
     for value in n:
         if value < 1:
-            raise PartitionError(f"--classes-per must be at least 1, got {value}")
+            raise PartitionError(f"classes_per must be at least 1, got {value}")
 
 
 def _check_groups(groups: int) -> None:
     if groups < 1:
-        raise PartitionError(f"--groups must be at least 1, got {groups}")
+        raise PartitionError(f"groups must be at least 1, got {groups}")
 
 
 def _check_cover(room: int, n: int, classes: int, who: str) -> None:
     if n > classes:
-        raise PartitionError(f"--classes-per {n} exceeds the {classes} classes of the data")
+        raise PartitionError(f"classes_per {n} exceeds the {classes} classes of the data")
     if room < classes:
         raise PartitionError(
-            f"{who} have room for {room} of the {classes} classes; raise --classes-per"
+            f"{who} have room for {room} of the {classes} classes; raise classes_per"
         )

@@ -19,6 +19,7 @@ from wecfl.errors import ConfigError, EngineError
 __all__ = ["ENGINES", "NativeEngine", "TorchEngine", "make_engine"]
 
 ENGINES = ("auto", "native", "torch")
+"""What `make_engine` can be asked for."""
 
 
 def make_engine(

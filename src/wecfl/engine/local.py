@@ -22,6 +22,7 @@ from wecfl.models.rows import layout_of, reinitialized, row_of
 __all__ = ["EVALUATION_BATCH", "LocalEngine", "Samples", "cores"]
 
 EVALUATION_BATCH = 64
+"""Samples in a batch where nothing depends on their number."""
 
 
 def cores() -> int:

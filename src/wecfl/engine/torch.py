@@ -214,7 +214,7 @@ class TorchEngine(LocalEngine):
         self.close()
         return EngineError(
             f"worker {number} (process {pid}) died with {how} during '{work}'; "
-            f"if the machine is short of memory, lower --workers"
+            f"if the machine is short of memory, lower workers"
         )
 
 

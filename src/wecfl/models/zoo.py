@@ -23,7 +23,7 @@ def _images(shape: Shape, name: str, expected: tuple[int, int, int]) -> None:
     if tuple(shape) != expected:
         raise ModelError(
             f"the model {name} expects samples of shape {expected}, got {tuple(shape)}: "
-            f"use --model mlp or your own module"
+            f"use mlp or a module of your own"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from inspect import signature
 from numbers import Integral
@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from wecfl import rng
@@ -27,12 +28,13 @@ from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
-from wecfl.runs.folder import RunFolder, check_free
+from wecfl.runs.folder import RunFolder, check_free, environment
+from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder, last_rounds
 
 __all__ = [
     "Result",
-    "Watcher",
+    "Status",
     "check",
     "federation_of",
     "holds_clients",
@@ -41,8 +43,8 @@ __all__ = [
     "run_config",
 ]
 
-Watcher = Callable[[Record, Sequence[State]], None]
-"""Called after each round with its record and the states (one, or one per soft-voted member)."""
+Status = Literal["finished", "interrupted", "failed"]
+"""How a run ended: all rounds were done, Ctrl-C, or an error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +70,8 @@ class Result:
     engine: str
     """What trained the clients, as part of the reproducibility key."""
     seconds: float
+    seed: int
+    status: Status = "finished"
     folder: Path | None = None
 
     @property
@@ -93,8 +97,19 @@ class Result:
         return members[0] if len(members) == 1 else Vote(members).eval()
 
     @property
+    def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The clusters' models by name, `cluster.K.NAME`, as in `models.safetensors`."""
+        layout, several = layout_of(self.architecture), len(self.states) > 1
+        return {
+            f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
+            for j, state in enumerate(self.states)
+            for k, center in enumerate(state.centers)
+            for name, tensor in layout.tensors(center).items()
+        }
+
+    @property
     def summary(self) -> dict[str, Any]:
-        """Means of the last three rounds, groups found and time, as in `summary.json`."""
+        """Means of the last three rounds, groups found, time and status, as in `summary.json`."""
         return {
             "method": self.method.name,
             "engine": self.engine,
@@ -103,6 +118,8 @@ class Result:
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
             "seconds": round(self.seconds, 3),
+            "seed": self.seed,
+            "status": self.status,
         }
 
     @property
@@ -144,7 +161,7 @@ def run(
     workers: int | None = None,
     objectives: bool = True,
     out: str | Path | None = None,
-    watch: Sequence[Watcher] = (),
+    watch: Sequence[Watcher | OnRound] = (),
     config: Config | None = None,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,
@@ -169,7 +186,8 @@ def run(
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
         out: a run folder to write, see `wecfl.runs.folder`.
-        watch: called after each round.
+        watch: told when the run begins, after each round and when it ends, see
+            `wecfl.runs.observe`; a function is called after each round.
         config: the configuration to write into the run folder, if it came from one.
         members: which of a soft vote's independent runs to train, by number. Default: all of them.
         observe: called after each step of a round.
@@ -203,52 +221,59 @@ def run(
         ]
         recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
+        status: Status = "failed"
+        began = perf_counter()
 
         def each_step(step: str, state: State, seconds: float) -> None:
             recorder.step(step, state, seconds)
             if observe:
                 observe(step, state, seconds)
 
-        began, status = perf_counter(), "failed"
         states = tuple(opening(setting) for setting in settings)
         paths = [
             iterate(setting, state, each_step)
             for setting, state in zip(settings, states, strict=True)
         ]
-        folder = None
-        if out is not None:  # written once nothing can be wrong with what was asked for
-            written = _written(config) if config else _described(method, plan, module, rounds, seed)
-            env = {"engine": runner.name, "workers": runner.workers}
-            folder = RunFolder(Path(out), written, env, federation.names)
+        watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
+        if out is not None:
+            watchers.insert(0, RunFolder(Path(out)))
+        begun: list[Watcher] = []  # what has to be ended
 
         def result() -> Result:
-            seconds, path = perf_counter() - began, folder.path if folder else None
-            return Result(method, federation, records, states, module, runner.name, seconds, path)
+            seconds, folder = perf_counter() - began, None if out is None else Path(out)
+            return Result(
+                method, federation, records, states, module, runner.name, seconds, seed, status,
+                folder,
+            )  # fmt: skip
 
-        try:
+        try:  # from here on nothing can be wrong with what was asked for
+            written = _written(config) if config else _described(method, plan, module, rounds, seed)
+            env = {**environment(), "engine": runner.name, "workers": runner.workers}
+            for watcher in watchers:
+                watcher.begin(written, env, federation.names)
+                begun.append(watcher)
             for _ in range(rounds):
                 reached = tuple(next(path) for path in paths)
                 records.append(recorder.round(reached))
                 states = reached
-                for watcher in (*([folder.round] if folder else []), *watch):
-                    watcher(records[-1], states)
+                for watcher in watchers:
+                    watcher.round(records[-1], states)
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
-            if folder:
-                outcome = {"seed": seed, "status": status}
-                so_far = result()
-                folder.end(states, runner.layout, so_far.clients, {**so_far.summary, **outcome})
-        return result()
+            ended = result()
+            for watcher in begun:
+                watcher.end(ended)
+        return ended
 
 
 def run_config(
     config: Config,
     federation: Federation | None = None,
     out: str | Path | None = None,
-    watch: Sequence[Watcher] = (),
+    watch: Sequence[Watcher | OnRound] = (),
     *,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,

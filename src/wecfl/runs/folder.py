@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -37,16 +37,20 @@ from safetensors.numpy import load_file, save_file
 
 from wecfl.base import State
 from wecfl.errors import RunFolderError
-from wecfl.layout import Layout
 from wecfl.runs.record import Record
+
+if TYPE_CHECKING:
+    from wecfl.runs.experiment import Result
 
 __all__ = [
     "RunFolder",
     "check_free",
+    "environment",
     "read_clients",
     "read_metrics",
     "read_state",
     "read_summary",
+    "toml",
 ]
 
 PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
@@ -75,27 +79,32 @@ def check_free(path: Path) -> None:
     except OSError as error:
         raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
     if existing == path and inside:
-        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another --out")
+        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunFolderError(f"can't write the run folder {path}: {existing} is not writable")
 
 
 class RunFolder:
-    """Writes a run folder, round by round."""
+    """Writes a run folder, round by round: a `Watcher`."""
 
-    def __init__(
-        self, path: Path, config: Mapping[str, Any], env: Mapping[str, Any], names: Sequence[str]
-    ) -> None:
-        check_free(path)
+    def __init__(self, path: Path) -> None:
         self.path = path
+
+    def begin(
+        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+    ) -> None:
+        """Make the folder and write down what is run, and where."""
+        check_free(self.path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._write("config.toml", tomli_w.dumps(json.loads(_json(config))))
-            self._write("env.json", _json({**environment(), **env}, indent=2) + "\n")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write("config.toml", toml(config))
+            self._write("env.json", _json(env, indent=2) + "\n")
             self._write("metrics.jsonl", "")
-            self._add_line("assignments.csv", ["round", *names])
+            self._add_line("assignments.csv", ["round", *clients])
         except OSError as error:
-            raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
+            raise RunFolderError(
+                f"can't write the run folder {self.path}: {error.strerror}"
+            ) from None
 
     def round(self, record: Record, states: Sequence[State]) -> None:
         """Append a round."""
@@ -103,28 +112,16 @@ class RunFolder:
             file.write(_json(record) + "\n")
         self._add_line("assignments.csv", [record["round"], *states[0].labels.tolist()])
 
-    def end(
-        self,
-        states: Sequence[State],
-        layout: Layout,
-        clients: pd.DataFrame,
-        summary: Mapping[str, Any],
-    ) -> None:
+    def end(self, result: Result) -> None:
         """Write the last complete state, the models and the summary, whatever ended the run."""
-        several = len(states) > 1
-        tensors = {
-            f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
-            for j, state in enumerate(states)
-            for k, center in enumerate(state.centers)
-            for name, tensor in layout.tensors(center).items()
-        }
-        save_file(tensors, self.path / "models.safetensors")
-        for j, state in enumerate(states):
+        save_file(result.tensors, self.path / "models.safetensors")
+        several = len(result.states) > 1
+        for j, state in enumerate(result.states):
             save_state(
                 state, self.path / (f"state.{j}.safetensors" if several else "state.safetensors")
             )
-        clients.to_csv(self.path / "clients.csv", index=False)
-        self._write("summary.json", _json(summary, indent=2) + "\n")
+        result.clients.to_csv(self.path / "clients.csv", index=False)
+        self._write("summary.json", _json(result.summary, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text, encoding="utf-8")
@@ -132,6 +129,11 @@ class RunFolder:
     def _add_line(self, name: str, cells: Sequence[object]) -> None:
         with (self.path / name).open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(cells)
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """A configuration as TOML, also with NumPy's numbers and arrays in it."""
+    return tomli_w.dumps(json.loads(_json(config)))
 
 
 def _json(value: object, indent: int | None = None) -> str:

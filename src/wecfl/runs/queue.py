@@ -39,8 +39,9 @@ from wecfl.engine import make_engine
 from wecfl.errors import DivergedError, RunFolderError, WecflError
 from wecfl.models import make
 from wecfl.runs.definitions import Cell, Run
-from wecfl.runs.experiment import Watcher, method_of, run_config
+from wecfl.runs.experiment import method_of, run_config
 from wecfl.runs.folder import PACKAGES
+from wecfl.runs.observe import OnRound
 from wecfl.runs.record import Record, Recorder, last_rounds
 from wecfl.runs.trace import Trace
 
@@ -174,7 +175,7 @@ def work(
     store: Store,
     federation: Callable[[Config], Federation],
     *,
-    watcher: Callable[[Run, Sequence[Run]], Watcher],
+    watcher: Callable[[Run, Sequence[Run]], OnRound],
     local: Mapping[str, Any],
     budget: float | None = None,
 ) -> Iterator[tuple[Run, Stored | WecflError | None]]:
@@ -204,7 +205,7 @@ def work(
 
 
 def perform(
-    run: Run, store: Store, federation: Federation, watch: Sequence[Watcher] = ()
+    run: Run, store: Store, federation: Federation, watch: Sequence[OnRound] = ()
 ) -> Stored | None:
     """Do a run and keep its result; None for a soft vote whose members are not all there yet.
 
@@ -224,7 +225,7 @@ def perform(
     return store.write(run, {**outcome, **seconds, **made_by})
 
 
-def _train(run: Run, store: Store, federation: Federation, watch: Sequence[Watcher]) -> Stored:
+def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRound]) -> Stored:
     last: deque[F32] = deque(maxlen=LAST)
     trace = Trace(run.config, federation) if run.trace else None
 

@@ -15,6 +15,7 @@ from wecfl.bilevel.criteria import F, R
 __all__ = ["KEYS", "Record", "Recorder", "last_rounds"]
 
 Record = dict[str, Any]
+"""What is known about a round, under the names of `KEYS`."""
 
 KEYS = {
     "round": "t, from 1",
