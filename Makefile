@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs format bench sanitize clean
+.PHONY: help setup run test check docs format bench peers sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -31,8 +31,15 @@ check: $(READY)  ## lint, formatting, strict types, import layers
 docs: $(READY)  ## the site into site/; a broken link or an undocumented public symbol fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bench: $(READY)  ## speed of the engines beside the eager loop, as ratios in one run
-	$(BIN)/python benchmarks/local_update.py
+bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table (under ten minutes)
+	$(BIN)/python benchmarks/all.py
+
+peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers
+
+.venv-peers/.ready: benchmarks/requirements.txt pyproject.toml constraints.txt $(wildcard native/*)
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet -c constraints.txt -r benchmarks/requirements.txt -e .
+	@touch $@
 
 sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	cmake -S native -B build/sanitize -DWECFL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -47,4 +54,4 @@ format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site

@@ -1,128 +1,99 @@
-"""Local training and evaluation: the engines against the eager loop every FL library runs.
+"""Local training and evaluation on one core: the engines against the loop every FL library runs.
 
-All run the same clients for the same mini-batches on one core, in turns; a figure is the median of
-the ratios of paired turns, so a busy machine slows all alike. The peak is a 1024³ matrix product by
-torch in the same turn; its share counts 3 × the FLOPs of the forward pass.
-
-    python benchmarks/local_update.py [--turns 9] [--clients 8]
+All run the same clients for the same mini-batches, in turns; a figure is the median of the ratios
+of paired turns. The peak is a 1024³ matrix product by torch in the same turn; its share counts
+3 × the FLOPs of the forward pass for training and 1 × for evaluation.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import median
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from wecfl import Correction, Federation, NativeEngine, Plan, State, TorchEngine
-from wecfl.models import build, row_of
+from common import (
+    SETTINGS,
+    Line,
+    Setting,
+    main,
+    measure,
+    module_of,
+    random_clients,
+    ratios,
+    sgd,
+    training_sets,
+)
+from wecfl import Correction, NativeEngine, Plan, State, TorchEngine
+from wecfl.models import row_of
 
-SETTINGS = {"cnn-cifar": ((3, 32, 32), 1_303_440), "cnn-fashion": ((1, 28, 28), 5_676_160)}
-"""Shape of a sample, FLOPs of its forward pass."""
-GOALS = {"cnn-cifar": "4.3", "cnn-fashion": "2.7"}
-
-
-def eager_loop(
-    models: list[nn.Module], loaders: list[DataLoader[tuple[torch.Tensor, ...]]]
-) -> None:
-    """What people write: a DataLoader, a module and an optimizer per client."""
-    for model, loader in zip(models, loaders, strict=True):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-        model.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
+TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}
+"""How many times as fast as the eager loop the native engine should train."""
 
 
-@torch.no_grad()
-def eager_evaluation(models: list[nn.Module], sets: list[torch.Tensor]) -> None:
-    """Batches of 64 through the module in evaluation mode."""
-    for model, x in zip(models, sets, strict=True):
-        model.eval()
-        for first in range(0, len(x), 64):
-            model(x[first : first + 64])
-
-
-def measure(turns: int, *works: Callable[[], object]) -> list[list[float]]:
-    """Seconds of each piece of work in each turn; the first turn warms up and is left out."""
-    seconds: list[list[float]] = [[] for _ in works]
-    for turn in range(turns + 1):
-        for work, times in zip(works, seconds, strict=True):
-            began = perf_counter()
-            work()
-            if turn:
-                times.append(perf_counter() - began)
-    return seconds
-
-
-def ratio(base: list[float], ours: list[float]) -> str:
-    """Median and quartiles of the paired ratios."""
-    ratios = [a / b for a, b in zip(base, ours, strict=True)]
-    low, _, high = quantiles(ratios, n=4)
-    return f"{median(ratios):.2f} [{low:.2f}–{high:.2f}]"
-
-
-def main() -> None:
-    """Print one block of lines per model."""
-    flags = argparse.ArgumentParser()
-    flags.add_argument("--turns", type=int, default=9)
-    flags.add_argument("--clients", type=int, default=8)
-    args = flags.parse_args()
+def lines(turns: int = 9, clients: int = 8) -> list[Line]:
+    """Training, evaluation, the share of the peak, two threads."""
     torch.set_num_threads(1)
-    table = Table("model", "work", "samples/s", "ratio [quartiles]", "goal", "share of sgemm peak")
-    square = torch.rand(1024, 1024)
-    for name, (shape, flops) in SETTINGS.items():
-        rng = np.random.default_rng(0)
-        xs = [rng.normal(size=(400, *shape)).astype(np.float32) for _ in range(args.clients)]
-        ys = [rng.integers(0, 10, 400) for _ in range(args.clients)]
-        fed = Federation.from_arrays(xs, ys, classes=10)  # 320 training samples: 10 batches of 32
-        module = build(name, shape=shape, classes=10)
-        models = [build(name, shape=shape, classes=10) for _ in range(args.clients)]
-        sets = [TensorDataset(*map(torch.from_numpy, (fed.x[r], fed.y[r]))) for r in fed.train]
-        loaders = [DataLoader(each, batch_size=32, shuffle=True) for each in sets]
-        inputs = [each.tensors[0] for each in sets]
-        rows = np.repeat(row_of(module)[None], args.clients, axis=0)
-        state = State(0, rows, rows[:1], np.zeros(args.clients, dtype=np.int64))
-        plan, samples = Plan(steps=10, batch=32), args.clients * 320
-        native, pair = (NativeEngine(fed, module, workers=n) for n in (1, 2))
-        with TorchEngine(fed, module, workers=1) as engine:
-            eager, slow, fast, both, peak, eager_eval, slow_eval, fast_eval = measure(
-                args.turns,
-                lambda: eager_loop(models, loaders),  # noqa: B023
-                lambda: engine.train(state, plan, Correction(), 0),  # noqa: B023
-                lambda: native.train(state, plan, Correction(), 0),  # noqa: B023
-                lambda: pair.train(state, plan, Correction(), 0),  # noqa: B023
-                lambda: square @ square,
-                lambda: eager_evaluation(models, inputs),  # noqa: B023
-                lambda: engine.risk(rows),  # noqa: B023
-                lambda: native.risk(rows),  # noqa: B023
-            )
-        top = [2 * 1024**3 / t for t in peak]
-        lines = [
-            ("train, eager + DataLoader", eager, eager, "", 3),
-            ("train, torch engine", eager, slow, "", 3),
-            ("train, native engine", eager, fast, GOALS[name], 3),
-            ("the same, 2 threads ÷ 1", fast, both, "1.9", 3),
-            ("evaluate, eager", eager_eval, eager_eval, "", 1),
-            ("evaluate, torch engine", eager_eval, slow_eval, "", 1),
-            ("evaluate, native engine", eager_eval, fast_eval, "4", 1),
-        ]
-        for work, base, times, goal, passes in lines:
-            share = median(
-                passes * flops * samples / t / p for t, p in zip(times, top, strict=True)
-            )
-            rate = f"{samples / median(times):,.0f}"
-            table.add_row(name, work, rate, ratio(base, times), goal, f"{100 * share:.0f} %")
-    Console(width=120).print(table)
+    return [line for setting in SETTINGS for line in _lines(setting, turns, clients)]
+
+
+def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
+    fed = random_clients(setting, clients)
+    module, *models = (module_of(setting) for _ in range(clients + 1))
+    sets = training_sets(setting, clients)
+    loaders = [DataLoader(own, batch_size=32, shuffle=True) for own in sets]
+
+    def eager() -> None:
+        for model, loader in zip(models, loaders, strict=True):
+            sgd(model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), loader)
+
+    @torch.no_grad()
+    def eager_evaluation() -> None:
+        for model, samples in zip(models, sets, strict=True):
+            model.eval()
+            for x in samples.tensors[0].split(64):
+                model(x)
+
+    rows = np.repeat(row_of(module)[None], clients, axis=0)
+    state = State(0, rows, rows[:1], np.zeros(clients, dtype=np.int64))
+    plan, square = Plan(steps=10, batch=32), torch.rand(1024, 1024)
+    native, pair = (NativeEngine(fed, module, workers=n) for n in (1, 2))
+    with TorchEngine(fed, module, workers=1) as engine:
+        seconds = measure(
+            turns,
+            eager,
+            lambda: engine.train(state, plan, Correction(), 0),
+            lambda: native.train(state, plan, Correction(), 0),
+            lambda: pair.train(state, plan, Correction(), 0),
+            lambda: square @ square,
+            eager_evaluation,
+            lambda: engine.risk(rows),
+            lambda: native.risk(rows),
+        )
+    base, slow, fast, both, product, base_eval, slow_eval, fast_eval = seconds
+    samples = clients * 320
+    peak = [2 * 1024**3 / t for t in product]
+
+    def share(times: list[float], passes: int) -> list[float]:
+        work = passes * setting.flops * samples
+        return [100 * work / t / p for t, p in zip(times, peak, strict=True)]
+
+    def line(work: str, before: list[float], after: list[float], least: float | None) -> Line:
+        said = f"{samples / median(after):,.0f} against {samples / median(before):,.0f} samples/s"
+        return Line(work, setting.title, ratios(before, after), least, detail=said)
+
+    gigaflops = f"peak {median(peak) / 1e9:.0f} GFLOP/s"
+    return [
+        line("train, native ÷ eager + DataLoader", base, fast, TRAINING[setting.model]),
+        line("train, torch engine ÷ the same", base, slow, None),
+        Line("train, share of sgemm peak", setting.title, share(fast, 3), 90, None, "%", gigaflops),
+        line("train, native, 2 threads ÷ 1", fast, both, 1.9),
+        line("evaluate, native ÷ eager NCHW", base_eval, fast_eval, 4),
+        line("evaluate, torch engine ÷ the same", base_eval, slow_eval, None),
+        Line("evaluate, share of sgemm peak", setting.title, share(fast_eval, 1), unit="%"),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main(lines)

@@ -25,7 +25,7 @@ def blobs(seed: int, m: int = 60, k: int = 5, p: int = 400) -> tuple[F64, Int, F
     return points, truth, rng.integers(1, 50, m).astype(float)
 
 
-@pytest.mark.parametrize("p", [3, 400])
+@pytest.mark.parametrize("p", [3, 100, 400])  # as they are, p > m, and p ≫ m: by the Gram matrix
 def test_no_worse_than_scikit_learn_and_as_exact_in_few_dimensions(p: int) -> None:
     points, _, weight = blobs(0, p=p)
     start = np.random.default_rng(1).normal(size=(5, p))
@@ -85,6 +85,24 @@ def test_the_result_does_not_depend_on_the_order_of_the_clients() -> None:
         points[order], start, weight[order], squared_euclidean, np.random.default_rng(2)
     )
     np.testing.assert_array_equal(one[order], two)
+
+
+@pytest.mark.parametrize("same", [0, 8, 300, 400])
+def test_clients_that_begin_alike_are_told_apart_and_equal_ones_are_not(same: int) -> None:
+    points, truth, weight = blobs(6, p=400)
+    points[:, :same] = 0.5
+    points[7] = points[3]
+    order = np.random.default_rng(1).permutation(len(points))
+    args = (points[:5].copy(), weight, squared_euclidean)
+    one, _ = KMeans()(points, *args, np.random.default_rng(2))
+    two, _ = KMeans()(points[order], args[0], weight[order], args[2], np.random.default_rng(2))
+    np.testing.assert_array_equal(one[order], two)
+    assert one[3] == one[7]
+    if same == 400:
+        assert len(set(one)) == 1
+    else:
+        assert len(set(one)) == 5
+        assert all(len(set(one[truth == k])) == 1 for k in range(5))
 
 
 @pytest.mark.parametrize(("distinct", "k"), [(1, 3), (2, 3), (3, 3)])

@@ -46,12 +46,11 @@ class Columns:
 
     def own(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), d(ω_i, Ω_{labels_i}) on the columns."""
-        columns = engine.layout.columns(self.which)
-        result = np.empty(len(state.models))
+        points, centers = self.clients(state, engine, 0), self.centers(state, engine)
+        result = np.empty(len(points))
         for k in np.unique(state.labels):
             members = state.labels == k
-            points, center = state.models[members][:, columns], state.centers[k : k + 1, columns]
-            result[members] = distance(points, center)[:, 0]
+            result[members] = distance(points[members], centers[k : k + 1])[:, 0]
         return result
 
 

@@ -63,7 +63,8 @@ class Recorder:
         """After the last step: the record of the round, soft-voted over `states`."""
         began = perf_counter()
         state = states[0]
-        confusion = self._engine.confusion(np.stack([s.models for s in states]), "test")
+        stack = np.stack([s.models for s in states]) if len(states) > 1 else state.models
+        confusion = self._engine.confusion(stack, "test")
         accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         self._add_seconds("score", perf_counter() - began)

@@ -1,0 +1,237 @@
+"""The local training of other libraries, one function each; a script that runs one of them.
+
+    python benchmarks/peer_training.py FedLab cnn-cifar TURNS CLIENTS
+
+prints as JSON the CPU-seconds of each turn of the peer and of the native engine, which alternate.
+It runs in the environment of the peers, for `peers.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from time import process_time, sleep
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from common import SETTINGS, Setting, measure, module_of, random_clients, sgd, training_sets
+from wecfl import Correction, NativeEngine, Plan, State
+from wecfl.models import row_of
+
+LR, MOMENTUM, BATCH, STEPS = 0.001, 0.9, 32, 10
+
+
+Work = Callable[[], object]
+"""All clients train for 10 steps."""
+Turns = Callable[[Work], None]
+"""Given the work of a peer: measures it in turns with the native engine."""
+
+
+def fedlab(setting: Setting, m: int, turns: Turns) -> None:
+    """`SGDSerialClientTrainer.local_process`, its optimizer with momentum, and its upload."""
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+
+    data = training_sets(setting, m)
+    trainer = SGDSerialClientTrainer(
+        module_of(setting), m, logger=SimpleNamespace(info=lambda _: None)
+    )
+    trainer.setup_optim(epochs=1, batch_size=BATCH, lr=LR)
+    trainer.optimizer = torch.optim.SGD(trainer._model.parameters(), lr=LR, momentum=MOMENTUM)
+    trainer.setup_dataset(
+        SimpleNamespace(get_dataloader=lambda i, batch: DataLoader(data[i], batch, shuffle=True))
+    )
+    start = trainer.model_parameters
+
+    def work() -> None:
+        trainer.local_process([start], range(m))
+        trainer.uplink_package  # noqa: B018  (reading it empties the trainer's store)
+
+    turns(work)
+
+
+def pfl(setting: Setting, m: int, turns: Turns) -> None:
+    """`SimulatedBackend.gather_results` of `FederatedAveraging`, without its evaluations."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.common_types import Population
+    from pfl.context import CentralContext
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    module, data = module_of(setting), training_sets(setting, m)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        module.train()
+        return nn.functional.cross_entropy(module(x), y)
+
+    module.loss, module.metrics = loss, lambda x, y: {}  # type: ignore[assignment]
+    model = PyTorchModel(
+        module,
+        lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM),
+        torch.optim.SGD(module.parameters(), lr=1.0),
+    )
+    whose = count()
+    users = FederatedDataset(
+        lambda i: PyTorchTensorDataset(data[i].tensors), lambda: next(whose) % m
+    )
+    backend, algorithm = SimulatedBackend(users, users), FederatedAveraging()
+    context = CentralContext(
+        current_central_iteration=0,
+        do_evaluation=False,
+        cohort_size=m,
+        population=Population.TRAIN,
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=1, evaluation_frequency=1, train_cohort_size=m,
+            val_cohort_size=0,
+        ),
+        model_train_params=NNTrainHyperParams(
+            local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LR
+        ),
+    )  # fmt: skip
+    turns(lambda: backend.gather_results(model, algorithm, central_context=context))
+
+
+def fedbase(setting: Setting, m: int, turns: Turns) -> None:
+    """`node.local_update_steps` with `node.train_single_step` (the paper's authors)."""
+    from fedbase.nodes.node import node
+
+    nodes = [node(i, "cpu") for i in range(m)]
+    for own, samples in zip(nodes, training_sets(setting, m), strict=True):
+        own.assign_train(DataLoader(samples, batch_size=BATCH, shuffle=True))
+        own.assign_model(module_of(setting))
+        own.assign_objective(nn.CrossEntropyLoss())
+        own.assign_optim(torch.optim.SGD(own.model.parameters(), lr=LR, momentum=MOMENTUM))
+    turns(lambda: [own.local_update_steps(STEPS, own.train_single_step) for own in nodes])
+
+
+def fluke(setting: Setting, m: int, turns: Turns) -> None:
+    """`Client.fit` over its own `FastDataLoader`."""
+    from fluke.client import Client
+    from fluke.config import OptimizerConfigurator
+    from fluke.data import FastDataLoader
+
+    optimizer = {"name": "SGD", "lr": LR, "momentum": MOMENTUM}
+    clients = []
+    for i, samples in enumerate(training_sets(setting, m)):
+        loader = FastDataLoader(*samples.tensors, num_labels=10, batch_size=BATCH, shuffle=True)
+        configured = OptimizerConfigurator(dict(optimizer))
+        client = Client(i, loader, None, configured, nn.CrossEntropyLoss(), local_epochs=1)
+        client.model = module_of(setting)
+        clients.append(client)
+    turns(lambda: [client.fit() for client in clients])
+
+
+def flower(setting: Setting, m: int, turns: Turns) -> None:
+    """`flwr.simulation.run_simulation` on Ray, one actor per core: a message each way per client.
+
+    The client is the loop of Flower's own PyTorch examples: arrays into the module, a DataLoader,
+    SGD, arrays back. Data are in every actor from the start.
+    """
+    from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    client_app, server_app = ClientApp(), ServerApp()
+
+    @client_app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        module = module_of(setting)
+        samples = training_sets(setting, m)[int(context.node_config["partition-id"])]
+        module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
+        sgd(module, optimizer, DataLoader(samples, batch_size=BATCH, shuffle=True))
+        arrays = ArrayRecord(module.state_dict())
+        return Message(content=RecordDict({"arrays": arrays}), reply_to=message)
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        start = RecordDict({"arrays": ArrayRecord(module_of(setting).state_dict())})
+        while len(nodes := list(grid.get_node_ids())) < m:
+            sleep(0.1)
+
+        def work() -> None:
+            sent = [
+                Message(content=start, message_type=MessageType.TRAIN, dst_node_id=node)
+                for node in nodes
+            ]
+            replies = list(grid.send_and_receive(sent))
+            failed = [reply.error for reply in replies if reply.has_error()]
+            if failed or len(replies) < m:
+                raise RuntimeError(f"Flower: {len(replies)} replies of {m}, errors {failed}")
+
+        turns(work)
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, num_supernodes=m, backend_config=resources)
+
+
+PEERS: dict[str, tuple[str, str, Callable[[Setting, int, Turns], None]]] = {
+    "FedLab": ("fedlab", "SGDSerialClientTrainer.local_process", fedlab),
+    "fluke": ("fluke-fl", "Client.fit", fluke),
+    "pfl": ("pfl", "SimulatedBackend.gather_results", pfl),
+    "fedbase": ("fedbase", "node.local_update_steps", fedbase),
+    "Flower": ("flwr", "run_simulation", flower),
+}
+"""Name ↦ distribution, what runs the local training, the function above."""
+
+
+def cpu_seconds() -> float:
+    """Used so far by this process and all that descend from it."""
+    import psutil
+
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = process_time() + ended.ru_utime + ended.ru_stime
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # its parent counts it from now on
+            total += sum(process.cpu_times()[:4])  # user, system, both of its ended children
+    return total
+
+
+def main() -> None:
+    """Print the CPU-seconds, or that the peer is not installed."""
+    name, model, turns, m = *sys.argv[1:3], *map(int, sys.argv[3:])
+    distribution, _, peer = PEERS[name]
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        print(json.dumps({"why": "not installed"}))
+        return
+    torch.set_num_threads(1)
+    # PyPI's torchvision, which FedLab and fluke import, is built for CUDA: with torch for CPUs it
+    # stops at image operators that nobody calls here, unless they are declared.
+    operators = torch.library.Library("torchvision", "DEF")
+    operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    setting = next(setting for setting in SETTINGS if setting.model == model)
+    fed, module = random_clients(setting, m), module_of(setting)
+    engine, plan = NativeEngine(fed, module, workers=1), Plan(STEPS, BATCH, LR, MOMENTUM)
+    rows = np.repeat(row_of(module)[None], m, axis=0)
+    state = State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+    seconds: list[list[float]] = []
+
+    def native() -> None:
+        engine.train(state, plan, Correction(), 0)
+
+    def in_turns(work: Work) -> None:
+        seconds.extend(measure(turns, native, work, clock=cpu_seconds))
+
+    peer(setting, m, in_turns)
+    print(json.dumps({"version": found, "native": seconds[0], "peer": seconds[1]}))
+
+
+if __name__ == "__main__":
+    main()
