@@ -77,6 +77,9 @@ class Config(BaseModel):
         None, ge=1, description="Threads or processes (default: one per core)."
     )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+    trace: bool | None = Field(
+        None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
+    )
 
     def completed(self) -> Config:
         """With the paper's parameters of the partition, where none were given.

@@ -26,9 +26,10 @@ from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
-from wecfl.rounds import Setting, check_clusters, iterate, opening
+from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.folder import RunFolder, check_free
 from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.trace import MOST, Trace
 
 __all__ = [
     "Result",
@@ -143,6 +144,7 @@ def run(
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
     objectives: bool = True,
+    trace: bool | None = None,
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
     config: Config | None = None,
@@ -166,6 +168,7 @@ def run(
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
+        trace: record the clients' distances in the run folder (default: up to 500 clients).
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: called after each round.
         config: the configuration to write into the run folder, if it came from one.
@@ -201,15 +204,19 @@ def run(
         records: list[Record] = []
         began, status = perf_counter(), "failed"
         states = tuple(opening(setting) for setting in settings)
-        paths = [
-            iterate(setting, state, recorder.step)
-            for setting, state in zip(settings, states, strict=True)
-        ]
+        observers = [[recorder.step] for _ in settings]
         folder = None
         if out is not None:  # written once nothing can be wrong with what was asked for
             written = _written(config) if config else _described(method, plan, module, rounds, seed)
             env = {"engine": runner.name, "workers": runner.workers}
-            folder = RunFolder(Path(out), written, env, federation.names)
+            held = partitions.counts(federation.y, federation.train, federation.classes)
+            folder = RunFolder(Path(out), written, env, federation.names, held)
+            if len(federation) <= MOST if trace is None else trace:
+                observers[0].append(Trace(folder.path, method, runner, seed).step)
+        paths = [
+            iterate(setting, state, _each(observed))
+            for setting, state, observed in zip(settings, states, observers, strict=True)
+        ]
 
         def result() -> Result:
             seconds, path = perf_counter() - began, folder.path if folder else None
@@ -309,6 +316,16 @@ def method_of(config: Config) -> Method:
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _each(observers: Sequence[Observer]) -> Observer:
+    """All of them, one after the other."""
+
+    def observe(step: str, state: State, seconds: float) -> None:
+        for observer in observers:
+            observer(step, state, seconds)
+
+    return observe
 
 
 def _written(config: Config) -> dict[str, Any]:
