@@ -12,7 +12,7 @@ from wecfl.errors import RunFolderError
 from wecfl.report.tables import experiments
 from wecfl.runs.folder import read_clients, read_metrics
 
-__all__ = ["overview"]
+__all__ = ["named_runs", "overview"]
 
 HEIGHT = 260
 LINE = 15
@@ -31,10 +31,7 @@ def overview(folders: Sequence[Path]) -> alt.HConcatChart:
     found the most groups, the best of them: how many clients of each generating group ended in each
     cluster (left out if the groups are unknown).
     """
-    runs, key = experiments(folders)
-    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
-    names = [_name(row, shown) for _, row in runs.iterrows()]
-    runs = runs.assign(name=names)
+    runs = named_runs(folders)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
     best = runs.sort_values(["clusters", "accuracy"]).dropna(subset="clusters").iloc[-1]
     members = read_clients(best["folder"])
@@ -48,6 +45,13 @@ def overview(folders: Sequence[Path]) -> alt.HConcatChart:
         .configure_title(fontSize=13, anchor="start", frame="group", offset=10)
     )
     return chart
+
+
+def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """One row per run with the `name` of its experiment: what sets it apart from the others."""
+    runs, key = experiments(folders)
+    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
+    return runs.assign(name=[_name(row, shown) for _, row in runs.iterrows()])
 
 
 def _curves(runs: pd.DataFrame) -> alt.LayerChart:
