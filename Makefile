@@ -23,7 +23,8 @@ test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
-	command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -qq --no-install-recommends chromium > /dev/null; } \
+	@command -v chromium > /dev/null \
+	  || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --no-install-recommends chromium > /dev/null; } \
 	  || echo "chromium can't be installed here: the tests of the report page will be skipped"
 
 check: $(READY)  ## lint, formatting, strict types, import layers

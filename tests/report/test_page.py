@@ -222,6 +222,20 @@ def test_what_can_not_be_shown(one: Path, tmp_path: Path) -> None:
         write("x", tmp_path / "file" / "page.html")
 
 
+def test_a_run_stopped_in_its_first_round_is_in_the_table_only(runs: Path, one: Path) -> None:
+    summary = read_summary(one)
+    del summary["config"]
+    empty = dict.fromkeys(("accuracy", "macro_f1", "ari", "clusters"))
+    (one / "summary.json").write_text(
+        json.dumps(summary | empty | {"rounds": 0, "status": "interrupted"})
+    )
+    (one / "metrics.jsonl").write_text("")
+    (one / "assignments.csv").write_text("round,0,1,2,3,4\n")
+    text = Text(page([runs / "fedavg", one]))
+    assert "wecfl (stopped)" in text.cells
+    assert "plane-1" not in text.json
+
+
 # The pictures
 
 

@@ -355,7 +355,8 @@ def _heats(run: Run) -> list[Heat]:
     if len(used) > 1:
         heats.append(_heat(run, "centers", f"after round {last}", used, used, names))
     every = -(-len(labels) // MAPPED)
-    order = np.argsort(labels, kind="stable")[::every]
+    within = np.zeros_like(labels) if run.groups is None else run.groups
+    order = np.lexsort((within, labels))[::every]  # clusters, and groups inside of them
     about = f"after local update {last}, by cluster" + (f" (one in {every})" if every > 1 else "")
     names = [f"{run.clients['client'][i]} (cluster {labels[i]})" for i in order]
     heats.append(_heat(run, "clients", about, order, labels[order], names))

@@ -20,9 +20,9 @@ LEAST = 5
 def planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
     """The plane (m, 2) of each round from the distances (m, m) of its clients.
 
-    Every round has a t-SNE of its own, because one over all rounds shows the models' common drift
-    instead of the groups. It starts where the previous round ended and without early exaggeration,
-    so that clients move only as far as their neighbourhoods changed.
+    Every round has a t-SNE of its own, of the distances that its clustering saw. It starts where
+    the previous round ended and without early exaggeration, so that clients move only as far as
+    their neighbourhoods changed, however far the models went meanwhile.
 
     >>> near, far = np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((2, 2), 9.0)
     >>> distances = np.block([[near, far, far], [far, near, far], [far, far, near]])
@@ -33,10 +33,10 @@ def planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
     placed: list[F64] = []
     for distances in rounds:
         m = len(distances)
-        # Neighbourhoods must reach beyond a client's own group, or groups drift apart for ever.
+        # Neighbourhoods must reach beyond a client's own group, or it shrinks to a point.
         usual = {"perplexity": min(30.0, (m - 1) / 3), "metric": "precomputed"}
-        random = rng.derive(seed, "t-SNE", len(placed))
         if not placed:
+            random = rng.derive(seed, "t-SNE")
             tsne = TSNE(init="random", max_iter=1000, random_state=random, **usual)
         else:
             start = placed[-1].astype(np.float32)
