@@ -36,6 +36,8 @@ Track = Callable[[Sequence[int], str], Iterable[int]]
 
 MAPPED = 200
 """Clients in a heat map."""
+PLACES = 50_000
+"""Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
 MAIN = ("F", "R", "B")
 SCORES = ("accuracy", "macro_f1")
 ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients"}
@@ -243,9 +245,10 @@ def _motion(
         return None, "This run has no trace. Run it again with --trace to see its clients move."
     if len(run.clients) < LEAST:
         return None, f"{len(run.clients)} clients are too few for a map of neighbourhoods."
+    frames = max(min(frames, PLACES // len(run.clients)), 2)
     if len(kept) > frames:  # clients move early on: keep the first rounds, thin out the others
         early = frames // 2
-        late = np.linspace(early, len(kept) - 1, frames - early).round().astype(int)
+        late = np.linspace(len(kept) - 1, early, frames - early).round().astype(int)
         kept = [*kept[:early], *(kept[i] for i in np.unique(late))]
     distances = (read_trace(run.folder, t)[0] for t in track(kept))
     at = np.array(kept) - 1
