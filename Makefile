@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs format bench peers sanitize clean
+.PHONY: help setup run test browser check docs format bench peers sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -21,6 +21,11 @@ run: $(READY)  ## find the hidden groups: FedAvg against WeCFL on digits (under 
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto
+
+browser:  ## install the browser that the tests of the report page look for (Debian, as root)
+	@command -v chromium > /dev/null \
+	  || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --no-install-recommends chromium > /dev/null; } \
+	  || echo "chromium can't be installed here: the tests of the report page will be skipped"
 
 check: $(READY)  ## lint, formatting, strict types, import layers
 	$(BIN)/ruff check .

@@ -130,6 +130,23 @@ def test_a_written_configuration_repeats_the_run(wecfl: Wecfl) -> None:
     assert Path("a/models.safetensors").read_bytes() == Path("b/models.safetensors").read_bytes()
 
 
+def test_report_writes_one_page(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wecfl("run", *SMALL, "--method", "fedavg,wecfl", "--no-trace", "--out", "two").code == 0
+    assert not Path("two/wecfl/trace").exists()
+    code, out, _ = wecfl("report", "two", "--out", "new/x.html")
+    assert code == 0
+    assert re.fullmatch(r"report: new/x\.html \(\d\.\d MB\)\n", out)
+    html = Path("new/x.html").read_text(encoding="utf-8")
+    assert "fedavg and wecfl on digits" in html
+    assert "wecfl run two/wecfl/config.toml" in html
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    assert wecfl("run", *SMALL, "--out", "one").code == 0
+    assert wecfl("report", "one", "--open").out.startswith("report: one/page.html")
+    assert shown == [Path("one/page.html").absolute().as_uri()]
+    assert wecfl("compare", "one").code == 0  # a page in it leaves the folder a run
+
+
 def test_compare_gives_mean_and_deviation_over_seeds(wecfl: Wecfl) -> None:
     for seed in "01":
         assert wecfl("run", *SMALL, "--seed", seed, "--out", f"runs/{seed}").code == 0
@@ -324,6 +341,12 @@ BAD = [
     ["compare", "file"],
     ["compare", "broken"],
     ["compare", "x" * 5000],
+    ["report"],
+    ["report", "nope"],
+    ["report", "file"],
+    ["report", "broken"],
+    ["report", "good", "--out", "x.pdf"],
+    ["report", "good", "--out", "file/x.html"],
     ["partition", "--out", "x.gif"],
     ["partition", "--out", "file/x.png"],
     ["partition", "--panels", "five"],

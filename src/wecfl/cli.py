@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import webbrowser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -28,6 +29,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    track,
 )
 from rich.table import Table
 
@@ -40,12 +42,14 @@ from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.errors import ConfigError, WecflError, unknown
 from wecfl.methods import METHODS, components, named
+from wecfl.report import paper
 from wecfl.report.charts import FORMATS, AnyChart, format_of, save
 from wecfl.report.figures import overview
-from wecfl.report.paper import beside_the_paper, rich_tables, write
+from wecfl.report.page import page, write
 from wecfl.report.paper_figures import draw
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
+from wecfl.report.words import client_words, partition_words
 from wecfl.runs.definitions import (
     SHIPPED,
     Cell,
@@ -135,8 +139,9 @@ def run(
     federation = _federation(chosen)
     for each in configs:
         check(each, federation)
-    words = "" if holds_clients(chosen) else f", {_partition_words(chosen)}"
-    _print(f"{chosen.dataset}{words}: {_clients(federation)} each, seed {chosen.seed}")
+    words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
+    clients = client_words(federation.sizes, federation.groups)
+    _print(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
     finished: list[Path] = []
     try:
         with _progress() as bars:
@@ -162,12 +167,36 @@ def compare(
 ) -> None:
     """Print the runs as one table, mean ± standard deviation over seeds."""
     _check_figure(figure)
-    found = [run for folder in folders for run in _runs_in(folder)]
-    if not found:
-        raise ConfigError("name at least one run folder: wecfl compare runs/…")
+    found = _found(folders, "compare")
     console.print(rich_table(results(found)))
     if figure:
         _draw(overview(found), figure)
+
+
+@app.command
+def report(
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    out: Annotated[
+        Path | None, Parameter(help="The page to write (default: page.html in the first folder).")
+    ] = None,
+    open_: Annotated[
+        bool, Parameter(name="--open", negative=(), help="Show the page in the browser.")
+    ] = False,
+) -> None:
+    """Write one page about runs: it works offline, in a single file.
+
+    Result table, convergence, the clients moving in the plane round by round, the clusters, the
+    objectives and the command that repeats each run. Several runs are compared.
+    """
+    found = _found(folders, "report")
+    path = out or folders[0] / "page.html"
+    if path.suffix.lower() != ".html":
+        raise ConfigError(f"can't write the report as '{path}'; use .html")
+    _check_place(path, "report")
+    written = write(page(found, _track), path)
+    _print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if open_:
+        webbrowser.open(written.absolute().as_uri())
 
 
 @app.command
@@ -255,11 +284,12 @@ def partition(
     for each in settings:
         federation = federation_of(each, pool)
         held = partitions.counts(federation.y, federation.train, federation.classes)
-        title = chosen.dataset if holds_clients(chosen) else _partition_words(each)
+        title = chosen.dataset if holds_clients(chosen) else partition_words(each.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
+        clients = client_words(sizes, federation.groups)
         _print(
-            f"{title}: {_clients(federation)} ({sizes.min()} … {sizes.max()}), "
+            f"{title}: {clients} ({sizes.min()} … {sizes.max()}), "
             f"{tests.mean():.0f} ± {tests.std():.0f} test samples, "
             f"{(held > 0).sum(axis=0).mean():.1f} classes each"
         )
@@ -324,10 +354,11 @@ def reproduce(
             _figure(definition, store, federation)
             continue
         shown = [cell for cell in definition.cells if cell in wanted]
-        for table in rich_tables(definition, beside_the_paper(definition, store, shown)):
+        beside = paper.beside_the_paper(definition, store, shown)
+        for table in paper.rich_tables(definition, beside):
             _print_wide(table)
         if results.is_dir():
-            _print(f"written: {', '.join(map(str, write(definition, store)))}")
+            _print(f"written: {', '.join(map(str, paper.write(definition, store)))}")
     if failed:
         raise ConfigError(f"{failed} runs failed; the reasons are given above")
 
@@ -508,9 +539,13 @@ def _check_figure(path: Path | None) -> None:
     """Refuse a place where no figure can be written, before the work that ends in it."""
     if path:
         format_of(path)
-        above = next(place for place in path.absolute().parents if place.exists())
-        if not above.is_dir():
-            raise ConfigError(f"can't write the figure {path}: {above} is no folder")
+        _check_place(path, "figure")
+
+
+def _check_place(path: Path, what: str) -> None:
+    above = next(place for place in path.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise ConfigError(f"can't write the {what} {path}: {above} is no folder")
 
 
 def _draw(chart: AnyChart, path: Path) -> None:
@@ -535,6 +570,19 @@ def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
     for folder in folders:
         check_free(folder)
     return folders
+
+
+def _found(folders: Sequence[Path], command: str) -> list[Path]:
+    """All runs in these folders, at least one."""
+    if not folders:
+        raise ConfigError(f"name at least one run folder: wecfl {command} runs/…")
+    return [run for folder in folders for run in _runs_in(folder)]
+
+
+def _track(rounds: Sequence[int], title: str) -> Iterable[int]:
+    """A bar while the rounds of a run are placed in the plane."""
+    show = Console(stderr=True)
+    return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True)
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -573,19 +621,6 @@ def _federation(config: Config) -> Federation:
     return federation_of(config, None if holds_clients(config) else _load(config))
 
 
-def _partition_words(config: Config) -> str:
-    numbers = config.alpha or config.classes_per or ()
-    return f"{config.partition}({', '.join(f'{n:g}' for n in numbers)})"
-
-
-def _clients(federation: Federation) -> str:
-    """In words: 50 clients in 10 groups, 29 ± 14 training samples."""
-    sizes, groups = federation.sizes, federation.groups
-    hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
-    samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
-    return f"{len(federation)} clients{hidden}, {samples}"
-
-
 @contextmanager
 def _progress() -> Iterator[_Bars]:
     """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far."""
@@ -604,7 +639,7 @@ class _Bars:
         self._progress = progress
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
         self._task = self._progress.add_task(config["method"], total=config["rounds"], scores="")
 

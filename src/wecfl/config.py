@@ -88,6 +88,9 @@ class Config(BaseModel):
         None, ge=1, description="Threads or processes (default: one per core)."
     )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+    trace: bool | None = Field(
+        None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
+    )
 
     def completed(self) -> Config:
         """With the paper's parameters of the partition, where none were given.
@@ -129,7 +132,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
-INCIDENTAL = ("seed", "workers", "data_dir", "objectives")
+INCIDENTAL = ("seed", "workers", "data_dir", "objectives", "trace")
 """Choices that do not make another experiment."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {

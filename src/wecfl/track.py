@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from wecfl.base import State
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.report.charts import save
 from wecfl.report.figures import overview
@@ -48,7 +49,7 @@ class TensorBoard:
         self._folder = Path(folder)
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
         """Write the configuration and the environment."""
         _check_folder(self._folder)
@@ -94,7 +95,7 @@ class MLflow:
         self._folder = Path(folder)
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
         """Start an MLflow run, inside the active one if there is one."""
         _check_folder(self._folder)

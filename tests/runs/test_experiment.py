@@ -31,7 +31,7 @@ from wecfl.runs.record import KEYS, Record
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
     "config.toml", "env.json", "metrics.jsonl", "assignments.csv", "clients.csv",
-    "models.safetensors", "state.safetensors", "summary.json",
+    "models.safetensors", "state.safetensors", "summary.json", "classes.csv", "trace",
 }  # fmt: skip
 TINY = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 3, "steps": 3, "model": "logistic",

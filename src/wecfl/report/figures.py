@@ -13,7 +13,7 @@ from wecfl.report.charts import AnyChart, styled
 from wecfl.report.tables import experiments
 from wecfl.runs.folder import read_clients, read_metrics
 
-__all__ = ["COLORS", "overview", "panel_of_curves"]
+__all__ = ["COLORS", "named_runs", "overview", "panel_of_curves"]
 
 HEIGHT = 260
 LINE = 15
@@ -32,16 +32,20 @@ def overview(folders: Sequence[Path]) -> AnyChart:
     found the most groups, the best of them: how many clients of each generating group ended in each
     cluster (left out if the groups are unknown).
     """
-    runs, key = experiments(folders)
-    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
-    names = [_name(row, shown) for _, row in runs.iterrows()]
-    runs = runs.assign(name=names)
+    runs = named_runs(folders)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
     best = runs.sort_values(["clusters", "accuracy"]).dropna(subset="clusters").iloc[-1]
     members = read_clients(best["folder"])
     if members["group"].notna().all() and members["cluster"].nunique() > 1:
         panels.append(_groups(members, best["name"]))
     return styled(alt.hconcat(*panels, spacing=30).resolve_scale(color="independent"))
+
+
+def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """One row per run with the `name` of its experiment: what sets it apart from the others."""
+    runs, key = experiments(folders)
+    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
+    return runs.assign(name=[_name(row, shown) for _, row in runs.iterrows()])
 
 
 def _curves(runs: pd.DataFrame) -> alt.LayerChart:

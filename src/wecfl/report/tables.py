@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -15,7 +15,7 @@ from rich.table import Table
 from wecfl.config import INCIDENTAL
 from wecfl.runs.folder import read_summary
 
-__all__ = ["experiments", "results", "rich_table", "score"]
+__all__ = ["cells", "experiments", "results", "rich_table", "score"]
 
 COLUMNS = {
     "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
@@ -33,10 +33,16 @@ def experiments(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
     frame = pd.DataFrame([_flat(folder) for folder in folders])
     choices = [c for c in frame.columns if c.startswith("config.")]
     frame[choices] = frame[choices].map(str)
-    differing = [c for c in choices if frame[c].nunique() > 1]
+    differing = [c for c in choices if _differs(frame, c)]
     frame = frame.rename(columns={c: c.removeprefix("config.") for c in differing})
     key = ["method", "k", "planned", *(c.removeprefix("config.") for c in differing)]
     return frame.drop_duplicates([*key, "seed"], keep="last"), key
+
+
+def _differs(frame: pd.DataFrame, choice: str) -> bool:
+    """A method's components tell it from its namesakes only; its name does from the others."""
+    same = ["method"] if choice.startswith("config.components.") else [True] * len(frame)
+    return bool((frame.groupby(same)[choice].nunique(dropna=False) > 1).any())
 
 
 def results(folders: Sequence[Path]) -> pd.DataFrame:
@@ -57,8 +63,8 @@ def results(folders: Sequence[Path]) -> pd.DataFrame:
     return table.join([spread, counts]).reset_index().drop(columns="planned")
 
 
-def rich_table(frame: pd.DataFrame) -> Table:
-    """The table for the terminal, best accuracy first, scores in percent.
+def cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The table in words, best accuracy first, scores in percent: its head and its lines.
 
     The number of rounds or seeds is a column of its own only where it differs from 1 or between
     experiments: it must fit a narrow terminal.
@@ -67,24 +73,34 @@ def rich_table(frame: pd.DataFrame) -> Table:
     counts = [
         name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
     ]
-    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for head in ("method", "K", *extra):
-        table.add_column(head, no_wrap=True)
-    for head in ("accuracy %", "macro-F1 %", "groups found", "ARI", *counts, "seconds"):
-        wraps = head == "groups found"
-        table.add_column(head, justify="right", no_wrap=not wraps, min_width=6 if wraps else None)
-    for row in frame.sort_values("accuracy", ascending=False).to_dict("records"):
-        table.add_row(
-            escape(row["method"]) + (" (stopped)" if row["unfinished"] else ""),
+    scores = ["accuracy %", "macro-F1 %", "groups found", "ARI"]
+    return ["method", "K", *extra, *scores, *counts, "seconds"], [
+        [
+            row["method"] + (" (stopped)" if row["unfinished"] else ""),
             str(row["k"]),
-            *(escape(row[column]) for column in extra),
+            *(row[column] for column in extra),
             score(row["accuracy"], row["accuracy_std"], 100),
             score(row["macro_f1"], row["macro_f1_std"], 100),
             "–" if isnan(row["clusters"]) else f"{row['clusters']:g}",
             score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
             f"{row['seconds']:.1f}",
-        )
+        ]
+        for row in frame.sort_values("accuracy", ascending=False).to_dict("records")
+    ]
+
+
+def rich_table(frame: pd.DataFrame) -> Table:
+    """The table for the terminal."""
+    heads, lines = cells(frame)
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    numbers = heads.index("accuracy %")
+    for i, head in enumerate(heads):
+        wraps = head == "groups found"
+        side: Literal["left", "right"] = "left" if i < numbers else "right"
+        table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
+    for line in lines:
+        table.add_row(*map(escape, line))
     return table
 
 
@@ -97,7 +113,7 @@ def _flat(folder: Path) -> dict[str, Any]:
     config = summary.pop("config")
     choices = {
         f"config.{key}": value
-        for key, value in config.items()
+        for key, value in _leaves(config)
         if key not in (*INCIDENTAL, "method", "clusters", "rounds")
     }
     # A run without ground truth has no ARI, one stopped in its first round no score at all: None
@@ -117,6 +133,15 @@ def _flat(folder: Path) -> dict[str, Any]:
         "planned": config.get("rounds", summary["rounds"]),
         "unfinished": summary["status"] != "finished",
     }
+
+
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables under dotted names."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 def score(mean: float, std: float, factor: float = 1) -> str:

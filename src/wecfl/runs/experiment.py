@@ -31,6 +31,7 @@ from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.folder import RunFolder, check_free, environment
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.trace import MOST, Trace
 
 __all__ = [
     "Result",
@@ -160,6 +161,7 @@ def run(
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
     objectives: bool = True,
+    trace: bool | None = None,
     out: str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
     config: Config | None = None,
@@ -185,12 +187,13 @@ def run(
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
+        trace: record the clients' distances in the run folder (default: up to 500 clients).
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: told when the run begins, after each round and when it ends, see
             `wecfl.runs.observe`; a function is called after each round.
         config: the configuration to write into the run folder, if it came from one.
         members: which of a soft vote's independent runs to train, by number. Default: all of them.
-        observe: called after each step of a round.
+        observe: called after each step of a round (of the first member of a soft vote).
 
     >>> import numpy as np, wecfl
     >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
@@ -223,20 +226,17 @@ def run(
         records: list[Record] = []
         status: Status = "failed"
         began = perf_counter()
-
-        def each_step(step: str, state: State, seconds: float) -> None:
-            recorder.step(step, state, seconds)
-            if observe:
-                observe(step, state, seconds)
-
         states = tuple(opening(setting) for setting in settings)
-        paths = [
-            iterate(setting, state, each_step)
-            for setting, state in zip(settings, states, strict=True)
-        ]
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
+        observers: list[Observer] = [recorder.step, *([observe] if observe else [])]
         if out is not None:
             watchers.insert(0, RunFolder(Path(out)))
+            if len(federation) <= MOST if trace is None else trace:
+                observers.append(Trace(Path(out), method, runner, seed).step)
+        paths = [
+            iterate(setting, state, _each(observers if setting is settings[0] else observers[:1]))
+            for setting, state in zip(settings, states, strict=True)
+        ]
         begun: list[Watcher] = []  # what has to be ended
 
         def result() -> Result:
@@ -250,7 +250,7 @@ def run(
             written = _written(config) if config else _described(method, plan, module, rounds, seed)
             env = {**environment(), "engine": runner.name, "workers": runner.workers}
             for watcher in watchers:
-                watcher.begin(written, env, federation.names)
+                watcher.begin(written, env, federation)
                 begun.append(watcher)
             for _ in range(rounds):
                 reached = tuple(next(path) for path in paths)
@@ -356,6 +356,16 @@ def method_of(config: Config) -> Method:
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _each(observers: Sequence[Observer]) -> Observer:
+    """All of them, one after the other."""
+
+    def observe(step: str, state: State, seconds: float) -> None:
+        for observer in observers:
+            observer(step, state, seconds)
+
+    return observe
 
 
 def _written(config: Config) -> dict[str, Any]:

@@ -7,10 +7,12 @@
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
     assignments.csv      one line per round: the cluster of each client
+    classes.csv          one line per client: its training samples of each class
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     state.safetensors    the whole `State` after the last complete round
     summary.json         method, engine, rounds, means of the last three rounds, status
+    trace/               the clients' distances in each round (`wecfl.runs.trace`)
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ import tomli_w
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from wecfl.base import State
+from wecfl.base import Int, State
+from wecfl.data.federation import Federation
+from wecfl.data.partition import counts
 from wecfl.errors import RunFolderError
 from wecfl.runs.record import Record
 
@@ -46,7 +50,10 @@ __all__ = [
     "RunFolder",
     "check_free",
     "environment",
+    "read_assignments",
+    "read_classes",
     "read_clients",
+    "read_environment",
     "read_metrics",
     "read_state",
     "read_summary",
@@ -91,7 +98,7 @@ class RunFolder:
         self.path = path
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
         """Make the folder and write down what is run, and where."""
         check_free(self.path)
@@ -100,7 +107,10 @@ class RunFolder:
             self._write("config.toml", toml(config))
             self._write("env.json", _json(env, indent=2) + "\n")
             self._write("metrics.jsonl", "")
-            self._add_line("assignments.csv", ["round", *clients])
+            self._add_line("assignments.csv", ["round", *federation.names])
+            held = counts(federation.y, federation.train, federation.classes)
+            index = pd.Index(federation.names, name="client")
+            pd.DataFrame(held.T, index).to_csv(self.path / "classes.csv", lineterminator="\n")
         except OSError as error:
             raise RunFolderError(
                 f"can't write the run folder {self.path}: {error.strerror}"
@@ -196,10 +206,41 @@ def read_metrics(path: Path) -> list[Record]:
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
+    return _table(path / "clients.csv")
+
+
+def read_classes(path: Path) -> Int | None:
+    """(classes, m), the training samples of each class at each client; None in older folders."""
+    file = path / "classes.csv"
+    return _table(file).iloc[:, 1:].to_numpy(np.int64).T if file.exists() else None
+
+
+def read_assignments(path: Path) -> Int:
+    """(rounds, m), the cluster of each client after each round."""
+    file = path / "assignments.csv"
     try:
-        return pd.read_csv(path / "clients.csv")
+        with file.open(encoding="utf-8", newline="") as lines:
+            head, *rows = csv.reader(lines)
+        return np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'clients.csv'}: {error}") from None
+        raise RunFolderError(f"can't read {file}: {error}") from None
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """`env.json` of a run folder: versions, machine, engine, command."""
+    try:
+        return dict(json.loads((path / "env.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read {path / 'env.json'}: {error}") from None
+
+
+def _table(file: Path) -> pd.DataFrame:
+    """A CSV file whose column `client` holds names: 007 and NA are names as any other."""
+    empty = {column: [""] for column in ("group", "accuracy", "macro_f1")}
+    try:
+        return pd.read_csv(file, dtype={"client": str}, keep_default_na=False, na_values=empty)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read {file}: {error}") from None
 
 
 def environment() -> dict[str, Any]:

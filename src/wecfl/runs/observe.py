@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from wecfl.base import State
+from wecfl.data.federation import Federation
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ class Watcher(Protocol):
     """
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
-        """Before the first round: what goes into `config.toml` and `env.json`, the clients' names.
+        """Before the first round: what goes into `config.toml` and `env.json`, and the clients.
 
         `config` always holds `method` and `rounds`.
         """
@@ -51,7 +52,7 @@ class AfterRound:
     function: OnRound
 
     def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Sequence[str]
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
         """Nothing to do."""
 

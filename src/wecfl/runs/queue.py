@@ -42,8 +42,8 @@ from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import method_of, run_config
 from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound
+from wecfl.runs.pictures import Pictures
 from wecfl.runs.record import Record, Recorder, last_rounds
-from wecfl.runs.trace import Trace
 
 __all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
 
@@ -227,7 +227,7 @@ def perform(
 
 def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRound]) -> Stored:
     last: deque[F32] = deque(maxlen=LAST)
-    trace = Trace(run.config, federation) if run.trace else None
+    pictures = Pictures(run.config, federation) if run.trace else None
 
     def keep(record: Record, states: Sequence[State]) -> None:
         last.append(states[0].centers)
@@ -237,11 +237,11 @@ def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRou
         federation,
         watch=[keep, *watch],
         members=[run.member],
-        observe=trace.step if trace else None,
+        observe=pictures.step if pictures else None,
     )
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
-    traced = {"trace": trace.data(result.records)} if trace else {}
+    traced = {"trace": pictures.data(result.records)} if pictures else {}
     return {"engine": result.engine, **_scores(result.records), **traced}
 
 

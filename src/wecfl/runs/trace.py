@@ -1,109 +1,111 @@
-"""What the pictures of a run need, as small numbers: t-SNE, cosines, F and R."""
+"""The trace: how far clients are from each other in each round, and so are the clusters' centers.
+
+One file per round, `trace/0007.safetensors`:
+
+- ``clients.distances`` (m·(m−1)/2,), ‖g_i − g_j‖ for i < j in SciPy's condensed order, right after
+  the local update, and ``clients.norms`` (m,), ‖g_i‖, from which the cosines follow;
+- ``centers.distances`` and ``centers.norms``, the same of G_k after the aggregation.
+
+Distances, because they are what a clustering sees and what t-SNE and heat maps are made of: exact
+for a model of any width, 80 KB a round for 200 clients. They grow with m², so above `MOST` clients
+they are recorded only on request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from scipy.linalg import orthogonal_procrustes
-from sklearn.manifold import TSNE
-from sklearn.metrics.pairwise import cosine_similarity
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from scipy.spatial.distance import squareform
 
-from wecfl import rng
-from wecfl.base import F64, Int, Real, State
+from wecfl.base import F32, F64, Engine, Method, Real, State
+from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.threads import one_thread
-from wecfl.config import Config
-from wecfl.data.federation import Federation
-from wecfl.models import layout_of, make
-from wecfl.runs.record import Record
+from wecfl.errors import RunFolderError
 
-__all__ = ["Trace"]
+__all__ = ["MOST", "Trace", "cosines", "read_trace", "traced_rounds"]
 
-ROUNDS = 5
-"""The paper shows the clients in the first five rounds."""
-CLIENTS = 20
-"""Clients of one cluster whose cosines the paper shows."""
+MOST = 500
+"""Clients up to which the trace is recorded without being asked for."""
 
 
 class Trace:
-    """Watches the steps of a run; clients are seen after E, before the server aggregates them.
+    """Writes the trace of a run, an `Observer` of `rounds.iterate`.
 
-    At that point the rows of `models` are what the local updates made of them, and `labels` is
-    the cluster each was assigned to.
+    Clients are what the method clusters, g_i. Where the server does not know g_i (IFCA asks for
+    losses) they are their models' last layer, so that the picture exists for every method.
     """
 
-    def __init__(self, config: Config, federation: Federation) -> None:
-        model = make(
-            config.model, shape=federation.shape, classes=federation.classes, seed=config.seed
-        )
-        self._columns = layout_of(model).columns(config.representation)
-        self._config = config
-        self._groups = federation.groups
-        self._embedding: F64 | None = None
-        self._rounds: list[dict[str, Any]] = []
-        self._cosine: dict[str, Any] = {}
+    def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
+        self._folder = folder / "trace"
+        self._engine, self._seed = engine, seed
+        head = any("head" in entry.tags for entry in engine.layout.entries)
+        known = method.representation.server_side
+        self._shown = method.representation if known else Columns("head" if head else "parameters")
+        self._clients: dict[str, F32] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:
-        """After each step (an `Observer` of `rounds.iterate`)."""
-        if step != "E" or not state.round:
-            return
-        clients, centers = state.models[:, self._columns], state.centers[:, self._columns]
-        if state.round <= ROUNDS:
-            self._embedding = self._embed(clients, state.round)
-            self._rounds.append(
-                {
-                    "round": state.round,
-                    "cluster": state.labels.tolist(),
-                    "x": self._embedding[:, 0].round(2).tolist(),
-                    "y": self._embedding[:, 1].round(2).tolist(),
-                }
-            )
-        if state.round == self._config.rounds:
-            self._cosine = self._cosines(clients, centers, state.labels)
+        """After each step: L moves the clients, M (later in the round) the centers."""
+        if step == "L":
+            points = self._shown.clients(state, self._engine, self._seed)
+            self._clients = _geometry("clients", points)
+        if step == "M":
+            centers = _geometry("centers", self._shown.centers(state, self._engine))
+            self._folder.mkdir(exist_ok=True)
+            save_file(self._clients | centers, self._folder / f"{state.round:04}.safetensors")
 
-    def data(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What was seen, with the objectives of the rounds' records."""
-        return {
-            "group": None if self._groups is None else self._groups.tolist(),
-            "rounds": self._rounds,
-            "cosine": self._cosine,
-            **{name: _by_step([record[name] for record in records]) for name in ("F", "R")},
-        }
 
-    def _embed(self, clients: Real, round: int) -> F64:
-        """t-SNE in the plane; from the second round on it starts where the last one ended.
+def _geometry(of: str, points: Real) -> dict[str, F32]:
+    with one_thread():
+        pairs = squareform(distances(points), checks=False)
+        norms = np.linalg.norm(points, axis=1)
+    return {f"{of}.distances": pairs.astype(np.float32), f"{of}.norms": norms.astype(np.float32)}
 
-        It is turned (or mirrored) to lie on the last one, which leaves all distances as they are.
-        """
-        before = self._embedding
-        tsne = TSNE(
-            perplexity=min(30.0, (len(clients) - 1) / 3),
-            # scikit-learn's own scale of a start
-            init="pca" if before is None else before / before[:, 0].std() * 1e-4,
-            random_state=rng.derive(self._config.seed, "tsne", round),
+
+def distances(points: Real) -> F64:
+    """(m, m), ‖g_i − g_j‖.
+
+    >>> distances(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)).tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
+    """
+    # Around their mean and in double precision the expansion ‖a‖² + ‖b‖² − 2ab keeps enough digits
+    # for a picture, and is one matrix product.
+    centered = np.asarray(points, np.float64)
+    centered = centered - centered.mean(axis=0)
+    squares = np.einsum("ip,ip->i", centered, centered)
+    squared = squares[:, None] + squares - 2 * centered @ centered.T
+    np.fill_diagonal(squared, 0.0)
+    return np.asarray(np.sqrt(np.maximum(squared, 0)), np.float64)
+
+
+def traced_rounds(folder: Path) -> list[int]:
+    """The rounds that the trace of a run folder holds; none if it was not recorded."""
+    return sorted(int(file.stem) for file in (folder / "trace").glob("[0-9]*.safetensors"))
+
+
+def read_trace(
+    folder: Path, round: int, of: Literal["clients", "centers"] = "clients"
+) -> tuple[F64, F64]:
+    """The distances (m, m) and norms (m,) of one round."""
+    file = folder / "trace" / f"{round:04}.safetensors"
+    try:
+        arrays = load_file(file)
+        pairs, norms = (
+            arrays[f"{of}.{what}"].astype(np.float64) for what in ("distances", "norms")
         )
-        with one_thread():
-            embedding: F64 = tsne.fit_transform(clients).astype(np.float64)
-        embedding -= embedding.mean(axis=0)
-        if before is not None:
-            embedding = embedding @ orthogonal_procrustes(embedding, before)[0]
-        return embedding
-
-    def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:
-        """Of all centers, and of some clients of the largest cluster."""
-        used, sizes = np.unique(labels, return_counts=True)
-        largest = used[sizes.argmax()]
-        members = np.flatnonzero(labels == largest)[:CLIENTS]
-        return {
-            "clusters": used.tolist(),
-            "centers": cosine_similarity(centers[used]).round(5).tolist(),
-            "cluster": int(largest),
-            "members": members.tolist(),
-            "clients": cosine_similarity(clients[members]).round(5).tolist(),
-        }
+        return squareform(pairs), norms
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise RunFolderError(f"can't read the trace {file}: {error}") from None
 
 
-def _by_step(values: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    steps = values[0] if values else ()
-    return {step: [float(f"{each[step]:.6g}") for each in values] for step in steps}
+def cosines(distances: F64, norms: F64) -> F64:
+    """(m, m), cos(g_i, g_j) by the law of cosines.
+
+    >>> cosines(np.array([[0.0, 5.0], [5.0, 0.0]]), np.array([3.0, 4.0])).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    products = np.maximum(norms[:, None] * norms, np.finfo(np.float64).tiny)
+    return np.asarray((norms[:, None] ** 2 + norms**2 - distances**2) / (2 * products), np.float64)

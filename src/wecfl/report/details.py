@@ -1,0 +1,388 @@
+"""What the report page says about one run."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from wecfl.base import Int
+from wecfl.errors import RunFolderError
+from wecfl.report.alluvial import Alluvial, alluvial, telling
+from wecfl.report.interactive import Series, Spec, lines, plane
+from wecfl.report.planes import LEAST, planes
+from wecfl.report.words import client_words, partition_words
+from wecfl.runs.folder import (
+    read_assignments,
+    read_classes,
+    read_clients,
+    read_environment,
+    read_metrics,
+    read_summary,
+)
+from wecfl.runs.record import KEYS, Record
+from wecfl.runs.trace import cosines, read_trace, traced_rounds
+
+__all__ = ["Chart", "Details", "Track", "details"]
+
+Track = Callable[[Sequence[int], str], Iterable[int]]
+"""Passes rounds on while it shows how far it got, under a title."""
+
+MAPPED = 200
+"""Clients in a heat map."""
+PLACES = 50_000
+"""Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
+MAIN = ("F", "R", "B")
+SCORES = ("accuracy", "macro_f1")
+ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients"}
+"""Keys of a record that the page shows in other ways than as lines over the rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over rounds and what they are called."""
+
+    title: str
+    spec: Spec
+    legend: Sequence[str] = ()
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """The plane and, for each stop of its slider, the round and what to say about it."""
+
+    spec: Spec
+    rounds: list[int]
+    notes: list[str]
+    grouped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A symmetric matrix of cosines in bytes, 0 = `low`, 255 = `high`."""
+
+    title: str
+    about: str
+    names: list[str]
+    edge: list[tuple[int, int]]
+    """Along the edge: cluster, and how many cells it takes."""
+    low: float
+    high: float
+    bytes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One cluster: whom it serves and how well."""
+
+    label: int
+    clients: int
+    samples: int
+    groups: list[tuple[int, int, int]]
+    """Generating group, its clients in here, its clients in all; empty if unknown."""
+    classes: list[float]
+    """Share of each class in the training samples; empty if unknown."""
+    accuracy: list[float]
+    """Of each client; empty if no round was completed."""
+    members: list[Any]
+
+    @property
+    def median(self) -> float:
+        """Of the members' accuracies."""
+        return float(np.median(self.accuracy))
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """All the page says about one run."""
+
+    name: str
+    lead: str
+    facts: list[tuple[str, str]]
+    motion: Motion | None
+    missing: str
+    """Why there is no motion."""
+    moves: Alluvial | None
+    moved: str
+    cards: list[Card]
+    charts: list[Chart]
+    more: list[Chart]
+    heats: list[Heat]
+    command: str
+    repeat: str
+    config: str
+    environment: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    records: list[Record]
+    clients: pd.DataFrame
+    labels: Int
+    """(rounds, m)"""
+    traced: list[int]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        summary, records, labels = (
+            read_summary(folder), read_metrics(folder), read_assignments(folder)
+        )  # fmt: skip
+        if len(records) != len(labels):
+            raise RunFolderError(
+                f"{folder} holds {len(records)} rounds in metrics.jsonl and {len(labels)} in "
+                "assignments.csv: its files do not belong together"
+            )
+        traced = [t for t in traced_rounds(folder) if t <= len(records)]
+        clients, config = read_clients(folder), summary.pop("config")
+        return cls(folder, summary, config, records, clients, labels, traced)
+
+    @property
+    def groups(self) -> Int | None:
+        """(m,), the generating groups, if known."""
+        found = self.clients["group"]
+        return None if found.isna().any() else found.to_numpy(np.int64)
+
+    @property
+    def sizes(self) -> Int:
+        """(m,), |D_i|."""
+        return self.clients["samples"].to_numpy(np.int64)
+
+    @property
+    def several(self) -> bool:
+        """Clients were in different clusters at some time."""
+        return bool(self.labels.max(initial=0) > 0)
+
+
+def details(name: str, folder: Path, frames: int, track: Track) -> Details:
+    """Everything about the run in a folder, with at most `frames` rounds in the plane."""
+    run, env = Run.read(folder), read_environment(folder)
+    lead = client_words(run.sizes, run.groups) + " each"
+    if "partition" in run.config:
+        lead = f"{partition_words(run.config)}: {lead}"
+    motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
+    columns = telling(run.labels)
+    picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
+    charts, more = _objectives(run.records)
+    machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
+    return Details(
+        name=name,
+        lead=lead,
+        facts=_facts(run),
+        motion=motion,
+        missing=missing,
+        moves=picture if run.several else None,
+        moved=_moved(run.labels, columns),
+        cards=_cards(run),
+        charts=charts,
+        more=more,
+        heats=_heats(run),
+        command=env.get("command", ""),
+        # A run of Python values writes its components down, which is not enough to repeat it.
+        repeat="" if "components" in run.config else f"wecfl run {folder / 'config.toml'}",
+        config=tomli_w.dumps(run.config),
+        environment=[
+            ("engine", str(run.summary.get("engine", "unknown"))),
+            *((key, str(env[key])) for key in machine),
+            *env.get("packages", {}).items(),
+        ],
+    )
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """The figures a reader looks for first."""
+    summary = run.summary
+    facts = [
+        ("accuracy", _percent(summary["accuracy"])),
+        ("macro-F1", _percent(summary["macro_f1"])),
+        ("groups found", str(summary["clusters"])),
+    ]
+    if summary["ari"] is not None:
+        facts.append(("ARI", f"{summary['ari']:.2f}"))
+    if run.several:
+        facts.append(("settled in round", str(_settled(run.labels) or "not yet")))
+    done, planned = summary["rounds"], run.config.get("rounds", summary["rounds"])
+    facts.append(("rounds", f"{done}" if done == planned else f"{done} of {planned}"))
+    facts.append(("seed", str(summary["seed"])))
+    if summary["status"] != "finished":
+        facts.append(("status", summary["status"]))
+    return facts
+
+
+def _settled(labels: Int) -> int | None:
+    """The round (from 1) whose assignment was kept to the end; None while clients still move."""
+    changed = np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1))
+    last = int(changed[-1]) + 2 if len(changed) else 1
+    return last if last < len(labels) or not len(changed) else None
+
+
+def _moved(labels: Int, columns: Sequence[int]) -> str:
+    moves = int((labels[1:] != labels[:-1]).sum())
+    if not moves:
+        return "Nobody changed cluster after the first round."
+    words = f"{moves} move{'s' * (moves != 1)} from one cluster to another in {len(labels)} rounds."
+    if len(columns) < len(labels):
+        words += " Shown: the first round, the last, and those in which most clients moved."
+    return words
+
+
+def _motion(
+    run: Run, frames: int, track: Callable[[Sequence[int]], Iterable[int]]
+) -> tuple[Motion | None, str]:
+    kept = run.traced
+    if not kept:
+        return None, "This run has no trace. Run it again with --trace to see its clients move."
+    if len(run.clients) < LEAST:
+        return None, f"{len(run.clients)} clients are too few for a map of neighbourhoods."
+    frames = max(min(frames, PLACES // len(run.clients)), 2)
+    if len(kept) > frames:  # clients move early on: keep the first rounds, thin out the others
+        early = frames // 2
+        late = np.linspace(len(kept) - 1, early, frames - early).round().astype(int)
+        kept = [*kept[:early], *(kept[i] for i in np.unique(late))]
+    distances = (read_trace(run.folder, t)[0] for t in track(kept))
+    at = np.array(kept) - 1
+    spec = plane(
+        planes(distances, run.summary["seed"]),
+        labels=run.labels[at],
+        groups=run.groups,
+        accuracy=np.array([run.records[t]["clients"]["accuracy"] for t in at]),
+        names=run.clients["client"].tolist(),
+        sizes=run.sizes,
+    )
+    return Motion(spec, kept, [_note(run, t) for t in at], run.groups is not None), ""
+
+
+def _note(run: Run, t: int) -> str:
+    record, labels = run.records[t], run.labels
+    moved = int((labels[t] != labels[t - 1]).sum()) if t else 0
+    found = record["clusters"]
+    words = [f"accuracy {_percent(record['accuracy'])}"]
+    words += [f"ARI {record['ari']:.2f}"] if record["ari"] is not None else []
+    words += [f"{found} cluster{'s' * (found != 1)}"]
+    return ", ".join(words + ([f"{moved} moved"] if moved else []))
+
+
+def _cards(run: Run) -> list[Card]:
+    held, groups = read_classes(run.folder), run.groups
+    cards = []
+    for label in np.unique(run.clients["cluster"]):
+        inside = np.flatnonzero(run.clients["cluster"] == label)
+        own = run.clients.iloc[inside]
+        counts = held[:, inside].sum(axis=1) if held is not None else np.zeros(0)
+        here = [] if groups is None else [
+            (int(g), int((groups[inside] == g).sum()), int((groups == g).sum()))
+            for g in np.unique(groups[inside])
+        ]  # fmt: skip
+        cards.append(
+            Card(
+                label=int(label),
+                clients=len(own),
+                samples=int(own["samples"].sum()),
+                groups=here,
+                classes=(counts / max(counts.sum(), 1)).tolist(),
+                accuracy=own["accuracy"].tolist() if "accuracy" in own else [],
+                members=own.to_dict("records"),
+            )
+        )
+    return cards
+
+
+def _objectives(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
+    """F, R and B, with the learning rate beside its bounds; and whatever else was measured."""
+    rounds = [record["round"] for record in records]
+    first, more = [], []
+    for key in dict.fromkeys(key for record in records for key in record if key not in ELSEWHERE):
+        series, about = _series([record.get(key) for record in records]), KEYS.get(key, "")
+        if key in MAIN:
+            first += _chart(key, series, rounds, about)
+        else:
+            for name, values in series.items():
+                more += _chart(f"{key} {name}".strip(), {name: values}, rounds, about)
+    rates: dict[str, list[float | None]] = {}
+    for key in dict.fromkeys(key for record in records for key in record["clients"]):
+        if key not in SCORES:
+            rates[key] = [_median(record["clients"].get(key)) for record in records]
+    return first + _chart("Learning rate", rates, rounds, "and its bounds, median client"), more
+
+
+def _chart(title: str, series: Series, rounds: Sequence[int], about: str) -> list[Chart]:
+    known = {n: values for n, values in series.items() if any(v is not None for v in values)}
+    if not known:
+        return []
+    return [Chart(title, lines(known, rounds), list(known) if len(known) > 1 else (), about)]
+
+
+def _median(values: Sequence[float | None] | None) -> float | None:
+    known = [value for value in values or () if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _series(values: Sequence[object]) -> Series:
+    """One line for each number of what was measured in a round, however it is nested."""
+    parts = [dict(_numbers(value)) for value in values]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: [part.get(name) for part in parts] for name in names}
+
+
+def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name} {key}".strip())
+    elif isinstance(value, list):
+        for k, inner in enumerate(value):
+            yield from _numbers(inner, f"{name} cluster {k}".strip())
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def _heats(run: Run) -> list[Heat]:
+    """Cosines between centers and between clients, in the last traced round."""
+    if not run.traced:
+        return []
+    last = run.traced[-1]
+    labels = run.labels[last - 1]
+    used = np.unique(labels)
+    names = [f"cluster {k}" for k in used]
+    heats = []
+    if len(used) > 1:
+        heats.append(_heat(run, "centers", f"after round {last}", used, used, names))
+    every = -(-len(labels) // MAPPED)
+    within = np.zeros_like(labels) if run.groups is None else run.groups
+    order = np.lexsort((within, labels))[::every]  # clusters, and groups inside of them
+    about = f"after local update {last}, by cluster" + (f" (one in {every})" if every > 1 else "")
+    names = [f"{run.clients['client'][i]} (cluster {labels[i]})" for i in order]
+    heats.append(_heat(run, "clients", about, order, labels[order], names))
+    return heats
+
+
+def _heat(  # noqa: PLR0917
+    run: Run,
+    of: Literal["clients", "centers"],
+    about: str,
+    order: Int,
+    clusters: Int,
+    names: list[str],
+) -> Heat:
+    matrix = cosines(*read_trace(run.folder, run.traced[-1], of))[np.ix_(order, order)]
+    matrix = np.clip(np.nan_to_num(matrix), -1, 1)
+    low, high = float(matrix.min()), float(matrix.max())
+    levels = np.round((matrix - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
+    kinds, counts = np.unique(clusters, return_counts=True)
+    edge = list(zip(kinds.tolist(), counts.tolist(), strict=True))
+    packed = b64encode(levels.tobytes()).decode()
+    return Heat(of.capitalize(), about, names, edge, low, high, packed)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,296 @@
+"""The report page as text: what it says, what it leaves out, what it refuses."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wecfl
+from wecfl import Federation, methods
+from wecfl.errors import ConfigError, RunFolderError
+from wecfl.report import page as pages
+from wecfl.report.alluvial import alluvial, telling
+from wecfl.report.page import page, write
+from wecfl.report.planes import apart, planes
+from wecfl.report.tables import cells, results
+from wecfl.runs.folder import read_metrics, read_summary
+
+QUICK: dict[str, Any] = {"model": "logistic", "rounds": 4, "steps": 3, "lr": 0.05, "workers": 1}
+
+
+class Text(HTMLParser):
+    """Cells of tables, headings and JSON of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.heads: list[str] = []
+        self.json: dict[str, Any] = {}
+        self.tags: list[str] = []
+        self._open = ""
+        self._id = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._open, self._id = tag, dict(attrs).get("id") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("td", "th"):
+            self.cells.append(data)
+        elif self._open in ("h1", "h2", "h3", "h4"):
+            self.heads.append(data)
+        elif self._open == "script" and self._id:
+            self.json[self._id] = json.loads(data)
+
+
+def lines(text: Text, name: str) -> list[dict[str, Any]]:
+    """What a chart of lines draws."""
+    [rows] = text.json[name]["datasets"].values()
+    return [dict(row) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def runs(fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs of four rounds."""
+    path = tmp_path_factory.mktemp("runs")
+    for method in (methods.fedavg, methods.wecfl(k=2)):
+        wecfl.run(fed, method, out=path / method.name, **QUICK)
+    return path
+
+
+@pytest.fixture
+def one(runs: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the WeCFL run, to be spoilt."""
+    yield Path(shutil.copytree(runs / "wecfl", tmp_path / "run"))
+
+
+def test_the_page_holds_the_figures_of_the_run(runs: Path) -> None:
+    text = Text(page([runs / "wecfl"]))
+    heads, [row] = cells(results([runs / "wecfl"]))
+    assert text.cells[: 2 * len(heads)] == heads + row
+    records = read_metrics(runs / "wecfl")
+    assert [r["v0"] for r in lines(text, "convergence-0")] == [
+        pytest.approx(record["accuracy"], rel=1e-5) for record in records
+    ]
+    assert [list(r.values())[1:] for r in lines(text, "objective-0-0")] == [
+        pytest.approx([record["F"][step] for step in "LEM"], rel=1e-5) for record in records
+    ]
+    assert f"{100 * records[0]['accuracy']:.2f}" in text.cells
+    plane = {param["name"]: param.get("value") for param in text.json["plane-0"]["params"]}
+    assert np.shape(plane["X"]) == np.shape(plane["Y"]) == np.shape(plane["L"]) == (4, 5)
+    assert plane["G"] == [0, 1, 0, 1, 0]
+    assert plane["A"][-1] == pytest.approx(records[-1]["clients"]["accuracy"], abs=1e-3)
+
+
+def test_several_runs_are_compared(runs: Path) -> None:
+    html = page([runs / "fedavg", runs / "wecfl"])
+    text = Text(html)
+    assert [h for h in text.heads if "fedavg" in h or "wecfl" in h] == [
+        "fedavg and wecfl", "fedavg", "wecfl K=2"
+    ]  # fmt: skip
+    for i, name in enumerate(("fedavg", "wecfl")):
+        curve = [record["accuracy"] for record in read_metrics(runs / name)]
+        assert [r[f"v{i}"] for r in lines(text, "convergence-0")] == pytest.approx(curve, rel=1e-5)
+    assert {"plane-0", "plane-1"} <= text.json.keys()
+    assert html.count("Who moved where") == 1  # FedAvg has one cluster
+    assert len(html) < 6e6
+
+
+def test_seeds_are_one_experiment_shown_once(fed: Federation, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        wecfl.run(fed, methods.wecfl(2), seed=seed, out=tmp_path / str(seed), **QUICK)
+    text = Text(page([tmp_path / "0", tmp_path / "1"]))
+    curves = [[r["accuracy"] for r in read_metrics(tmp_path / s)] for s in "01"]
+    assert [r["v0"] for r in lines(text, "convergence-0")] == pytest.approx(
+        np.mean(curves, axis=0), rel=1e-5
+    )
+    assert "plane-1" not in text.json
+    assert any("±" in cell for cell in text.cells)
+
+
+def test_more_runs_than_fit_are_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "DETAILED", 1)
+    html = page([runs / "fedavg", runs / "wecfl"])
+    assert "1 more run is in the table and the curves" in html
+    assert "plane-1" not in Text(html).json
+
+
+def test_frames_are_thinned_out_but_keep_the_first_and_the_last_round(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def track(rounds: Any, title: str) -> Any:
+        seen.append(list(rounds))
+        return rounds
+
+    monkeypatch.setattr(pages, "FRAMES", 3)
+    monkeypatch.setattr(pages, "FEWEST", 1)
+    page([runs / "wecfl"], track)
+    monkeypatch.setattr("wecfl.report.details.PLACES", 5)  # that many clients: two rounds are left
+    page([runs / "wecfl"], track)
+    assert seen == [[1, 2, 4], [1, 4]]
+
+
+def test_an_older_folder_gives_a_page_without_what_it_lacks(one: Path) -> None:
+    shutil.rmtree(one / "trace")
+    (one / "classes.csv").unlink()
+    html = page([one])
+    assert "Run it again with --trace" in html
+    assert "plane-0" not in Text(html).json
+    assert "<canvas" not in html
+    assert 'class="bars"' not in html
+    assert "Cluster 0" in html
+
+
+def test_names_are_text(fed: Federation, tmp_path: Path) -> None:
+    bad = "<script>window.bad = 1</script>"
+    names = (bad, "</script>", '"><img src=x onerror=bad()>', "NA", "007")
+    named = Federation(
+        fed.x, fed.y, fed.train, fed.test, fed.classes, fed.keys, names, fed.groups
+    )  # fmt: skip
+    method = methods.wecfl(k=2).replace(name="<b>mine</b>")
+    wecfl.run(named, method, out=tmp_path / "<i>", **QUICK)
+    html = page([tmp_path / "<i>"])
+    assert bad not in html
+    assert "<b>mine" not in html
+    text = Text(html)
+    assert "img" not in text.tags
+    assert set(names) <= set(text.cells)
+    plane = {param["name"]: param.get("value") for param in text.json["plane-0"]["params"]}
+    assert plane["names"] == list(names)
+
+
+def test_what_else_was_measured_is_drawn(one: Path) -> None:
+    records = read_metrics(one)
+    for record in records:
+        record["B"] = {"0": [0.5, None], "Q": [0.25, 0.125]}
+        record["theory"] = {"U": 3.0, "gradient": {"Q": 2.0}, "together": True}
+        record["clients"]["lr"] = [0.1] * 5
+        record["clients"]["lr_bound_1"] = None
+    (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    html = page([one])
+    text = Text(html)
+    assert lines(text, "objective-0-2")[0] == {"round": 1, "v0": 0.5, "v1": 0.25, "v2": 0.125}
+    assert lines(text, "objective-0-3")[0] == {"round": 1, "v0": 0.1}
+    assert [lines(text, f"more-0-{i}")[0]["v0"] for i in (0, 1)] == [3.0, 2.0]
+    assert "theory gradient Q" in html
+    assert "together" not in html
+
+
+def test_a_diverged_run_is_shown(one: Path) -> None:
+    records = read_metrics(one)
+    records[-1]["R"]["L"] = float("nan")
+    records[-2]["F"]["L"] = float("inf")
+    (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert not re.search(
+        r"\bNaN\b|\bInfinity\b", "".join(map(str, Text(page([one])).json.values()))
+    )
+
+
+def test_a_stopped_run_says_so(one: Path) -> None:
+    summary = read_summary(one)
+    config = summary.pop("config")
+    (one / "summary.json").write_text(json.dumps(summary | {"status": "interrupted"}))
+    assert config["rounds"] == 4
+    html = page([one])
+    assert "interrupted" in html
+    assert "(stopped)" in html
+
+
+def test_what_can_not_be_shown(one: Path, tmp_path: Path) -> None:
+    (one / "assignments.csv").write_text("round,a\n1,x\n")
+    with pytest.raises(RunFolderError, match=r"can't read .*assignments\.csv"):
+        page([one])
+    (one / "assignments.csv").write_text("round,a\n1,0\n")
+    with pytest.raises(RunFolderError, match=r"4 rounds in .* and 1 in assignments\.csv"):
+        page([one])
+    (one / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="nothing to show"):
+        page([one])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"can't write the report .*page\.html"):
+        write("x", tmp_path / "file" / "page.html")
+
+
+def test_a_run_stopped_in_its_first_round_is_in_the_table_only(runs: Path, one: Path) -> None:
+    summary = read_summary(one)
+    del summary["config"]
+    empty = dict.fromkeys(("accuracy", "macro_f1", "ari", "clusters"))
+    (one / "summary.json").write_text(
+        json.dumps(summary | empty | {"rounds": 0, "status": "interrupted"})
+    )
+    (one / "metrics.jsonl").write_text("")
+    (one / "assignments.csv").write_text("round,0,1,2,3,4\n")
+    text = Text(page([runs / "fedavg", one]))
+    assert "wecfl (stopped)" in text.cells
+    assert "plane-1" not in text.json
+
+
+# The pictures
+
+
+def test_ribbons_carry_every_client_once() -> None:
+    rng = np.random.default_rng(0)
+    labels, groups = rng.integers(0, 4, (5, 30)), rng.integers(0, 3, 30)
+    picture = alluvial(labels, groups, list("12345"))
+    counts = [int(ribbon.title.split()[0]) for ribbon in picture.ribbons]
+    assert sum(counts) == 5 * 30
+    moved = sum(c for c, ribbon in zip(counts, picture.ribbons, strict=True) if ribbon.moved)
+    assert moved == (labels[1:] != labels[:-1]).sum()
+    for x in {block.x for block in picture.blocks}:  # blocks of a column neither meet nor leave
+        column = sorted((b.y, b.y + b.height) for b in picture.blocks if b.x == x)
+        assert all(end < start for (_, end), (start, _) in pairwise(column))
+        assert column[-1][1] <= picture.height + 1e-9
+
+
+def test_telling_rounds_are_the_first_the_last_and_the_liveliest() -> None:
+    labels = np.zeros((50, 6), int)
+    labels[20:, :3] = 1
+    labels[40:, 5] = 1
+    assert telling(labels) == [0, 20, 40, 49]
+    assert len(telling(np.random.default_rng(0).integers(0, 2, (50, 6)))) <= 8
+    assert telling(labels[:1]) == [0]
+
+
+def test_groups_are_apart_in_the_plane_and_nothing_moves_without_reason() -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(3), 8)
+    points = 5 * np.eye(3)[groups] + rng.normal(size=(24, 3))
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    first, second, third = planes([distances] * 3)
+    for plane in (first, second, third):
+        centers = np.stack([plane[groups == g].mean(axis=0) for g in range(3)])
+        nearest = np.linalg.norm(plane[:, None] - centers, axis=2).argmin(axis=1)
+        assert (nearest == groups).all()
+    assert np.linalg.norm(third - second) < 0.2 * np.linalg.norm(second)
+    again = planes([distances] * 2)
+    assert np.array_equal(again[1], second)
+
+
+def test_no_client_hides_another() -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(4), 20)
+    plane = np.array([[0, 0], [9, 0], [0, 9], [5, 5]])[groups] + 1e-3 * rng.normal(size=(80, 2))
+    first, second = apart([plane, plane + 1e-3], 1500, 1000, gap=30)
+    between = np.linalg.norm(first[:, None] - first, axis=2) + 99 * np.eye(80)
+    assert between.min() > 20
+    assert (first >= 0).all()
+    assert (first <= [1500, 1000]).all()
+    assert np.abs(first - second).max() < 10
+
+
+def test_clients_that_coincide_can_be_drawn() -> None:
+    for placed in apart(planes([np.zeros((6, 6))] * 2), 1500, 1000, gap=30):
+        assert np.isfinite(placed).all()
