@@ -1,6 +1,7 @@
 """Tiny federations for all tests."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,6 +20,9 @@ import wecfl  # first, so that doctests see the same modules as the tests
 from wecfl.data.federation import Federation
 
 torch.set_num_threads(1)  # the cores belong to pytest-xdist
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def federation(shape: tuple[int, ...], m: int = 5, classes: int = 3, seed: int = 0) -> Federation:
