@@ -16,6 +16,7 @@ from wecfl import rng
 from wecfl.base import F32, Int, Method, Plan, State
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.importance import Batches, data_size, uniform
+from wecfl.bilevel.rate import check_theory, theory
 from wecfl.bilevel.representation import Columns, Losses
 from wecfl.config import PARTITIONING, Config
 from wecfl.data import partition as partitions
@@ -27,8 +28,9 @@ from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
+from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, check_free
-from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.record import Record, Recorder, last_rounds, settled
 
 __all__ = [
     "Result",
@@ -102,6 +104,7 @@ class Result:
             "rounds": len(self.records),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
+            "settled": settled(self.records),
             "seconds": round(self.seconds, 3),
         }
 
@@ -134,7 +137,7 @@ def run(
     rounds: int = 30,
     steps: int = 10,
     batch: int = 32,
-    lr: float = 0.001,
+    lr: float | Literal["theory"] = 0.001,
     momentum: float = 0.9,
     keep_momentum: bool = True,
     weight_decay: float = 0.0,
@@ -143,6 +146,7 @@ def run(
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
     objectives: bool = True,
+    diagnostics: bool = False,
     out: str | Path | None = None,
     watch: Sequence[Watcher] = (),
     config: Config | None = None,
@@ -159,7 +163,7 @@ def run(
         rounds: T.
         steps: Q, mini-batches of local training in a round.
         batch: samples in a mini-batch.
-        lr: η.
+        lr: η, or `theory`: Theorem 1's bound for each client, anew in every round.
         momentum: of SGD.
         keep_momentum: clients keep their momentum buffer between rounds, as in the paper.
         weight_decay: of SGD.
@@ -168,6 +172,7 @@ def run(
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
+        diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: called after each round.
         config: the configuration to write into the run folder, if it came from one.
@@ -190,34 +195,36 @@ def run(
     for name, (number, least) in whole.items():
         if not isinstance(number, Integral) or int(number) < least:
             raise ConfigError(f"{name} must be a whole number of at least {least}, got {number!r}")
-    plan = Plan(steps, batch, lr, momentum, keep_momentum, weight_decay)
+    plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     check_clusters(method, len(federation))
+    rate = theory if lr == "theory" else None
+    if rate:
+        check_theory(method, plan)
     if out is not None:
         check_free(Path(out))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
     with make_engine(engine, federation, module, **options) as runner:
         settings = [
-            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j)
+            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate)
             for j in (range(method.members) if members is None else members)
         ]
-        recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
-
-        def each_step(step: str, state: State, seconds: float) -> None:
-            recorder.step(step, state, seconds)
-            if observe:
-                observe(step, state, seconds)
-
         began, status = perf_counter(), "failed"
         states = tuple(opening(setting) for setting in settings)
+        watched = Diagnostics(settings[0], states[0]) if diagnostics else None
+        recorder = Recorder(
+            method, runner, federation.groups, states[0].labels,
+            objectives=objectives, diagnostics=watched,
+        )  # fmt: skip
+        observers = [recorder.step, *([observe] if observe else [])]
         paths = [
-            iterate(setting, state, each_step)
-            for setting, state in zip(settings, states, strict=True)
+            iterate(setting, state, *observers, *([watched.step] if watched and not j else []))
+            for j, (setting, state) in enumerate(zip(settings, states, strict=True))
         ]
         folder = None
         if out is not None:  # written once nothing can be wrong with what was asked for
-            written = _written(config) if config else _described(method, plan, module, rounds, seed)
+            written = _written(config) if config else _described(settings[0], model, rounds, seed)
             env = {"engine": runner.name, "workers": runner.workers}
             folder = RunFolder(Path(out), written, env, federation.names)
 
@@ -309,6 +316,8 @@ def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
     method = method_of(config)
     check_clusters(method, len(federation))
+    if config.lr == "theory":
+        check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
     if isinstance(method.representation, Columns):
         layout_of(model).columns(method.representation.which)
@@ -333,20 +342,30 @@ def method_of(config: Config) -> Method:
     return method
 
 
+def _number(lr: float | str) -> float:
+    """η of the plan; where a rule sets it in every round, the plan's is not used."""
+    if not isinstance(lr, str):
+        return lr
+    if lr != "theory":
+        raise ConfigError(f"lr must be a number or 'theory', got '{lr}'")
+    return 0.0
+
+
 def _written(config: Config) -> dict[str, Any]:
     """`config.toml` holds the choices that applied, so that it repeats the run."""
     idle = PARTITIONING if holds_clients(config) else ()
     return {key: value for key, value in config.toml().items() if key not in idle}
 
 
-def _described(method: Method, plan: Plan, model: object, rounds: int, seed: int) -> dict[str, Any]:
+def _described(setting: Setting, model: object, rounds: int, seed: int) -> dict[str, Any]:
     """What can be written down of a run made from Python values; not enough to repeat it."""
+    method, plan, rate = setting.method, setting.plan, setting.rate
     return {
         "method": method.name,
         "clusters": method.k,
         "rounds": rounds,
         "seed": seed,
-        "model": type(model).__name__,
-        "plan": asdict(plan),
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "plan": asdict(plan) | ({"lr": "theory"} if rate else {}),
         "components": components(method),
     }
