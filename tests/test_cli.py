@@ -78,6 +78,27 @@ def clients(folder: Path, count: int = 4) -> Path:
 # What works
 
 
+def test_check_judges_a_run_lemma_by_lemma(wecfl: Wecfl, tmp_path: Path) -> None:
+    flags = [*small(rounds="3", lr="theory", momentum="0", batch="999"), "--diagnostics"]
+    assert wecfl("run", *flags, "--out", "here").code == 0
+    code, out, _ = wecfl("check", "here", "--rounds", "--strict")
+    assert code == 0
+    for name in ("Lemma 1", "Lemma 5", "Theorem 1", "Theorem 3", "✓ convex: logistic"):
+        assert name in out
+    found = json.loads(wecfl("check", "here", "--json", "--epsilon", "0.5").out)
+    judged = {each["name"]: each["rounds"] for each in found["statements"]}
+    assert all(each["held"] and each["condition"] for each in judged["Theorem 1"])
+    path = tmp_path / "here" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for record in records:
+        record["F"]["M"] = 2 * record["F"]["L"]
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    assert wecfl("check", "here").code == 0
+    code, out, _ = wecfl("check", "here", "--strict")
+    assert code == 1
+    assert "refuted although all assumptions are met: Lemma 2" in out
+
+
 def test_run_writes_a_folder_and_prints_the_table(wecfl: Wecfl) -> None:
     code, out, err = wecfl("run", *SMALL, "--alpha", "0.3", "8", "--out", "here")
     assert (code, err) == (0, "")
@@ -312,6 +333,12 @@ BAD = [
     ["run", "--rounds", "-3"],
     ["run", "--rounds"],
     ["run", "--lr", "inf"],
+    ["run", "--lr", "practice"],
+    ["run", "--lr", "theory"],
+    ["run", "--lr", "theory", "--momentum", "0", "--method", "ifca"],
+    ["check", "nowhere"],
+    ["check", "."],
+    ["check", ".", "--epsilon", "0"],
     ["run", "--mu", "nan"],
     ["run", "--seed", "-1"],
     ["run", "--seed", ""],

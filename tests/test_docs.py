@@ -10,18 +10,18 @@ import pytest
 
 import wecfl
 from wecfl import metrics, rounds
-from wecfl.bilevel import aggregation, clustering, criteria, distance, importance, objective
+from wecfl.bilevel import aggregation, clustering, criteria, distance, importance, objective, rate
 from wecfl.bilevel import representation as representations
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.data import arrays, datasets, federation, partition
 from wecfl.methods import METHODS
-from wecfl.runs.record import KEYS
+from wecfl.runs.record import DIAGNOSTIC_KEYS, KEYS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
-    aggregation, clustering, criteria, distance, importance, objective, representations,
+    aggregation, clustering, criteria, distance, importance, objective, rate, representations,
     metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
 ]  # fmt: skip
 PUBLIC = {
@@ -95,7 +95,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 def test_every_key_of_the_metrics_is_documented() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
-    for key in KEYS:
+    for key in KEYS | DIAGNOSTIC_KEYS:
         assert f"| `{key}` |" in page
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "Method",
     "Objective",
     "Plan",
+    "Rate",
     "Real",
     "Representation",
     "State",
@@ -71,7 +72,8 @@ class State:
     labels: Int
     """(m,), r_ik = [labels_i = k]."""
     memory: Mapping[str, F32] = field(default_factory=dict)
-    """What clients keep between rounds, one row each: here `momentum` (m, trainable)."""
+    """What clients keep between rounds, one row each: `momentum` (m, trainable); `lr` (m,), the
+    rate they were sent with the model, where it follows the run."""
 
     @property
     def own(self) -> F32:
@@ -228,6 +230,10 @@ Distance = Callable[[Any, Any], F64]
 
 Importance = Callable[[Int], F64]
 """λ: data sizes |D_i| (m,) → importance (m,)."""
+
+Rate = Callable[[F64, State, Engine, Plan, int], F32]
+"""η (m,) for the coming local update: from the gaps ‖g_i − G_k‖ (m,) that the distribution closes,
+the state it makes, the engine, the plan and the seed."""
 
 Objective = Callable[[State, Layout], Correction]
 """The local objective beside the data loss, as a correction of its gradient."""

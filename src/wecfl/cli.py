@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from io import TextIOWrapper
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,7 @@ from wecfl.report.page import page, write
 from wecfl.report.paper_figures import draw
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
+from wecfl.report.theory import check_run, rich_check, rich_rounds
 from wecfl.report.words import client_words, partition_words
 from wecfl.runs.definitions import (
     SHIPPED,
@@ -171,6 +173,45 @@ def compare(
     console.print(rich_table(results(found)))
     if figure:
         _draw(overview(found), figure)
+
+
+@app.command(name="check")
+def check_theory(
+    folder: Path,
+    /,
+    *,
+    epsilon: Annotated[
+        float | None, Parameter(help="The mean ‖∇L‖² for which Theorem 3's T is asked.")
+    ] = None,
+    rounds: Annotated[bool, Parameter(help="Show the margin in each round.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
+    strict: Annotated[
+        bool, Parameter(help="Exit 1 if one failed whose assumptions are met.", negative="")
+    ] = False,
+) -> None:
+    """Judge the paper's lemmas and theorems on the record of a run (made with --diagnostics).
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    if epsilon is not None and not 0 < epsilon < float("inf"):
+        raise ConfigError(f"--epsilon must be positive and finite, got {epsilon:g}")
+    if not folder.is_dir():
+        raise ConfigError(f"no run folder {folder}")
+    found = check_run(folder, epsilon)
+    if json:
+        print(dumps(found.json(), indent=2, ensure_ascii=False))
+    else:
+        # Wide enough for the table also where the output is not a terminal.
+        wide = Console(width=None if console.is_terminal else max(console.width, 140))
+        wide.print(rich_check(found))
+        if rounds:
+            wide.print(rich_rounds(found))
+    if strict and found.refuted:
+        sys.exit(1)
 
 
 @app.command

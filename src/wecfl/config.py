@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -72,7 +72,9 @@ class Config(BaseModel):
     rounds: int = Field(30, ge=1, description="T, communication rounds.")
     steps: int = Field(10, ge=1, description="Q, mini-batches of local training in a round.")
     batch: int = Field(32, ge=1, description="Samples in a mini-batch.")
-    lr: float = Field(0.001, ge=0, description="η, the learning rate.")
+    lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
+        0.001, description="η, the learning rate; theory: Theorem 1's bound, anew in every round."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
     keep_momentum: bool = Field(True, description="Clients keep their momentum between rounds.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of SGD.")
@@ -88,6 +90,7 @@ class Config(BaseModel):
         None, ge=1, description="Threads or processes (default: one per core)."
     )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+    diagnostics: bool = Field(False, description="Also measure what `wecfl check` judges.")
     trace: bool | None = Field(
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
     )
@@ -132,7 +135,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
-INCIDENTAL = ("seed", "workers", "data_dir", "objectives", "trace")
+INCIDENTAL = ("seed", "workers", "data_dir", "objectives", "diagnostics", "trace")
 """Choices that do not make another experiment."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
@@ -191,7 +194,8 @@ def _read(file: Path) -> dict[str, Any]:
 def one_line(error: ValidationError) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
+    # Of a union (lr) pydantic also names the member that failed.
+    key = ".".join(str(p) for p in first["loc"] if p in Config.model_fields or isinstance(p, int))
     said = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
     got = repr(first["input"])
     return f"{key}: {said}, got {got if len(got) <= 40 else got[:40] + '…'}"

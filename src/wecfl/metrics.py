@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
-from wecfl.base import F64, Int
+from wecfl.base import F64, Int, Real
 
-__all__ = ["accuracy", "agreement", "macro_f1", "weighted"]
+__all__ = ["accuracy", "agreement", "churn", "cosine", "macro_f1", "silhouette", "weighted"]
 
 
 def accuracy(confusion: Int) -> F64:
@@ -55,3 +56,55 @@ def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
         "ari": float(adjusted_rand_score(groups, labels)),
         "nmi": float(normalized_mutual_info_score(groups, labels)),
     }
+
+
+def churn(labels: Int, before: Int) -> float:
+    """The share of clients that changed cluster, under the matching of labels that makes it least.
+
+    Clusters that merely swap their numbers are the same clusters.
+
+    >>> churn(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 0]))
+    0.25
+    """
+    together = np.zeros((max(labels.max(), before.max()) + 1,) * 2, dtype=np.int64)
+    np.add.at(together, (labels, before), 1)
+    stayed = together[linear_sum_assignment(together, maximize=True)].sum()
+    return float(1 - stayed / len(labels))
+
+
+def cosine(points: Real, centers: Real, labels: Int) -> dict[str, float | None]:
+    """Mean cosine similarity: `intra` over pairs of clients that share a cluster, `inter` over
+    pairs of centers that have clients. None where there is no pair.
+
+    >>> points, centers = np.array([[1, 0], [2, 0], [0, 3]]), np.array([[1, 0], [0, 1], [9, 9]])
+    >>> cosine(points, centers, labels=np.array([0, 0, 1]))
+    {'intra': 1.0, 'inter': 0.0}
+    """
+    inhabited, sizes = np.unique(labels, return_counts=True)
+    clusters = [_pair_sum(points[labels == k]) for k in inhabited]
+    sums = {"intra": sum(clusters), "inter": _pair_sum(centers[inhabited])}
+    pairs = {"intra": (sizes * (sizes - 1)).sum(), "inter": len(inhabited) * (len(inhabited) - 1)}
+    return {name: float(sums[name] / n) if n else None for name, n in pairs.items()}
+
+
+def silhouette(points: Real, labels: Int) -> float | None:
+    """How much nearer clients are to their own cluster than to the next: −1 … 1, mean over clients.
+
+    None where it is not defined: with one cluster, or with as many clusters as clients.
+
+    >>> silhouette(np.array([[0.0], [0.1], [9.0]]), np.array([0, 0, 1])) > 0.6
+    True
+    >>> silhouette(np.zeros((3, 1)), np.zeros(3, int))
+    """
+    if not 2 <= len(np.unique(labels)) < len(labels):
+        return None
+    return float(silhouette_score(np.asarray(points, dtype=np.float64), labels))
+
+
+def _pair_sum(points: Real) -> float:
+    """Σ_{i≠j} cos(i, j) = ‖Σ_i u_i‖² − Σ_i ‖u_i‖² with u_i the directions (0 of a zero row)."""
+    # In double precision, since clients of a cluster differ in the sixth digit, but without a copy.
+    squared = np.einsum("ip,ip->i", points, points, dtype=np.float64)
+    scale = np.divide(1, np.sqrt(squared), out=np.zeros_like(squared), where=squared > 0)
+    total = np.einsum("i,ip->p", scale, points, dtype=np.float64)
+    return float(total @ total - np.count_nonzero(squared))

@@ -37,13 +37,14 @@ Three clients with one parameter each, two of them alike; the first holds three 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F64, Correction, Engine, Method, Plan, State
+from wecfl.base import F32, F64, Correction, Engine, Method, Plan, Rate, State
+from wecfl.bilevel.criteria import gaps
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "local_update",
     "maximization",
     "opening",
+    "rates",
 ]
 
 
@@ -69,6 +71,8 @@ class Setting:
     seed: int = 0
     member: int = 0
     """Which of the method's soft-voted runs this is; each starts from a model of its own."""
+    rate: Rate | None = None
+    """Sets η anew in every round, in place of the plan's."""
 
 
 def expectation(state: State, setting: Setting) -> State:
@@ -91,13 +95,23 @@ def maximization(state: State, setting: Setting) -> State:
 
 
 def distribution(state: State, setting: Setting) -> State:
-    """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay."""
-    shared = setting.engine.layout.columns(setting.method.shared)
-    if shared == slice(0, setting.engine.layout.width):
-        return state.replace(models=state.own)
-    models = state.models.copy()
-    models[:, shared] = state.own[:, shared]
-    return state.replace(models=models)
+    """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay.
+
+    A learning rate that follows the run is set here, where both ω_i and Ω_k are at hand.
+    """
+    engine = setting.engine
+    shared = engine.layout.columns(setting.method.shared)
+    if shared == slice(0, engine.layout.width):
+        sent = state.replace(models=state.own)
+    else:
+        models = state.models.copy()
+        models[:, shared] = state.own[:, shared]
+        sent = state.replace(models=models)
+    if setting.rate is None:
+        return sent
+    gap = gaps(state, setting.method, engine)
+    lr = setting.rate(gap, sent, engine, setting.plan, setting.seed)
+    return sent.replace(memory={**state.memory, "lr": lr})
 
 
 def local_update(state: State, setting: Setting) -> State:
@@ -105,8 +119,22 @@ def local_update(state: State, setting: Setting) -> State:
     correction = setting.method.objective(state, setting.engine.layout)
     if not isinstance(correction, Correction):
         raise ConfigError(f"an objective must return a Correction, got {correction!r}")
-    models, memory = setting.engine.train(state, setting.plan, correction, setting.seed)
+    plan = replace(setting.plan, lr=rates(state, setting))
+    models, memory = setting.engine.train(state, plan, correction, setting.seed)
     return state.replace(round=state.round + 1, models=models, memory=memory)
+
+
+def rates(state: State, setting: Setting) -> float | F32:
+    """η of the coming local update: that of the plan, or what the distribution set.
+
+    >>> rates(State(0, *np.zeros((3, 2))), Setting(None, None, Plan(lr=0.5)))
+    0.5
+    """
+    if setting.rate is None:
+        return setting.plan.lr
+    if "lr" not in state.memory:
+        raise ConfigError("a learning rate that follows the run is set in D: D must precede L")
+    return state.memory["lr"]
 
 
 def _importance(setting: Setting) -> F64:
@@ -154,8 +182,8 @@ def opening(setting: Setting) -> State:
     return state
 
 
-def iterate(setting: Setting, state: State, observe: Observer | None = None) -> Iterator[State]:
-    """The states after each further round, without end; `observe` sees every step.
+def iterate(setting: Setting, state: State, *observers: Observer) -> Iterator[State]:
+    """The states after each further round, without end; the observers see every step.
 
     `state` comes from `opening` or from an earlier round.
     """
@@ -164,6 +192,7 @@ def iterate(setting: Setting, state: State, observe: Observer | None = None) -> 
         for step in "L" + after + before:
             began = perf_counter()
             state = STEPS[step](state, setting)
-            if observe:
-                observe(step, state, perf_counter() - began)
+            seconds = perf_counter() - began
+            for observe in observers:
+                observe(step, state, seconds)
         yield state

@@ -17,6 +17,7 @@ from wecfl import rng
 from wecfl.base import F32, Int, Method, Plan, State
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.importance import Batches, data_size, uniform
+from wecfl.bilevel.rate import check_theory, theory
 from wecfl.bilevel.representation import Columns, Losses
 from wecfl.config import PARTITIONING, Config
 from wecfl.data import partition as partitions
@@ -28,9 +29,10 @@ from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
+from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, check_free, environment
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
-from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.record import Record, Recorder, last_rounds, settled
 from wecfl.runs.trace import MOST, Trace
 
 __all__ = [
@@ -118,6 +120,7 @@ class Result:
             "rounds": len(self.records),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
+            "settled": settled(self.records),
             "seconds": round(self.seconds, 3),
             "seed": self.seed,
             "status": self.status,
@@ -152,7 +155,7 @@ def run(
     rounds: int = 30,
     steps: int = 10,
     batch: int = 32,
-    lr: float = 0.001,
+    lr: float | Literal["theory"] = 0.001,
     momentum: float = 0.9,
     keep_momentum: bool = True,
     weight_decay: float = 0.0,
@@ -161,6 +164,7 @@ def run(
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
     objectives: bool = True,
+    diagnostics: bool = False,
     trace: bool | None = None,
     out: str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
@@ -178,7 +182,7 @@ def run(
         rounds: T.
         steps: Q, mini-batches of local training in a round.
         batch: samples in a mini-batch.
-        lr: η.
+        lr: η, or `theory`: Theorem 1's bound for each client, anew in every round.
         momentum: of SGD.
         keep_momentum: clients keep their momentum buffer between rounds, as in the paper.
         weight_decay: of SGD.
@@ -187,6 +191,7 @@ def run(
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
+        diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         trace: record the clients' distances in the run folder (default: up to 500 clients).
         out: a run folder to write, see `wecfl.runs.folder`.
         watch: told when the run begins, after each round and when it ends, see
@@ -205,37 +210,41 @@ def run(
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be a value such as methods.wecfl(k=10), got {method!r}")
-    whole: dict[str, tuple[Any, int]] = {
-        "rounds": (rounds, 1), "steps": (steps, 1), "batch": (batch, 1), "seed": (seed, 0)
-    }  # fmt: skip
-    for name, (number, least) in whole.items():
-        if not isinstance(number, Integral) or int(number) < least:
-            raise ConfigError(f"{name} must be a whole number of at least {least}, got {number!r}")
-    plan = Plan(steps, batch, lr, momentum, keep_momentum, weight_decay)
+    _check_whole(rounds=(rounds, 1), steps=(steps, 1), batch=(batch, 1), seed=(seed, 0))
+    plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     check_clusters(method, len(federation))
+    rate = theory if lr == "theory" else None
+    if rate:
+        check_theory(method, plan)
     if out is not None:
         check_free(Path(out))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
     with make_engine(engine, federation, module, **options) as runner:
         settings = [
-            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j)
+            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate)
             for j in (range(method.members) if members is None else members)
         ]
-        recorder = Recorder(method, runner, federation.groups, objectives=objectives)
         records: list[Record] = []
         status: Status = "failed"
         began = perf_counter()
         states = tuple(opening(setting) for setting in settings)
+        watched = Diagnostics(settings[0], states[0]) if diagnostics else None
+        recorder = Recorder(
+            method, runner, federation.groups, states[0].labels,
+            objectives=objectives, diagnostics=watched,
+        )  # fmt: skip
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
-        observers: list[Observer] = [recorder.step, *([observe] if observe else [])]
+        first = [observe] if observe else []  # of a soft vote, these see the first run only
+        if watched:
+            first.append(watched.step)
         if out is not None:
             watchers.insert(0, RunFolder(Path(out)))
             if len(federation) <= MOST if trace is None else trace:
-                observers.append(Trace(Path(out), method, runner, seed).step)
+                first.append(Trace(Path(out), method, runner, seed).step)
         paths = [
-            iterate(setting, state, _each(observers if setting is settings[0] else observers[:1]))
-            for setting, state in zip(settings, states, strict=True)
+            iterate(setting, state, recorder.step, *([] if j else first))
+            for j, (setting, state) in enumerate(zip(settings, states, strict=True))
         ]
         begun: list[Watcher] = []  # what has to be ended
 
@@ -247,7 +256,7 @@ def run(
             )  # fmt: skip
 
         try:  # from here on nothing can be wrong with what was asked for
-            written = _written(config) if config else _described(method, plan, module, rounds, seed)
+            written = _written(config) if config else _described(settings[0], model, rounds, seed)
             env = {**environment(), "engine": runner.name, "workers": runner.workers}
             for watcher in watchers:
                 watcher.begin(written, env, federation)
@@ -334,6 +343,8 @@ def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
     method = method_of(config)
     check_clusters(method, len(federation))
+    if config.lr == "theory":
+        check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
     if isinstance(method.representation, Columns):
         layout_of(model).columns(method.representation.which)
@@ -358,14 +369,20 @@ def method_of(config: Config) -> Method:
     return method
 
 
-def _each(observers: Sequence[Observer]) -> Observer:
-    """All of them, one after the other."""
+def _check_whole(**numbers: tuple[Any, int]) -> None:
+    """Each a whole number, and not below its least."""
+    for name, (number, least) in numbers.items():
+        if not isinstance(number, Integral) or int(number) < least:
+            raise ConfigError(f"{name} must be a whole number of at least {least}, got {number!r}")
 
-    def observe(step: str, state: State, seconds: float) -> None:
-        for observer in observers:
-            observer(step, state, seconds)
 
-    return observe
+def _number(lr: float | str) -> float:
+    """η of the plan; where a rule sets it in every round, the plan's is not used."""
+    if not isinstance(lr, str):
+        return lr
+    if lr != "theory":
+        raise ConfigError(f"lr must be a number or 'theory', got '{lr}'")
+    return 0.0
 
 
 def _written(config: Config) -> dict[str, Any]:
@@ -374,14 +391,15 @@ def _written(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.toml().items() if key not in idle}
 
 
-def _described(method: Method, plan: Plan, model: object, rounds: int, seed: int) -> dict[str, Any]:
+def _described(setting: Setting, model: object, rounds: int, seed: int) -> dict[str, Any]:
     """What can be written down of a run made from Python values; not enough to repeat it."""
+    method, plan, rate = setting.method, setting.plan, setting.rate
     return {
         "method": method.name,
         "clusters": method.k,
         "rounds": rounds,
         "seed": seed,
-        "model": type(model).__name__,
-        "plan": asdict(plan),
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "plan": asdict(plan) | ({"lr": "theory"} if rate else {}),
         "components": components(method),
     }

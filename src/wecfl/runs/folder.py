@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import tomli_w
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from wecfl.base import Int, State
@@ -57,6 +57,7 @@ __all__ = [
     "read_metrics",
     "read_state",
     "read_summary",
+    "tensor_names",
     "toml",
 ]
 
@@ -241,6 +242,17 @@ def _table(file: Path) -> pd.DataFrame:
         return pd.read_csv(file, dtype={"client": str}, keep_default_na=False, na_values=empty)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"can't read {file}: {error}") from None
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The tensors of the models of a run folder, without the cluster they belong to."""
+    file = path / "models.safetensors"
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            names = list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"can't read {file}: {error}") from None
+    return sorted({name.partition("cluster.")[2].partition(".")[2] for name in names})
 
 
 def environment() -> dict[str, Any]:

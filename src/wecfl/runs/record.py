@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.base import Engine, Int, Method, State
+from wecfl.base import Engine, Int, Method, Real, State
 from wecfl.bilevel.criteria import F, R
+from wecfl.bilevel.representation import Columns
+from wecfl.runs.diagnostics import Diagnostics
 
-__all__ = ["KEYS", "Record", "Recorder", "last_rounds"]
+__all__ = ["DIAGNOSTIC_KEYS", "KEYS", "Record", "Recorder", "last_rounds", "settled"]
 
 Record = dict[str, Any]
 """What is known about a round, under the names of `KEYS`."""
@@ -25,6 +27,8 @@ KEYS = {
     "nmi": "normalized mutual information of the same",
     "clusters": "groups found: clusters with at least one client",
     "sizes": "clients in each of the K clusters",
+    "churn": "fraction of clients that changed cluster since the round before, labels matched",
+    "cosine": "mean similarity of the models before D: intra (pairs in a cluster), inter (centers)",
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
@@ -32,22 +36,43 @@ KEYS = {
 }
 """The keys of a record, documented."""
 
+DIAGNOSTIC_KEYS = {
+    "silhouette": "of the clients' models before D, null if undefined",
+    "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
+    "theory": "U, sigma2, beta, and what the lemmas allow in this round",
+}
+"""The further keys of a record with `diagnostics`; `clients` also holds rates and their bounds."""
+
 
 class Recorder:
-    """Watches the steps of a round and makes its record."""
+    """Watches the steps of a round and makes its record.
+
+    `labels` is the assignment before the first round, if there is one.
+    """
 
     def __init__(
-        self, method: Method, engine: Engine, groups: Int | None, *, objectives: bool = True
+        self,
+        method: Method,
+        engine: Engine,
+        groups: Int | None,
+        labels: Int | None = None,
+        *,
+        objectives: bool = True,
+        diagnostics: Diagnostics | None = None,
     ) -> None:
         self._method = method
         self._engine = engine
         self._groups = groups
+        self._before = labels
         self._objectives = objectives
+        self._diagnostics = diagnostics
+        self._previous: State | None = None
         self._clear()
 
     def _clear(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}}
         self._seconds: dict[str, float] = {}
+        self._apart: State | None = None
 
     def step(self, step: str, state: State, seconds: float) -> None:
         """After each step (an `Observer` of `rounds.iterate`)."""
@@ -58,16 +83,19 @@ class Recorder:
         if step in "LD" and self._objectives:
             self._note("R", step, R(state, self._method, self._engine))
         self._add_seconds("objectives", perf_counter() - began)
+        if step == "D" and self._apart is None:
+            self._apart = self._previous  # of the first soft-voted run, where clients still differ
+        self._previous = state
 
     def round(self, states: Sequence[State]) -> Record:
         """After the last step: the record of the round, soft-voted over `states`."""
         began = perf_counter()
-        state = states[0]
+        state, before = states[0], self._before
         stack = np.stack([s.models for s in states]) if len(states) > 1 else state.models
         confusion = self._engine.confusion(stack, "test")
         accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
         sizes = np.bincount(state.labels, minlength=len(state.centers))
-        self._add_seconds("score", perf_counter() - began)
+        compared = self._compared()
         record: Record = {
             "round": state.round,
             "accuracy": metrics.weighted(accuracy, self._engine.sizes),
@@ -75,18 +103,41 @@ class Recorder:
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
+            "churn": None if before is None else metrics.churn(state.labels, before),
+            "cosine": compared and metrics.cosine(*compared, state.labels),
             **{
                 name: {step: float(np.mean(values)) for step, values in steps.items()}
                 for name, steps in self._values.items()
             },
-            "seconds": {name: round(value, 6) for name, value in self._seconds.items()},
+            "seconds": {},
             "clients": {
                 "accuracy": accuracy.round(6).tolist(),
                 "macro_f1": macro_f1.round(6).tolist(),
             },
         }
+        self._add_seconds("score", perf_counter() - began)
+        if self._diagnostics:
+            record["silhouette"] = compared and metrics.silhouette(compared[0], state.labels)
+            measured, clients, seconds = self._diagnostics.round()
+            record |= measured
+            record["clients"] |= clients
+            self._add_seconds("diagnostics", seconds)
+        record["seconds"] = {name: round(value, 6) for name, value in self._seconds.items()}
+        self._before = state.labels
         self._clear()
         return record
+
+    def _compared(self) -> tuple[Real, Real] | None:
+        """(m, p) and (K, p), clients and centers as they were before the distribution.
+
+        By the representation; where only the clients could tell it (IFCA's losses), by all
+        parameters, which is costly and left to `diagnostics`. None if no step was watched.
+        """
+        state, chosen = self._apart, self._method.representation
+        if state is None or not (chosen.server_side or self._diagnostics):
+            return None
+        which = chosen if chosen.server_side else Columns("parameters")
+        return which.clients(state, self._engine, 0), which.centers(state, self._engine)
 
     def _note(self, name: str, step: str, value: float) -> None:
         self._values[name].setdefault(step, []).append(value)
@@ -106,3 +157,15 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
         values = [record[key] for record in records[-count:] if record[key] is not None]
         means[key] = round(float(np.mean(values)), 12) if values else None
     return means
+
+
+def settled(records: Sequence[Record]) -> int | None:
+    """The round whose assignment was kept to the end; None while clients still move.
+
+    >>> settled([{"round": t, "churn": churn} for t, churn in enumerate((0.8, 0.1, 0, 0), start=1)])
+    2
+    >>> settled([{"round": 1, "churn": 0.8}])
+    """
+    moved = [record["round"] for record in records if record["churn"]]
+    last = max(moved, default=1)
+    return last if records and (not moved or last < records[-1]["round"]) else None

@@ -1,0 +1,84 @@
+"""Learning rates that follow the run (`wecfl.base.Rate`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wecfl.base import F32, F64, Engine, Method, Plan, State
+from wecfl.bilevel.criteria import gradient_bound, lr_bound_1, secants
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.errors import ConfigError
+
+__all__ = ["check_theory", "theory"]
+
+PROBES = 4
+PROBE_LENGTH = 1e-2
+"""Of the model's own length: short enough for a Hessian, long enough for float32."""
+
+
+def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32:
+    """Theorem 1's bound for each client, η_i = ‖ω_i − Ω_k‖ / (Q·U).
+
+    U is measured anew in every round: the largest norm over the clients of one mini-batch gradient
+    at the model they are sent. In the first round nobody has moved yet and the theorem has
+    no F to keep from rising; there η = 1/β, which the descent lemma (Lemma 5) likes best, with β
+    from a few gradient probes (decision 10).
+
+    >>> from types import SimpleNamespace
+    >>> from wecfl import Layout
+    >>> engine = SimpleNamespace(layout=Layout.of([("w", (2,), ["head"])]),
+    ...                          gradients=lambda models, **_: models * np.float32([1, 4]))
+    >>> state = State(0, np.array([[1, 1], [2, 0]], np.float32), np.zeros((1, 2)), np.zeros(2, int))
+    >>> theory(np.zeros(2), state, engine, Plan(), seed=0).round(4).tolist()     # 1/β
+    [0.25, 0.25]
+    >>> later = state.replace(round=1)
+    >>> theory(np.array([0.0, 8.0]), later, engine, Plan(), seed=0).round(4)
+    array([0.   , 0.194], dtype=float32)
+    """
+    if state.round == 0:
+        beta = _largest_curvature(state, engine)
+        return np.full(len(gap), 1 / beta if beta > 0 else 0.0, dtype=np.float32)
+    sampled = engine.gradients(state.models, batches=1, seed=seed, round=state.round)
+    bound = lr_bound_1(gap, plan.steps, gradient_bound(sampled[None]))
+    return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # no gradient, no step
+
+
+def check_theory(method: Method, plan: Plan) -> None:
+    """Refuse what Theorem 1 does not speak about, before the first round.
+
+    >>> from wecfl import methods
+    >>> check_theory(methods.wecfl(k=3), Plan(momentum=0.9))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: lr theory is about plain gradient steps: set momentum to 0, not 0.9
+    """
+    for name in ("momentum", "weight_decay"):
+        if value := getattr(plan, name):
+            raise ConfigError(
+                f"lr theory is about plain gradient steps: set {name} to 0, not {value:g}"
+            )
+    if method.distance is not squared_euclidean or method.order != "EMDL":
+        raise ConfigError(
+            f"lr theory is about clients compared by their models in the order EMDL, "
+            f"so it can't set the rate of {method.name}"
+        )
+
+
+def _largest_curvature(state: State, engine: Engine) -> float:
+    """β near the models: power iteration, where a difference of gradients stands for H·v."""
+    trainable = engine.layout.trainable
+    here = state.models[:, :trainable].astype(np.float64)
+    slope = engine.gradients(state.models).astype(np.float64)
+    length = np.linalg.norm(here, axis=1, keepdims=True)
+    reach = PROBE_LENGTH * np.where(length > 0, length, 1)
+    direction, beta = slope, 0.0
+    for _ in range(PROBES):
+        norm = np.linalg.norm(direction, axis=1, keepdims=True)
+        direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
+        probe = state.models.copy()
+        probe[:, :trainable] = here + reach * direction
+        there = engine.gradients(probe).astype(np.float64)
+        found, _curved = secants(probe[:, :trainable], there, here, slope)
+        beta = max(beta, float(np.nanmax(found, initial=0.0)))
+        direction = there - slope
+    return beta

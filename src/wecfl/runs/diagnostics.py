@@ -1,0 +1,157 @@
+"""What the paper's theory speaks of, measured while a run goes on (`--diagnostics`)."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, final
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.base import F32, F64, Real, State
+from wecfl.bilevel import criteria
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.rounds import Setting, rates
+
+__all__ = ["DRAWS", "Diagnostics"]
+
+DRAWS = 4
+"""Mini-batch gradients of each client in a round, for U and σ²."""
+
+
+@final
+class Diagnostics:
+    """Watches one run (of a soft vote, the first) and measures B, U, σ², β and the bounds.
+
+    A round costs two full gradients of every client more – at the models before the local steps
+    (q = 0) and after them (q = Q) – and `DRAWS` mini-batch gradients; none of these where a batch
+    holds all of a client's data. U, σ² and β are the largest seen so far; the bounds of a round
+    need no more than the U of that round (`U_round`).
+    """
+
+    def __init__(self, setting: Setting, state: State) -> None:
+        self._setting = setting
+        self._importance = setting.method.importance(setting.engine.sizes)
+        self._constants = {"U": 0.0, "sigma2": 0.0, "beta": 0.0}
+        self._gap = np.zeros(len(state.models))  # on the common start nobody has moved
+        self._found: dict[str, Any] = {}
+        self._clients: dict[str, list[float | None] | None] = {}
+        self._previous = self._trained = state
+        self._path_U = 0.0
+        self._clear()
+        self._begin(state)
+
+    def step(self, step: str, state: State, seconds: float) -> None:
+        """After each step (an `Observer` of `rounds.iterate`)."""
+        began = perf_counter()
+        if step == "L":
+            self._trained, self._trained_slope = state, self._gradients(state)
+            self._path_U = max(self._path_U, criteria.gradient_bound(self._trained_slope[None]))
+            self._see_secants(self._started, self._started_slope)
+        elif step == "D":
+            self._close(self._previous, state)
+        self._previous = state
+        self._seconds += perf_counter() - began
+
+    def round(self) -> tuple[dict[str, Any], dict[str, list[float | None] | None], float]:
+        """B and `theory` of the round's record, the rates of each client, the seconds it took."""
+        measured, clients, seconds = self._found, self._clients, self._seconds
+        self._clear()
+        return measured, clients, seconds
+
+    def _clear(self) -> None:
+        self._curvature = np.nan
+        self._seconds = 0.0
+
+    def _begin(self, state: State) -> None:
+        """The local steps start from here, at a rate that is known."""
+        self._started, self._started_slope = state, self._gradients(state)
+        sampled = self._sampled(state)
+        self._see(sigma2=criteria.gradient_variance(sampled, self._started_slope))
+        self._path_U = criteria.gradient_bound(sampled)  # of the local steps from here on
+
+    def _close(self, before: State, state: State) -> None:
+        """The models are sent: all about the local steps of this round is known, the next begin."""
+        started, slopes = self._started, (self._started_slope, self._trained_slope)
+        lr = np.broadcast_to(rates(started, self._setting), len(state.models))
+        gap, squares = self._gap, [criteria.squared_norms(slope) for slope in slopes]
+        path_U = self._path_U
+        self._begin(state)
+        U = max(path_U, self._path_U)
+        self._see(U=U)
+        self._see_secants(state, self._started_slope)
+        models_only = self._setting.method.distance is squared_euclidean
+        if models_only:
+            self._gap = criteria.gaps(before, self._setting.method, self._setting.engine)
+        k, labels, share = len(state.centers), before.labels, self._importance
+        B = [criteria.clusterability(slope, labels, share, k) for slope in slopes]
+        worst: F64 = np.maximum(*B)[labels]
+        least: F64 = np.minimum(*squares)
+        steps = self._setting.plan.steps
+        sigma2, beta = self._constants["sigma2"], self._constants["beta"]
+        moved = np.linalg.norm(self._parameters(before.models - before.own), axis=1)
+        now = criteria.squared_norms(self._started_slope)
+        together = all(len(np.unique(started.labels[labels == c])) == 1 for c in np.unique(labels))
+        self._clients = {
+            "lr": _plain(lr),
+            "lr_bound_1": _plain(criteria.lr_bound_1(gap, steps, path_U)) if models_only else None,
+            "lr_bound_2": _plain(criteria.lr_bound_2(least, worst, U, sigma2, beta)),
+        }
+        self._found = {
+            "B": {"0": _plain(B[0]), "Q": _plain(B[1])},
+            "theory": {
+                **self._constants,
+                "U_round": U,
+                "curvature": _number(self._curvature),
+                "gradient": {
+                    "0": float(np.average(squares[0], weights=share)),
+                    "Q": float(np.average(squares[1], weights=share)),
+                },
+                "lemma_4": criteria.drift_bound(worst, share, float(lr.max()), steps, U),
+                "convexity": criteria.convexity_bound(now, moved, share),
+                "lemma_5": criteria.descent_bound(
+                    least, share, lr, steps=steps, beta=beta, sigma2=sigma2
+                ),
+                "together": together,
+            },
+        }
+
+    def _see(self, **values: float) -> None:
+        for name, value in values.items():
+            self._constants[name] = max(self._constants[name], value)
+
+    def _see_secants(self, state: State, slope: F32) -> None:
+        """β and the least curvature between the trained models and others."""
+        smooth, curved = criteria.secants(
+            self._parameters(self._trained.models), self._trained_slope,
+            self._parameters(state.models), slope,
+        )  # fmt: skip
+        self._see(beta=float(np.fmax.reduce(smooth, initial=0.0)))
+        self._curvature = float(np.fmin.reduce(curved, initial=self._curvature))
+
+    def _gradients(self, state: State) -> F32:
+        return self._setting.engine.gradients(state.models)
+
+    def _sampled(self, state: State) -> F32:
+        """(draws, m, trainable), mini-batch gradients; where a batch holds all, the full ones."""
+        engine, seed = self._setting.engine, self._setting.seed
+        if self._setting.plan.batch >= engine.sizes.max():
+            return self._started_slope[None]
+        seeds = [rng.derive(seed, "diagnostics", state.round, draw) for draw in range(DRAWS)]
+        draws = [
+            engine.gradients(state.models, batches=1, seed=each, round=state.round)
+            for each in seeds
+        ]
+        return np.stack(draws)
+
+    def _parameters(self, rows: F32) -> F32:
+        return rows[:, : self._setting.engine.layout.trainable]
+
+
+def _plain(values: Real) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    """JSON knows neither NaN nor infinity."""
+    return float(value) if np.isfinite(value) else None
