@@ -293,7 +293,7 @@ def reproduce(
         raise ConfigError(f"say what to reproduce: {', '.join([*defined, 'all'])}")
     for name in what:
         if name not in (*defined, "all"):
-            raise ConfigError(unknown("table", name, [*defined, "all"]))
+            raise ConfigError(unknown("table or figure", name, [*defined, "all"]))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     named = [d for name, d in defined.items() if "all" in what or name in what]

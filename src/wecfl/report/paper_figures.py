@@ -166,7 +166,8 @@ def _objectives(found: Found) -> AnyChart:
         panels = [
             _objective(results[0]["trace"][name], name, f"{where}: {name}") for name in ("F", "R")
         ]
-        rows.append(alt.hconcat(*panels, spacing=40).resolve_scale(color="independent"))
+        panel = alt.hconcat(*panels, spacing=40)
+        rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
     return styled(alt.vconcat(*rows, spacing=30))
 
 
@@ -193,7 +194,9 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
             ),
             # F after M lies on F after E where K-means has converged: both must be seen.
             strokeDash=alt.StrokeDash(
-                "after:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 5]])
+                "after:N",
+                legend=None,
+                scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 5]]),
             ),
             tooltip=["after:N", "round:Q", alt.Tooltip(f"{name}:Q", format=".4g")],
         )
