@@ -405,6 +405,7 @@ def _work(
                 asked, store, federation, watcher=watcher, local=local, budget=budget
             ):
                 progress.advance(whole)
+                progress.update(current, visible=False)
                 if isinstance(outcome, WecflError):
                     failed += 1
                     _print(f"{each}: {outcome}")
