@@ -265,10 +265,13 @@ def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
         if cell.words == ["cifar-10", "clusterwise-dirichlet", "wecfl", "k=10"]
     )  # fmt: skip
     for seed, accuracy in enumerate((0.70, 0.74)):
-        scores = {"accuracy": accuracy, "macro_f1": 0.35, "ari": 1.0, "curve": {}, "seconds": 9.0}
-        store.write(cell.run(seed), scores)
+        scores = {"accuracy": accuracy, "macro_f1": 0.35, "ari": 1.0, "curve": {}}
+        by = {"engine": "native", "made_by": {"cpu": "abacus", "cores": 2}}
+        store.write(cell.run(seed), {**scores, "seconds": 1800.0, **by})
     page = Path("docs/results.md")
-    page.write_text("Before\n<!-- table1 -->\nold\n<!-- /table1 -->\nafter\n")
+    page.write_text(
+        "Before\n<!-- cost --><!-- /cost -->\n<!-- table1 -->\nold\n<!-- /table1 -->\nafter\n"
+    )
 
     shown = wecfl("reproduce", "table1", "--show", "--cells", "cifar-10 clusterwise-dirichlet")
     [line] = [line for line in shown.out.splitlines() if line.split()[:2] == ["wecfl", "10"]]
@@ -280,7 +283,9 @@ def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
     text = Path("docs/results/table1.md").read_text()
     row = "| wecfl | 10 | 72.00 ± 2.83 | 70.95 ± 3.57 | +0.3 |"
     assert row in text and text.count("| not run |") == 2 * 47
-    assert page.read_text().startswith("Before\n<!-- table1 -->\n") and row in page.read_text()
+    assert "of 1 cells run and given a ±: none." in text
+    assert page.read_text().startswith("Before\n<!-- cost -->\n") and row in page.read_text()
+    assert "| cifar-10 | 2 | 1.0 | native | abacus, 2 cores |" in page.read_text()
     assert page.read_text().endswith("<!-- /table1 -->\nafter\n") and "old" not in page.read_text()
     tex = Path("docs/results/table1.tex").read_text()
     assert r"wecfl & 10 & 72.00 $\pm$ 2.83 & 70.95 $\pm$ 3.57 & +0.3 &" in tex

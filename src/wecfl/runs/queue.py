@@ -49,6 +49,12 @@ __all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
 Stored = dict[str, Any]
 """A finished run, as in its JSON file."""
 
+KEYS = {
+    "config", "config_hash", "seed", "member", "votes", "engine", "seconds", "accuracy", "macro_f1",
+    "ari", "curve", "made_by",
+}  # fmt: skip
+"""What a reader of a result may rely on; besides `error` if training diverged, `trace` if asked."""
+
 LAST = 3
 """Rounds over which the paper's tables average, and whose models a soft vote needs."""
 
@@ -369,9 +375,11 @@ def _commit() -> str | None:
 def _read(file: Path) -> Stored | None:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        _ = stored["config"], stored["seconds"], stored["accuracy"], stored["curve"]
+        missing = KEYS - stored.keys()
+        if missing:
+            raise ValueError(f"it has no '{min(missing)}'")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"can't read the result {file}: {error!r}; remove it") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"can't read the result {file}: {error}; remove it") from None
     return dict(stored)
