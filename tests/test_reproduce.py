@@ -204,6 +204,12 @@ def test_a_broken_result_is_named(wecfl: Wecfl, defined: Path) -> None:
     assert refused.code == 2 and f"can't read the result {file}" in refused.err
 
 
+def test_what_is_wrong_with_all_runs_is_said_once(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "small.toml").write_text(TABLE.replace('"digits"', '"no-such.npz"'))
+    refused = wecfl("reproduce", "small", "--definitions", defined)
+    assert refused.code == 2 and "no-such.npz" in refused.err and refused.err.count("\n") == 1
+
+
 def test_no_run_begins_that_the_budget_does_not_allow(wecfl: Wecfl, defined: Path) -> None:
     ask = ("reproduce", "small", "--definitions", defined, "--workers", "1")
     wecfl(*ask, "--cells", "wecfl", "--seeds", "1")

@@ -38,7 +38,7 @@ from wecfl.data import datasets
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
-from wecfl.errors import ConfigError, WecflError, unknown
+from wecfl.errors import ConfigError, EngineError, WecflError, unknown
 from wecfl.methods import METHODS, components, named
 from wecfl.report.charts import FORMATS, AnyChart, format_of, save
 from wecfl.report.figures import overview
@@ -406,7 +406,7 @@ def _work(
             ):
                 progress.advance(whole)
                 progress.update(current, visible=False)
-                if isinstance(outcome, WecflError):
+                if isinstance(outcome, EngineError):
                     failed += 1
                     _print(f"{each}: {outcome}")
                 elif outcome is None:

@@ -170,12 +170,15 @@ def _tex(text: str) -> str:
 
 
 def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
-    """The cells further than `limit` of the paper's ± from its figure, in a sentence."""
-    if "accuracy_gap" not in frame:
+    """The cells further than `limit` of the paper's ± from its figure, in a sentence.
+
+    Nothing for rows that are no longer the paper's experiment (ablations, tuned ones).
+    """
+    if "accuracy_gap" not in frame or frame["label"].any():
         return ""
     far = [
-        f"{row['dataset']} {row['partition']} {row['method']} K = {row['k']}"
-        f"{' ' + row['label'] if row['label'] else ''} ({name.replace('_f1', '-F1')} {gap:+.1f})"
+        f"{row['dataset']} {row['partition']} {row['method']} K = {row['k']} "
+        f"({name.replace('_f1', '-F1')} {gap:+.1f})"
         for row in frame.to_dict("records")
         for name in SCORES
         if abs(gap := row[f"{name}_gap"]) > limit

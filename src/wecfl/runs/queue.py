@@ -36,7 +36,7 @@ from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import DivergedError, RunFolderError, WecflError
+from wecfl.errors import DivergedError, EngineError, RunFolderError
 from wecfl.models import make
 from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import Watcher, method_of, run_config
@@ -183,7 +183,7 @@ def work(
     watcher: Callable[[Run, Sequence[Run]], Watcher],
     local: Mapping[str, Any],
     budget: float | None = None,
-) -> Iterator[tuple[Run, Stored | WecflError | None]]:
+) -> Iterator[tuple[Run, Stored | EngineError | None]]:
     """Do one run after the other: its result, its error, or None if another process has it.
 
     The queue is made anew for each, so that it follows what was chosen and what other processes do.
@@ -198,13 +198,13 @@ def work(
             return
         tried.add(run)
         with store.claim(run) as mine:
-            outcome: Stored | WecflError | None = None
+            outcome: Stored | EngineError | None = None
             try:
                 if mine and not _complete(run, store):  # another process may have finished it
                     here = replace(run, config=run.config.model_copy(update=local))
                     watch = [watcher(run, todo)]
                     outcome = perform(here, store, federation(here.config), watch)
-            except WecflError as error:
+            except EngineError as error:  # of this run; what is wrong with all of them is raised
                 outcome = error
         yield run, outcome
 
