@@ -165,7 +165,8 @@ def _objectives(found: Found) -> AnyChart:
         ]
         panel = alt.hconcat(*panels, spacing=40)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
-    return styled(alt.vconcat(*rows, spacing=30))
+    chart = alt.vconcat(*rows, spacing=30)
+    return styled(chart.resolve_scale(color="independent", strokeDash="independent"))
 
 
 STEPS = {"L": "local update", "E": "expectation", "M": "maximization", "D": "distribution"}
@@ -179,21 +180,19 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
             for t, value in enumerate(each, 1)
         ]
     )
-    names = [STEPS[step] for step in by_step]
+    names, title_of = [STEPS[step] for step in by_step], f"{name} after the"
+    # F after M lies on F after E where K-means has converged, as does R after D on R after L while
+    # local updates are short: both must be seen.
+    dashes = [[1, 0]] * (len(names) - 1) + [[5, 5]]
     chart: alt.Chart = (
         alt.Chart(values, title=title)
         .mark_line(strokeWidth=2)
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
             y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4)),
-            color=alt.Color(
-                "after:N", title=f"{name} after the", scale=alt.Scale(domain=names, range=COLORS)
-            ),
-            # F after M lies on F after E where K-means has converged: both must be seen.
+            color=alt.Color("after:N", title=title_of, scale=alt.Scale(domain=names, range=COLORS)),
             strokeDash=alt.StrokeDash(
-                "after:N",
-                legend=None,
-                scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 5]]),
+                "after:N", title=title_of, scale=alt.Scale(domain=names, range=dashes)
             ),
             tooltip=["after:N", "round:Q", alt.Tooltip(f"{name}:Q", format=".4g")],
         )
