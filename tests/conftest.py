@@ -1,10 +1,12 @@
-"""Tiny federations for all tests."""
+"""Tiny federations and the command line, for all tests."""
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,7 +19,11 @@ if build := os.environ.get("WECFL_NATIVE"):  # another build of the kernels: `ma
     found.loader.exec_module(sys.modules[found.name])
 
 import wecfl  # first, so that doctests see the same modules as the tests
+from wecfl import cli
 from wecfl.data.federation import Federation
+
+if TYPE_CHECKING:
+    from helpers import Wecfl
 
 torch.set_num_threads(1)  # the cores belong to pytest-xdist
 
@@ -48,6 +54,29 @@ def fed() -> Federation:
 def images() -> Federation:
     """Five clients of two kinds, pictures of two channels, three classes."""
     return federation((2, 6, 6))
+
+
+@pytest.fixture(name="wecfl")
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> "Wecfl":
+    """Run a command in an empty folder, in this process."""
+    from helpers import Outcome
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WECFL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def call(*tokens: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["wecfl", *map(str, tokens)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture(autouse=True)

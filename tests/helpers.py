@@ -1,7 +1,8 @@
-"""An engine in a few lines of NumPy, for property tests of the step functions."""
+"""An engine in a few lines of NumPy, for property tests; what the command line came to."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,3 +74,15 @@ def workers() -> list[int]:
     """The processes of all engines that are alive."""
     children = multiprocessing.active_children()
     return [child.pid or 0 for child in children if child.name.startswith("wecfl-worker")]
+
+
+class Outcome(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Wecfl = Callable[..., Outcome]
+"""Runs a command."""

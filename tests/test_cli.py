@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from wecfl import __version__, cli
+from helpers import Wecfl
+from wecfl import __version__
 from wecfl.config import Config
 from wecfl.methods import METHODS
 from wecfl.runs.folder import read_metrics, read_state, read_summary
@@ -33,36 +32,6 @@ def small(**others: str) -> list[str]:
 
 
 SMALL = small()
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Wecfl = Callable[..., Outcome]
-
-
-@pytest.fixture
-def wecfl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Wecfl:
-    """Run a command in an empty folder, in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WECFL_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def call(*tokens: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["wecfl", *map(str, tokens)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Outcome(code, *capsys.readouterr())
-
-    return call
 
 
 def clients(folder: Path, count: int = 4) -> Path:

@@ -41,7 +41,7 @@ from wecfl.data import datasets
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
-from wecfl.errors import ConfigError, WecflError, unknown
+from wecfl.errors import ConfigError, EngineError, WecflError, unknown
 from wecfl.methods import METHODS, components, named
 from wecfl.report import paper
 from wecfl.report.charts import FORMATS, AnyChart, format_of, save
@@ -376,7 +376,7 @@ def reproduce(
         raise ConfigError(f"say what to reproduce: {', '.join([*defined, 'all'])}")
     for name in what:
         if name not in (*defined, "all"):
-            raise ConfigError(unknown("table", name, [*defined, "all"]))
+            raise ConfigError(unknown("table or figure", name, [*defined, "all"]))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     named = [d for name, d in defined.items() if "all" in what or name in what]
@@ -489,7 +489,8 @@ def _work(
                 asked, store, federation, watcher=watcher, local=local, budget=budget
             ):
                 progress.advance(whole)
-                if isinstance(outcome, WecflError):
+                progress.update(current, visible=False)
+                if isinstance(outcome, EngineError):
                     failed += 1
                     _print(f"{each}: {outcome}")
                 elif outcome is None:

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from wecfl.report.tables import score
 from wecfl.runs.definitions import SHIPPED, Cell, Definition, Run
-from wecfl.runs.queue import Store, chosen
+from wecfl.runs.queue import Store, Stored, chosen
 
-__all__ = ["beside_the_paper", "fill", "latex", "markdown", "published", "rich_tables", "write"]
+__all__ = ["beside_the_paper", "fill", "published", "rich_tables", "write"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
 NOT_RUN = "not run"
@@ -169,26 +169,70 @@ def _tex(text: str) -> str:
     return text
 
 
+def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
+    """The cells further than `limit` of the paper's ± from its figure, in a sentence.
+
+    Nothing for rows that are no longer the paper's experiment (ablations, tuned ones).
+    """
+    if "accuracy_gap" not in frame or frame["label"].any():
+        return ""
+    far = [
+        f"{row['dataset']} {row['partition']} {row['method']} K = {row['k']} "
+        f"({name.replace('_f1', '-F1')} {gap:+.1f})"
+        for row in frame.to_dict("records")
+        for name in SCORES
+        if abs(gap := row[f"{name}_gap"]) > limit
+    ]
+    known = int(frame["accuracy_gap"].notna().sum())
+    told = "; ".join(far) if far else "none"
+    return (
+        f"More than {limit:g} of the paper's ± away, of {known} cells run and given a ±: {told}.\n"
+    )
+
+
+def cost(store: Store) -> str:
+    """What the stored results took, as Markdown: runs and hours by data set, and the machine."""
+    results = store.all()
+    if not results:
+        return "Nothing is stored yet.\n"
+    lines = ["| data set | runs | hours | engine | processor |", "| --- | --- | --- | --- | --- |"]
+    by_dataset: dict[str, list[Stored]] = {}
+    for stored in results:
+        by_dataset.setdefault(stored["config"]["dataset"], []).append(stored)
+    for dataset, each in by_dataset.items():
+        hours = sum(stored["seconds"] for stored in each) / 3600
+        engines = ", ".join(sorted({stored["engine"] for stored in each}))
+        machines = {(stored["made_by"]["cpu"], stored["made_by"]["cores"]) for stored in each}
+        machine = ", ".join(f"{cpu}, {cores} cores" for cpu, cores in sorted(machines))
+        lines.append(f"| {dataset} | {len(each)} | {hours:.1f} | {engines} | {machine} |")
+    return "\n".join(lines) + "\n"
+
+
 def write(definition: Definition, store: Store) -> list[Path]:
     """The table as Markdown, CSV and LaTeX beside the results; in the page RESULTS.md if it asks.
 
     A page asks with the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them
-    is replaced.
+    is replaced (NAME: that of the definition, or ``cost``). ``RESULTS/note.md``, if there, is what
+    must be said of all tables made from these results.
     """
     base, frame = store.folder / definition.name, beside_the_paper(definition, store)
-    note = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
-    texts = {
-        ".md": f"# {definition.title}\n\n{note}\n{markdown(frame)}",
+    note = store.folder / "note.md"
+    parts = [markdown(frame), differing(frame), note.read_text("utf-8") if note.exists() else ""]
+    text = "\n".join(part for part in parts if part)
+    made = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
+    files = {
+        ".md": f"# {definition.title}\n\n{made}\n{text}",
         ".csv": frame.round(6).to_csv(index=False),
         ".tex": latex(definition, frame),
     }
-    for suffix, text in texts.items():
-        base.with_suffix(suffix).write_text(text, encoding="utf-8")
+    for suffix, content in files.items():
+        base.with_suffix(suffix).write_text(content, encoding="utf-8")
     page = store.folder.with_suffix(".md")
     if page.exists():
         old = page.read_text(encoding="utf-8")
-        page.write_text(fill(old, definition.name, markdown(frame)), encoding="utf-8")
-    return [base.with_suffix(suffix) for suffix in texts]
+        new = fill(fill(old, definition.name, text), "cost", cost(store))
+        page.write_text(new, encoding="utf-8")
+    return [base.with_suffix(suffix) for suffix in files]
 
 
 def fill(page: str, name: str, text: str) -> str:

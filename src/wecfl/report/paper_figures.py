@@ -79,12 +79,14 @@ def _cosine(found: Found) -> AnyChart:
     rows = []
     for cell, results in found:
         seen = results[0]["trace"]["cosine"]
-        t, where = cell.config.rounds, DATASETS.get(cell.config.dataset, cell.config.dataset)
+        where = (
+            f"{DATASETS.get(cell.config.dataset, cell.config.dataset)}, round {cell.config.rounds}"
+        )
         many = f"{len(seen['members'])} clients of cluster {seen['cluster']}"
         rows.append(
             alt.hconcat(
-                _heat(seen["centers"], seen["clusters"], f"{where}, round {t}: centers", "cluster"),
-                _heat(seen["clients"], seen["members"], f"{many}", "client"),
+                _heat(seen["centers"], seen["clusters"], f"{where}: the centers", "cluster"),
+                _heat(seen["clients"], seen["members"], many, "client"),
                 spacing=30,
             ).resolve_scale(color="independent")
         )
@@ -103,12 +105,12 @@ def _heat(
     )
     low = float(values.min())
     between = values[~np.eye(len(values), dtype=bool)]
-    told = f"{title} (cosine {between.min():.4g} … {between.max():.4g}, mean {between.mean():.4g})"
+    spread = f"between {between.min():.5f} and {between.max():.5f}, mean {between.mean():.5f}"
     chart: alt.Chart = (
-        alt.Chart(cells, title=told)
+        alt.Chart(cells, title=alt.TitleParams(title, subtitle=spread))
         .mark_rect()
         .encode(
-            x=alt.X("a:O", title=axis, axis=alt.Axis(labelAngle=0)),
+            x=alt.X("a:O", title=axis, axis=alt.Axis(labelAngle=-90 if max(names) > 99 else 0)),
             y=alt.Y("b:O", title=axis),
             color=alt.Color(
                 "cosine:Q", scale=alt.Scale(scheme="viridis", domain=[low, 1]), title="cosine"
@@ -127,14 +129,9 @@ def _tsne(found: Found) -> AnyChart:
         config, trace = cell.config, results[0]["trace"]
         where = f"{DATASETS.get(config.dataset, config.dataset)}, K = {config.clusters}"
         panels = [
-            _plane(
-                seen,
-                trace["group"],
-                f"{where}: round {seen['round']}" if n == 0 else f"round {seen['round']}",
-            )
-            for n, seen in enumerate(trace["rounds"])
+            _plane(seen, trace["group"], f"round {seen['round']}") for seen in trace["rounds"]
         ]
-        rows.append(alt.hconcat(*panels, spacing=12))
+        rows.append(alt.hconcat(*panels, spacing=12, title=where))
     return styled(alt.vconcat(*rows, spacing=24).resolve_scale(color="independent"))
 
 
@@ -145,8 +142,8 @@ def _plane(seen: dict[str, list[float]], group: list[int] | None, title: str) ->
     bare = alt.Axis(labels=False, ticks=False, grid=False, title=None, domain=False)
     scale = alt.Scale(zero=False, nice=False, padding=8)
     chart: alt.Chart = (
-        alt.Chart(points, title=title)
-        .mark_circle(size=22, opacity=0.85)
+        alt.Chart(points, title=alt.TitleParams(title, fontSize=11, fontWeight="normal", offset=4))
+        .mark_circle(size=16, opacity=1)  # PDF and SVG draw translucent points one by one
         .encode(
             x=alt.X("x:Q", axis=bare, scale=scale),
             y=alt.Y("y:Q", axis=bare, scale=scale),
@@ -166,8 +163,10 @@ def _objectives(found: Found) -> AnyChart:
         panels = [
             _objective(results[0]["trace"][name], name, f"{where}: {name}") for name in ("F", "R")
         ]
-        rows.append(alt.hconcat(*panels, spacing=40).resolve_scale(color="independent"))
-    return styled(alt.vconcat(*rows, spacing=30))
+        panel = alt.hconcat(*panels, spacing=40)
+        rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
+    chart = alt.vconcat(*rows, spacing=30)
+    return styled(chart.resolve_scale(color="independent", strokeDash="independent"))
 
 
 STEPS = {"L": "local update", "E": "expectation", "M": "maximization", "D": "distribution"}
@@ -181,19 +180,19 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
             for t, value in enumerate(each, 1)
         ]
     )
-    names = [STEPS[step] for step in by_step]
+    names, title_of = [STEPS[step] for step in by_step], f"{name} after the"
+    # F after M lies on F after E where K-means has converged, as does R after D on R after L while
+    # local updates are short: both must be seen.
+    dashes = [[1, 0]] * (len(names) - 1) + [[5, 5]]
     chart: alt.Chart = (
         alt.Chart(values, title=title)
         .mark_line(strokeWidth=2)
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
             y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4)),
-            color=alt.Color(
-                "after:N", title=f"{name} after the", scale=alt.Scale(domain=names, range=COLORS)
-            ),
-            # F after M lies on F after E where K-means has converged: both must be seen.
+            color=alt.Color("after:N", title=title_of, scale=alt.Scale(domain=names, range=COLORS)),
             strokeDash=alt.StrokeDash(
-                "after:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 5]])
+                "after:N", title=title_of, scale=alt.Scale(domain=names, range=dashes)
             ),
             tooltip=["after:N", "round:Q", alt.Tooltip(f"{name}:Q", format=".4g")],
         )

@@ -87,7 +87,7 @@ class Run:
         """The name of its files.
 
         >>> Run(Config(method="fedavg", clusters=1, seed=2), member=3).stem
-        'digits_clusterwise-dirichlet_fedavg_k1_seed2_m3_47b6ef79f7e0'
+        'digits_clusterwise-dirichlet_fedavg_k1_seed2_m3_bdd1138e18ee'
         """
         config = self.config
         parts = [Path(config.dataset).stem, config.partition, config.method, f"k{config.clusters}"]

@@ -97,10 +97,10 @@ class Pictures:
         members = np.flatnonzero(labels == largest)[:CLIENTS]
         return {
             "clusters": used.tolist(),
-            "centers": cosine_similarity(centers[used]).round(5).tolist(),
+            "centers": cosine_similarity(centers[used]).round(7).tolist(),
             "cluster": int(largest),
             "members": members.tolist(),
-            "clients": cosine_similarity(clients[members]).round(5).tolist(),
+            "clients": cosine_similarity(clients[members]).round(7).tolist(),
         }
 
 

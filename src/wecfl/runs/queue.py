@@ -36,7 +36,7 @@ from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import DivergedError, RunFolderError, WecflError
+from wecfl.errors import DivergedError, EngineError, RunFolderError
 from wecfl.models import make
 from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import method_of, run_config
@@ -49,6 +49,12 @@ __all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
 """A finished run, as in its JSON file."""
+
+KEYS = {
+    "config", "config_hash", "seed", "member", "votes", "engine", "seconds", "accuracy", "macro_f1",
+    "ari", "curve", "made_by",
+}  # fmt: skip
+"""What a reader of a result may rely on; besides `error` if training diverged, `trace` if asked."""
 
 LAST = 3
 """Rounds over which the paper's tables average, and whose models a soft vote needs."""
@@ -178,7 +184,7 @@ def work(
     watcher: Callable[[Run, Sequence[Run]], OnRound],
     local: Mapping[str, Any],
     budget: float | None = None,
-) -> Iterator[tuple[Run, Stored | WecflError | None]]:
+) -> Iterator[tuple[Run, Stored | EngineError | None]]:
     """Do one run after the other: its result, its error, or None if another process has it.
 
     The queue is made anew for each, so that it follows what was chosen and what other processes do.
@@ -193,13 +199,13 @@ def work(
             return
         tried.add(run)
         with store.claim(run) as mine:
-            outcome: Stored | WecflError | None = None
+            outcome: Stored | EngineError | None = None
             try:
                 if mine and not _complete(run, store):  # another process may have finished it
                     here = replace(run, config=run.config.model_copy(update=local))
                     watch = [watcher(run, todo)]
                     outcome = perform(here, store, federation(here.config), watch)
-            except WecflError as error:
+            except EngineError as error:  # of this run; what is wrong with all of them is raised
                 outcome = error
         yield run, outcome
 
@@ -370,9 +376,11 @@ def _commit() -> str | None:
 def _read(file: Path) -> Stored | None:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
-        _ = stored["config"], stored["seconds"], stored["accuracy"], stored["curve"]
+        missing = KEYS - stored.keys()
+        if missing:
+            raise ValueError(f"it has no '{min(missing)}'")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"can't read the result {file}: {error!r}; remove it") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"can't read the result {file}: {error}; remove it") from None
     return dict(stored)

@@ -1,0 +1,401 @@
+"""The paper's tables as a queue: what is run, kept, shared, chosen, shown and drawn."""
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import Wecfl
+from wecfl.config import Config
+from wecfl.report.paper import published
+from wecfl.runs.definitions import Run, ordered, read_definitions
+from wecfl.runs.experiment import federation_of
+from wecfl.runs.folder import read_summary
+from wecfl.runs.queue import Store
+
+BASE = """
+[base]
+dataset = "digits"
+model = "logistic"
+clients = 6
+groups = 2
+rounds = 4
+steps = 2
+objectives = false
+"""
+
+TABLE = f"""
+title = "A small table"
+{BASE}
+[[sets]]
+priority = 2
+seeds = 1
+method = "fedavg+"
+clusters = [2, 3]
+
+[[sets]]
+priority = 1
+seeds = 2
+method = "wecfl"
+clusters = 2
+
+[[sets]]
+priority = 3
+seeds = 1
+method = "fedavg"
+clusters = 1
+"""
+ORDER = [
+    "wecfl k=2 seed 0", "wecfl k=2 seed 1",
+    "fedavg k=1 seed 0", "fedavg k=1 seed 0 member 1", "fedavg+ k=2 seed 0",
+    "fedavg k=1 seed 0 member 2", "fedavg+ k=3 seed 0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def defined(tmp_path: Path) -> Path:
+    """A folder with one small definition."""
+    folder = tmp_path / "definitions"
+    folder.mkdir()
+    (folder / "small.toml").write_text(TABLE)
+    return folder
+
+
+def done(out: str) -> list[str]:
+    """The runs that a command says it has done, in order."""
+    return re.findall(r"^digits clusterwise-dirichlet (.+): accuracy", out, re.M)
+
+
+def stored(folder: Path) -> dict[str, dict[str, Any]]:
+    return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def same(one: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on when and by whom a run was done."""
+    return {key: value for key, value in one.items() if key not in ("seconds", "made_by")}
+
+
+def test_the_queue_runs_by_priority_shares_members_and_does_nothing_twice(
+    wecfl: Wecfl, defined: Path
+) -> None:
+    listed = wecfl("reproduce", "small", "--definitions", defined, "--dry-run")
+    assert sum(line.endswith("unknown ") for line in listed.out.splitlines()) == 7
+    assert "7 runs to do for 5 asked for" in listed.out
+    assert not Path("docs").exists()
+
+    first = wecfl("reproduce", "small", "--definitions", defined, "--workers", "1")
+    assert done(first.out) == ORDER
+    assert "7 runs done" in first.out
+    assert "not run" not in first.out
+
+    again = wecfl("reproduce", "small", "--definitions", defined)
+    assert done(again.out) == [] and "0 runs done" in again.out
+    more = wecfl("reproduce", "small", "--definitions", defined, "--seeds", "3", "--dry-run")
+    assert "estimated" in more.out and "unknown for 2" not in more.out
+
+
+def test_a_result_says_what_was_run_and_repeats_what_wecfl_run_gives(
+    wecfl: Wecfl, defined: Path
+) -> None:
+    """Also the soft vote, made from the models of its members alone."""
+    wecfl("reproduce", "small", "--definitions", defined, "--results", "results", "--workers", "1")
+    common = ["--model", "logistic", "--clients", "6", "--groups", "2", "--rounds", "4"]
+    for method, k in (("fedavg+", 3), ("fedavg+", 2), ("wecfl", 2)):
+        out = Path(f"{method}{k}")
+        wecfl(
+            "run", *common, "--steps", "2", "--method", method, "--clusters", str(k), "--out", out
+        )
+        kept = next(
+            each for each in stored(Path("results")).values()
+            if (each["config"]["method"], each["config"]["clusters"]) == (method, k)
+        )  # fmt: skip
+        summary = read_summary(out)
+        for score in ("accuracy", "macro_f1", "ari"):
+            assert kept[score] == pytest.approx(summary[score], abs=1e-6)
+        assert kept["engine"] == summary["engine"]
+        assert kept["seed"] == 0 and kept["seconds"] >= 0
+        assert kept["curve"]["round"][-1] == 4
+        assert kept["made_by"]["packages"]["wecfl"]
+        assert not {"workers", "data_dir", "seed"} & kept["config"].keys()
+        assert len((Path("results") / Run(Config()).stem).name) < 100
+
+
+def test_a_vote_whose_members_lost_their_models_trains_only_those_anew(
+    wecfl: Wecfl, defined: Path
+) -> None:
+    """The repository keeps results, not models."""
+    ask = ("reproduce", "small", "--definitions", defined, "--results", "results", "--workers", "1")
+    wecfl(*ask)
+    before = stored(Path("results"))
+    for file in Path("results/models").glob("*fedavg_k1*"):
+        file.unlink()
+    next(Path("results").glob("*fedavg+_k2*.json")).unlink()
+    assert done(wecfl(*ask).out) == [ORDER[2], ORDER[3], ORDER[4]]
+    after = stored(Path("results"))
+    assert {name: same(each) for name, each in after.items()} == {
+        name: same(each) for name, each in before.items()
+    }
+
+
+def test_cells_are_chosen_by_their_words(wecfl: Wecfl, defined: Path) -> None:
+    ask = ("reproduce", "small", "--definitions", defined, "--workers", "1", "--cells")
+    only = wecfl(*ask, "fedavg k=1", "--cells", "digits wecfl", "--seeds", "1")
+    assert done(only.out) == ["wecfl k=2 seed 0", "fedavg k=1 seed 0"]
+    assert "fedavg+" not in only.out  # only those are shown
+    assert "fedavg+" in Path("docs/results/small.md").read_text()
+    for words, said in (
+        ("wefcl", "unknown word in --cells 'wefcl'; did you mean 'wecfl'?"),
+        ("wecfl k=3", "no cell has all the words of --cells 'wecfl k=3'"),
+    ):
+        refused = wecfl(*ask, words)
+        assert (refused.code, refused.err) == (2, f"wecfl: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["smal"], "unknown table or figure 'smal'; did you mean 'small'?"),
+        ([], "say what to reproduce: small, all"),
+        (["small", "--budget", "2 hours"], "--budget must be a number with s, m or h"),
+        (["small", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["small", "--definitions", "nowhere"], "no definitions (*.toml) in nowhere"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    wecfl: Wecfl, defined: Path, tokens: list[str], said: str
+) -> None:
+    refused = wecfl(
+        "reproduce",
+        *tokens,
+        *(["--definitions", str(defined)] if "--definitions" not in tokens else []),
+    )
+    assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title = 3 =", "can't read the definition"),
+        ("[[sets]]\npriority = 1\nseeds = 1", "it has no 'title'"),
+        ('title = "t"\n[[sets]]\nseeds = 1', "it has no 'priority'"),
+        ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\ncluters = 3', "did you mean 'clusters'?"),
+        ('title = "t"\nsets = 3', "can't read the definition"),
+    ],
+)
+def test_bad_definitions_are_one_line(wecfl: Wecfl, defined: Path, text: str, said: str) -> None:
+    (defined / "small.toml").write_text(text)
+    refused = wecfl("reproduce", "small", "--definitions", defined)
+    assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+
+
+def test_a_broken_result_is_named(wecfl: Wecfl, defined: Path) -> None:
+    ask = ("reproduce", "small", "--definitions", defined, "--workers", "1", "--cells", "wecfl")
+    wecfl(*ask, "--seeds", "1")
+    [file] = Path("docs/results").glob("*.json")
+    file.write_text("{")
+    refused = wecfl(*ask)
+    assert refused.code == 2 and f"can't read the result {file}" in refused.err
+
+
+def test_what_is_wrong_with_all_runs_is_said_once(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "small.toml").write_text(TABLE.replace('"digits"', '"no-such.npz"'))
+    refused = wecfl("reproduce", "small", "--definitions", defined)
+    assert refused.code == 2 and "no-such.npz" in refused.err and refused.err.count("\n") == 1
+
+
+def test_no_run_begins_that_the_budget_does_not_allow(wecfl: Wecfl, defined: Path) -> None:
+    ask = ("reproduce", "small", "--definitions", defined, "--workers", "1")
+    wecfl(*ask, "--cells", "wecfl", "--seeds", "1")
+    [file] = Path("docs/results").glob("*.json")
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps({**kept, "seconds": 7200.0}))
+    short = wecfl(*ask, "--budget", "1.5h")
+    assert done(short.out) == [] and "6 left for which the budget did not suffice" in short.out
+    assert "estimated 8 h 00 min for 4 of them" in wecfl(*ask, "--dry-run").out
+
+
+def test_interrupted_it_keeps_what_was_finished_and_goes_on(
+    wecfl: Wecfl, defined: Path, tmp_path: Path
+) -> None:
+    """A run in work elsewhere, Ctrl-C, a kill: the results are those of an undisturbed queue."""
+    slow = TABLE.replace("rounds = 4", "rounds = 80").replace('"wecfl"', '"fedprox"')
+    (defined / "small.toml").write_text(slow)
+    ask = ["reproduce", "small", "--definitions", str(defined), "--workers", "1", "--results"]
+    store = Store(tmp_path / "shared")
+
+    def disturbed(by: signal.Signals) -> tuple[int, str, str]:
+        """Begin in a process of its own and stop it after the first run it has done."""
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", "from wecfl.cli import main; main()", *ask, "shared"],
+            cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(by)
+        out, err = process.communicate()
+        return process.returncode, first + out, err
+
+    cell, seed = ordered(read_definitions(defined).values())[0]
+    claimed = cell.run(seed)
+    with store.claim(claimed) as mine:
+        assert mine
+        code, out, err = disturbed(signal.SIGINT)
+    assert code == 130 and err.startswith("wecfl: interrupted; ")
+    assert "finished runs are kept in shared" in err
+    one = set(done(out))  # Ctrl-C while a line is printed may print it again
+    assert len(one) == len(stored(store.folder)) >= 1 and str(claimed) not in out
+    code, out, _ = disturbed(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    two, three = set(done(out)), set(done(wecfl(*ask, store.folder).out))
+    assert two and three and not (one & two or one & three or two & three)  # nothing done twice
+    assert "0 runs to do" in wecfl(*ask, store.folder, "--dry-run").out
+
+    wecfl(*ask, "undisturbed")
+    assert {name: same(each) for name, each in stored(store.folder).items()} == {
+        name: same(each) for name, each in stored(tmp_path / "undisturbed").items()
+    }
+
+
+def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
+    """Two made-up seeds of one cell; the rest of the table is not run."""
+    store = Store(Path("docs/results"))
+    cell = next(
+        cell for cell in read_definitions()["table1"].cells
+        if cell.words == ["cifar-10", "clusterwise-dirichlet", "wecfl", "k=10"]
+    )  # fmt: skip
+    for seed, accuracy in enumerate((0.70, 0.74)):
+        scores = {"accuracy": accuracy, "macro_f1": 0.35, "ari": 1.0, "curve": {}}
+        by = {"engine": "native", "made_by": {"cpu": "abacus", "cores": 2}}
+        store.write(cell.run(seed), {**scores, "seconds": 1800.0, **by})
+    page = Path("docs/results.md")
+    page.write_text(
+        "Before\n<!-- cost --><!-- /cost -->\n<!-- table1 -->\nold\n<!-- /table1 -->\nafter\n"
+    )
+
+    shown = wecfl("reproduce", "table1", "--show", "--cells", "cifar-10 clusterwise-dirichlet")
+    [line] = [line for line in shown.out.splitlines() if line.split()[:2] == ["wecfl", "10"]]
+    # (72 − 70.95) / 3.57 = 0.29, (35 − 40.19) / 2.88 = −1.80
+    assert line.split("  ")[-6:] != [] and "72.00 ± 2.83" in line and "70.95 ± 3.57" in line
+    assert "+0.3" in line and "-1.8" in line and line.split()[-1] == "2"
+    assert "fashion-mnist" not in shown.out
+
+    text = Path("docs/results/table1.md").read_text()
+    row = "| wecfl | 10 | 72.00 ± 2.83 | 70.95 ± 3.57 | +0.3 |"
+    assert row in text and text.count("| not run |") == 2 * 47
+    assert "of 1 cells run and given a ±: none." in text
+    assert page.read_text().startswith("Before\n<!-- cost -->\n") and row in page.read_text()
+    assert "| cifar-10 | 2 | 1.0 | native | abacus, 2 cores |" in page.read_text()
+    assert page.read_text().endswith("<!-- /table1 -->\nafter\n") and "old" not in page.read_text()
+    tex = Path("docs/results/table1.tex").read_text()
+    assert r"wecfl & 10 & 72.00 $\pm$ 2.83 & 70.95 $\pm$ 3.57 & +0.3 &" in tex
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 4
+    with Path("docs/results/table1.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    [mine] = [row for row in rows if row["n"] == "2"]
+    assert float(mine["accuracy"]) == pytest.approx(72)
+    assert float(mine["accuracy_gap"]) == pytest.approx((72 - 70.95) / 3.57, abs=1e-5)
+    assert [row["accuracy"] for row in rows if row["n"] == "0"] == [""] * 47
+
+
+def test_the_definitions_hold_every_cell_of_the_paper_in_the_order_of_the_issue() -> None:
+    defined = read_definitions()
+    for name in ("table1", "table2"):
+        cells = {
+            (c.config.dataset, c.config.partition, c.config.clusters, c.config.method)
+            for c in defined[name].cells
+        }
+        assert cells == set(published(name).index) and len(cells) == 48
+        assert {c.config.rounds for c in defined[name].cells} == {100}
+    pairs = ordered([defined["table1"], defined["table2"]])
+    assert len(pairs) == len(set(pairs)) == 2 * (4 * 8 * 5 + 4 * 4 * 1)
+    first = [cell.config for cell, _ in pairs[:32]]
+    assert {c.dataset for c in first} == {"cifar-10"}
+    assert {c.method for c in first} == {"fedavg", "fedprox", "wecfl", "fesem", "ifca"}
+    assert {c.partition for c in first} == {"clusterwise-dirichlet", "clusterwise-nclass"}
+
+
+def test_a_tuned_row_is_chosen_without_the_test_data(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "small.toml").write_text(f"""
+title = "Tuned"
+{BASE.replace("rounds = 4", "rounds = 8")}
+[[sets]]
+label = "untuned"
+priority = 1
+seeds = 1
+method = "wecfl"
+clusters = 2
+
+[[sets]]
+priority = 1
+seeds = 2
+method = "wecfl"
+clusters = 2
+tune = [0.001, 0.05, 1e38]
+""")
+    ask = ("reproduce", "small", "--definitions", defined, "--workers", "1")
+    assert "2 more once their learning rate is chosen" in wecfl(*ask, "--dry-run").out
+    tuned = wecfl(*ask)
+    assert "wecfl k=2 seed 0 (choosing lr: 1e+38): the model of client" in tuned.out
+    assert [run for run in done(tuned.out) if "choosing" in run] == [
+        "wecfl k=2 seed 0 (choosing lr: 0.001)",
+        "wecfl k=2 seed 0 (choosing lr: 0.05)",
+    ]
+    kept = list(stored(Path("docs/results")).values())
+    choosing = {k["config"]["lr"]: k for k in kept if k["config"]["validation"]}
+    assert choosing.keys() == {0.001, 0.05, 1e38} and "diverged" in choosing[1e38]["error"]
+    assert choosing[0.05]["accuracy"] > choosing[0.001]["accuracy"]
+    final = [k for k in kept if k["config"]["lr"] == 0.05 and not k["config"]["validation"]]
+    assert sorted(k["seed"] for k in final) == [0, 1]
+    assert "lr 0.05 chosen of 0.001, 0.05, 1e+38" in tuned.out
+    assert "0 runs to do" in wecfl(*ask, "--dry-run").out
+
+
+def test_validation_data_come_from_the_training_data_alone() -> None:
+    config = Config(clients=6, groups=2)
+    whole, held = (
+        federation_of(config),
+        federation_of(config.model_copy(update={"validation": 0.2})),
+    )
+    for i in range(6):
+        assert not set(held.test[i]) & set(whole.test[i])
+        assert sorted(np.concatenate([held.train[i], held.test[i]])) == sorted(whole.train[i])
+
+
+def test_figures_are_drawn_from_what_is_stored(wecfl: Wecfl, defined: Path) -> None:
+    base = BASE.replace("rounds = 4", "rounds = 6").replace("false", "true")
+    sets = '[[sets]]\npriority = 1\nseeds = 1\nmethod = "wecfl"\nclusters = 2\n'
+    kinds = ("tsne", "cosine", "objectives", "convergence")
+    for kind in kinds:
+        trace = "trace = true\n" if kind != "convergence" else ""
+        (defined / f"fig-{kind}.toml").write_text(
+            f'title = "{kind}"\nfigure = "{kind}"\n{base}{sets}{trace}'
+        )
+    nothing = wecfl("reproduce", "fig-tsne", "--definitions", defined, "--show")
+    assert "fig-tsne: not run, so there is nothing to draw yet" in nothing.out
+    drawn = wecfl("reproduce", *(f"fig-{kind}" for kind in kinds), "--definitions", defined)
+    assert len(done(drawn.out)) == 2  # one with a trace for three of them, one without
+    for kind in kinds:
+        for suffix in ("png", "svg", "pdf", "html"):
+            assert Path(f"docs/results/fig-{kind}.{suffix}").stat().st_size > 2000
+    [trace] = [s["trace"] for s in stored(Path("docs/results")).values() if "trace" in s]
+    assert [seen["round"] for seen in trace["rounds"]] == [1, 2, 3, 4, 5]
+    assert len(trace["rounds"][0]["x"]) == 6 and len(trace["F"]["E"]) == len(trace["R"]["D"]) == 6
+    centers = np.array(trace["cosine"]["centers"])
+    assert np.allclose(np.diag(centers), 1) and np.allclose(centers, centers.T)
+
+
+def test_a_partition_is_drawn_without_any_run(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "fig-partition.toml").write_text(
+        f'title = "p"\nfigure = "partition"\n{BASE}'
+        '[[sets]]\npriority = 1\nseeds = 0\npartition = ["iid", "clusterwise-dirichlet"]\n'
+    )
+    drawn = wecfl("reproduce", "fig-partition", "--definitions", defined, "--seeds", "2")
+    assert "0 runs done" in drawn.out and not list(Path("docs/results").glob("*.json"))
+    assert "clusterwise-dirichlet(0.1, 10)" in Path("docs/results/fig-partition.svg").read_text()
