@@ -351,26 +351,24 @@ def _cpu() -> str:
 
 @cache
 def _commit() -> str | None:
-    """The commit of this code, if it runs from its repository; with `-dirty` for changed files.
+    """The commit of this code, if it runs from its repository; with `-dirty` if it was changed.
 
     Asked once: what runs is the code as it was when the process began.
     """
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        subprocess.run(
-            [*git, "ls-files", "--error-unmatch", Path(__file__).name],
-            check=True,
-            capture_output=True,
-        )
+
+    def git(*words: str) -> str:
         told = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--exclude=*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+            ["git", "-C", str(Path(__file__).parents[1]), *words],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return told.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "runs/queue.py")  # else another project's repository
+        changed = git("status", "--porcelain", "--", ".", ":/native")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return told.stdout.strip()
 
 
 def _read(file: Path) -> Stored | None:
