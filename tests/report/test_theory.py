@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -107,9 +108,7 @@ def test_an_inequality_that_fails_with_all_its_assumptions_met_is_refuted(
 def spoiled(convex: Path, tmp_path: Path, change: Callable[[Any], object]) -> Path:
     """A copy of the run folder with changed records."""
     folder = tmp_path / "spoiled"
-    folder.mkdir()
-    for file in convex.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    copytree(convex, folder)
     records = [
         json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()
     ]

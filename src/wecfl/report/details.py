@@ -26,7 +26,7 @@ from wecfl.runs.folder import (
     read_metrics,
     read_summary,
 )
-from wecfl.runs.record import KEYS, Record
+from wecfl.runs.record import DIAGNOSTIC_KEYS, KEYS, Record
 from wecfl.runs.trace import cosines, read_trace, traced_rounds
 
 __all__ = ["Chart", "Details", "Track", "details"]
@@ -38,6 +38,7 @@ MAPPED = 200
 """Clients in a heat map."""
 PLACES = 50_000
 """Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
+ABOUT = KEYS | DIAGNOSTIC_KEYS
 MAIN = ("F", "R", "B")
 SCORES = ("accuracy", "macro_f1")
 ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients"}
@@ -210,21 +211,14 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
     if summary["ari"] is not None:
         facts.append(("ARI", f"{summary['ari']:.2f}"))
-    if run.several:
-        facts.append(("settled in round", str(_settled(run.labels) or "not yet")))
+    if run.several and "settled" in summary:
+        facts.append(("settled in round", str(summary["settled"] or "not yet")))
     done, planned = summary["rounds"], run.config.get("rounds", summary["rounds"])
     facts.append(("rounds", f"{done}" if done == planned else f"{done} of {planned}"))
     facts.append(("seed", str(summary["seed"])))
     if summary["status"] != "finished":
         facts.append(("status", summary["status"]))
     return facts
-
-
-def _settled(labels: Int) -> int | None:
-    """The round (from 1) whose assignment was kept to the end; None while clients still move."""
-    changed = np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1))
-    last = int(changed[-1]) + 2 if len(changed) else 1
-    return last if last < len(labels) or not len(changed) else None
 
 
 def _moved(labels: Int, columns: Sequence[int]) -> str:
@@ -303,7 +297,7 @@ def _objectives(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
     rounds = [record["round"] for record in records]
     first, more = [], []
     for key in dict.fromkeys(key for record in records for key in record if key not in ELSEWHERE):
-        series, about = _series([record.get(key) for record in records]), KEYS.get(key, "")
+        series, about = _series([record.get(key) for record in records]), ABOUT.get(key, "")
         if key in MAIN:
             first += _chart(key, series, rounds, about)
         else:
