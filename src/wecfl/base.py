@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl import rng
+from wecfl import memory, rng
 from wecfl.errors import ConfigError, unknown
 from wecfl.layout import Layout
 
@@ -58,9 +58,9 @@ Split = Literal["train", "test"]
 class State:
     """All that survives a round; a checkpoint is exactly this.
 
-    >>> state = State(0, np.zeros((3, 2)), np.array([[1, 2], [3, 4]]), labels=np.array([0, 1, 1]))
-    >>> state.own.tolist()
-    [[1, 2], [3, 4], [3, 4]]
+    >>> centers = np.array([[1, 2], [3, 4]], np.float32)
+    >>> State(0, np.zeros((3, 2), np.float32), centers, labels=np.array([0, 1, 1])).own.tolist()
+    [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
     """
 
     round: int
@@ -78,7 +78,11 @@ class State:
     @property
     def own(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
-        return self.centers[self.labels]
+        rows = memory.empty((len(self.labels), self.centers.shape[1]))
+        if not ((self.labels >= 0) & (self.labels < len(self.centers))).all():
+            raise IndexError(f"labels must lie below {len(self.centers)}, got {self.labels}")
+        # Any mode but "raise", which would go through a second matrix.
+        return np.take(self.centers, self.labels, axis=0, out=rows, mode="clip")
 
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed."""

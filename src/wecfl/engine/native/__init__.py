@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from wecfl import rng
+from wecfl import memory, rng
 from wecfl.base import F32, Correction, Int, Plan, State
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
@@ -99,12 +99,12 @@ class NativeEngine(LocalEngine):
         none = np.empty(0, np.int64)
         index = np.concatenate([none, *(batch for client in batches for batch in client)])
         dropout = [rng.derive(seed, "dropout", state.round, key) for key in keys]
-        models = np.array(state.models, dtype=np.float32, order="C")
+        models = memory.empty((m, self.layout.width))
+        models[:] = state.models
         momentum = None
         if plan.momentum > 0:
-            momentum = np.zeros((m, trainable), np.float32)
-            if plan.keep_momentum and "momentum" in state.memory:
-                momentum[:] = state.memory["momentum"]
+            momentum = memory.empty((m, trainable))
+            momentum[:] = state.memory.get("momentum", 0) if plan.keep_momentum else 0
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
             lr = np.broadcast_to(np.asarray(plan.lr), m).astype(np.float32)
         self._call(
