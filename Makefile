@@ -36,7 +36,7 @@ check: $(READY)  ## lint, formatting, strict types, import layers
 docs: $(READY)  ## the site into site/; a broken link or an undocumented public symbol fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table (under ten minutes)
+bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers
