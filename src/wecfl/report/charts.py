@@ -20,6 +20,7 @@ FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
     ".pdf": "pdf",
     ".html": "html",
 }
+"""The kinds of file a chart can be written to, by suffix."""
 
 
 def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
