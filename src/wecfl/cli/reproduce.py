@@ -1,0 +1,233 @@
+"""`wecfl reproduce`: the queue of the paper's tables and figures, and what has come out of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from wecfl.base import State
+from wecfl.cli import terminal
+from wecfl.config import PARTITIONING, Config
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError, EngineError, unknown
+from wecfl.report import paper
+from wecfl.report.charts import FORMATS
+from wecfl.report.paper_figures import draw
+from wecfl.runs.definitions import (
+    SHIPPED,
+    Cell,
+    Definition,
+    Run,
+    ordered,
+    read_definitions,
+    select,
+)
+from wecfl.runs.observe import OnRound
+from wecfl.runs.queue import Store, chosen, estimate, queue, work
+from wecfl.runs.record import Record
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    *what: Annotated[str, Parameter(help="Names of tables (below), or all.")],
+    cells: Annotated[
+        tuple[str, ...],
+        Parameter(help='Only cells with all these words: "cifar-10 wecfl k=10"; may be repeated.'),
+    ] = (),
+    seeds: Annotated[
+        int | None, Parameter(help="Seeds 0 … N-1 of each cell (default: as defined).")
+    ] = None,
+    budget: Annotated[
+        str | None, Parameter(help="Begin no run that may end later: 90m, 2h, 1.5h.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative=(), help="List what would be run and how long it may take.")
+    ] = False,
+    show: Annotated[
+        bool, Parameter(negative=(), help="Run nothing: show what is stored, write the tables.")
+    ] = False,
+    results: Annotated[Path, Parameter(help="The folder of finished runs.")] = Path("docs/results"),
+    definitions: Annotated[
+        Path, Parameter(show_default=False, help="A folder of other definitions (TOML).")
+    ] = SHIPPED,
+    data_dir: Annotated[Path | None, Parameter(help="Where to look for data sets first.")] = None,
+    workers: Annotated[
+        int | None, Parameter(help="Threads or processes (default: one per core).")
+    ] = None,
+) -> None:
+    """Regenerate the paper's tables, beside the paper's own figures.
+
+    The work is a queue of runs in the order of their importance. Each finished run is kept as a
+    small file, so that it may be interrupted at any time, goes on where it stopped, and may be
+    worked off by several processes. The members of soft votes are shared between rows.
+    """
+    defined = read_definitions(definitions)
+    if not what:
+        raise ConfigError(f"say what to reproduce: {', '.join([*defined, 'all'])}")
+    for name in what:
+        if name not in (*defined, "all"):
+            raise ConfigError(unknown("table or figure", name, [*defined, "all"]))
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    named = [d for name, d in defined.items() if "all" in what or name in what]
+    wanted = set(select([cell for d in named for cell in d.cells], cells))
+    asked = [(cell, seed) for cell, seed in ordered(named, seeds) if cell in wanted]
+    store = Store(results)
+    if dry_run:
+        _list_queue(asked, store)
+        return
+    local: dict[str, Any] = {"data_dir": data_dir and str(data_dir), "workers": workers}
+    federation = _shared_federation(local)
+    seconds = None if budget is None else _seconds(budget)
+    failed = 0 if show else _work(asked, store, federation, local, seconds)
+    for definition in named:
+        if definition.figure:
+            _figure(definition, store, federation)
+            continue
+        shown = [cell for cell in definition.cells if cell in wanted]
+        beside = paper.beside_the_paper(definition, store, shown)
+        for table in paper.rich_tables(definition, beside):
+            terminal.wide(table)
+        if results.is_dir():
+            terminal.show(f"written: {', '.join(map(str, paper.write(definition, store)))}")
+    if failed:
+        raise ConfigError(f"{failed} runs failed; the reasons are given above")
+
+
+def _figure(
+    definition: Definition, store: Store, federation: Callable[[Config], Federation]
+) -> None:
+    chart = draw(definition, store, federation)
+    if chart is None:
+        terminal.show(f"{definition.name}: not run, so there is nothing to draw yet")
+        return
+    for suffix in FORMATS:
+        terminal.draw(chart, store.folder / f"{definition.name}{suffix}")
+
+
+def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
+    """The clients of a configuration, made once for runs that follow each other."""
+    keys = {"dataset", "holdout", "validation", "seed", *PARTITIONING}
+
+    @lru_cache(maxsize=1)
+    def made(choices: Config) -> Federation:
+        return terminal.federation(choices)
+
+    return lambda config: made(Config(**config.model_dump(include=keys), **local))
+
+
+def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store) -> None:
+    """The queue in order with estimates from the wall times of stored results."""
+    todo, stored = queue(asked, store), store.all()
+    choosing = sum(chosen(cell, seed, store) is None for cell, seed in asked)
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    table.add_column("run", no_wrap=True)
+    table.add_column("estimate", justify="right", no_wrap=True)
+    times = [estimate(each, stored) for each in todo]
+    for each, time in zip(todo, times, strict=True):
+        table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
+    terminal.wide(table)
+    known = [time for time in times if time is not None]
+    terminal.show(
+        f"{len(todo)} runs to do for {len(asked)} asked for; estimated {_duration(sum(known))} "
+        f"for {len(known)} of them, from stored wall times"
+        + (f"; unknown for {len(todo) - len(known)}" if len(known) < len(todo) else "")
+        + (f"; {choosing} more once their learning rate is chosen" if choosing else "")
+    )
+
+
+def _work(
+    asked: Sequence[tuple[Cell, int]],
+    store: Store,
+    federation: Callable[[Config], Federation],
+    local: Mapping[str, Any],
+    budget: float | None,
+) -> int:
+    """Work the queue off and tell how many runs failed."""
+    done = failed = elsewhere = 0
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    try:
+        with Progress(*columns, console=terminal.console) as progress:
+            whole = progress.add_task("runs", total=len(queue(asked, store)), note="")
+            current = progress.add_task("", total=1, note="", visible=False)
+
+            def watcher(run: Run, todo: Sequence[Run]) -> OnRound:
+                stored = store.all()
+                times = [estimate(each, stored) for each in todo]
+                known = [time for time in times if time is not None]
+                more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
+                total = done + failed + elsewhere + len(todo)
+                progress.update(whole, total=total, note=f"{_duration(sum(known))} left{more}")
+                progress.reset(
+                    current,
+                    description=str(run),
+                    total=run.config.rounds,
+                    visible=not run.parts,  # a vote has no rounds of its own
+                    note="",
+                )
+
+                def watch(record: Record, states: Sequence[State]) -> None:
+                    note = f"rounds  {terminal.scores(record)}"
+                    progress.update(current, completed=record["round"], note=note)
+
+                return watch
+
+            for each, outcome in work(
+                asked, store, federation, watcher=watcher, local=local, budget=budget
+            ):
+                progress.advance(whole)
+                progress.update(current, visible=False)
+                if isinstance(outcome, EngineError):
+                    failed += 1
+                    terminal.show(f"{each}: {outcome}")
+                elif outcome is None:
+                    elsewhere += 1
+                else:
+                    done += 1
+                    said = outcome.get("error") or terminal.scores(outcome)
+                    terminal.show(f"{each}: {said}  {_duration(outcome['seconds'])}")
+    except KeyboardInterrupt:
+        terminal.say(f"interrupted; {done} finished runs are kept in {store.folder}")
+        sys.exit(130)
+    left = len(queue(asked, store)) - failed - elsewhere
+    terminal.show(
+        f"{done} runs done"
+        + (f", {elsewhere} done or in work elsewhere" if elsewhere else "")
+        + (f", {left} left for which the budget did not suffice" if budget and left > 0 else "")
+    )
+    return failed
+
+
+def _seconds(text: str) -> float:
+    """A duration such as 2h, 90m or 45s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not match:
+        raise ConfigError(f"--budget must be a number with s, m or h, as 2h or 90m, got '{text}'")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"

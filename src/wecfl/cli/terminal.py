@@ -1,0 +1,154 @@
+"""What every command shares: lines and tables, bars while there is something to wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    track,
+)
+
+from wecfl.base import State
+from wecfl.config import Config
+from wecfl.data.datasets import Dataset
+from wecfl.data.federation import Federation
+from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.report.charts import AnyChart, save
+from wecfl.runs.experiment import Result, federation_of, holds_clients, load_pool
+from wecfl.runs.record import Record
+
+__all__ = [
+    "console",
+    "downloads",
+    "draw",
+    "fail",
+    "federation",
+    "load",
+    "rounds",
+    "say",
+    "scores",
+    "show",
+    "track_rounds",
+    "wide",
+]
+
+console = Console()
+"""Standard output."""
+
+
+def say(text: str) -> None:
+    """One line on standard error, whatever it is made of."""
+    print(f"wecfl: {' '.join(text.split())}", file=sys.stderr)
+
+
+def fail(text: str) -> NoReturn:
+    """Say why, and end with the exit code of bad input."""
+    say(text)
+    sys.exit(2)
+
+
+def show(text: str) -> None:
+    """A line as it is: paths may hold what rich takes for markup."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def wide(table: RenderableType) -> None:
+    """Wide enough for all columns also where the output is not a terminal."""
+    Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
+
+
+def scores(record: Mapping[str, Any]) -> str:
+    """A record in words.
+
+    >>> scores({"accuracy": 0.9, "ari": 1.0})
+    'accuracy 90.0 %  ARI 1.00'
+    """
+    ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
+    return f"accuracy {100 * record['accuracy']:.1f} %{ari}"
+
+
+def draw(chart: AnyChart, path: Path) -> None:
+    """Write a chart and say where."""
+    show(f"figure: {save(chart, path)}")
+
+
+def load(config: Config) -> Dataset:
+    """The data set of a configuration, with a bar while it is fetched."""
+    with downloads() as progress:
+        return load_pool(config, progress)
+
+
+def federation(config: Config) -> Federation:
+    """The clients of a configuration, with a bar while their data are fetched."""
+    return federation_of(config, None if holds_clients(config) else load(config))
+
+
+@contextmanager
+def rounds() -> Iterator[_Bars]:
+    """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far."""
+    columns = (
+        TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        yield _Bars(progress)
+
+
+class _Bars:
+    """Watches runs, one after the other."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def begin(
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
+    ) -> None:
+        self._task = self._progress.add_task(config["method"], total=config["rounds"], scores="")
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        self._progress.update(self._task, completed=record["round"], scores=scores(record))
+
+    def end(self, result: Result) -> None:
+        """The bar stays as it is."""
+
+
+@contextmanager
+def downloads() -> Iterator[FetchProgress]:
+    """A bar for each file that has to be fetched; nothing where all is here."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def show(name: str, done: int, total: int | None) -> None:
+        progress.start()
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total)
+        progress.update(tasks[name], completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if tasks:
+            progress.stop()
+
+
+def track_rounds(rounds: Sequence[int], title: str) -> Iterable[int]:
+    """A bar while the rounds of a run are placed in the plane."""
+    show = Console(stderr=True)
+    return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True)
