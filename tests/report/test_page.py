@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 
 import wecfl
 from wecfl import Federation, methods
+from wecfl.config import Config
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.report import page as pages
 from wecfl.report.alluvial import alluvial, telling
 from wecfl.report.page import page, write
 from wecfl.report.planes import apart, planes
 from wecfl.report.tables import cells, results
+from wecfl.runs.experiment import run_config
 from wecfl.runs.folder import read_metrics, read_summary
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 4, "steps": 3, "lr": 0.05, "workers": 1}
@@ -91,6 +94,12 @@ def test_the_page_holds_the_figures_of_the_run(runs: Path) -> None:
     assert np.shape(plane["X"]) == np.shape(plane["Y"]) == np.shape(plane["L"]) == (4, 5)
     assert plane["G"] == [0, 1, 0, 1, 0]
     assert plane["A"][-1] == pytest.approx(records[-1]["clients"]["accuracy"], abs=1e-3)
+
+
+def test_the_command_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    run_config(Config(clients=6, groups=2, clusters=2, rounds=1), out=folder)
+    assert f"wecfl run '{folder / 'config.toml'}'" in unescape(page([folder]))
 
 
 def test_several_runs_are_compared(runs: Path) -> None:

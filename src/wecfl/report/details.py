@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,7 +192,9 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         heats=_heats(run),
         command=env.get("command", ""),
         # A run of Python values writes its components down, which is not enough to repeat it.
-        repeat="" if "components" in run.config else f"wecfl run {folder / 'config.toml'}",
+        repeat=""
+        if "components" in run.config
+        else shlex.join(["wecfl", "run", str(folder / "config.toml")]),
         config=tomli_w.dumps(run.config),
         environment=[
             ("engine", str(run.summary.get("engine", "unknown"))),
