@@ -1,13 +1,34 @@
 """An engine in a few lines of NumPy, for property tests; what the command line came to."""
 
+import json
 import multiprocessing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
 from wecfl.layout import Layout
+
+
+def same_folders(one: Path, two: Path) -> None:
+    """The same run to the bit, but for clocks and what was called how often."""
+    names = {file.relative_to(one) for file in one.rglob("*") if file.is_file()}
+    assert names == {file.relative_to(two) for file in two.rglob("*") if file.is_file()}
+    for name in names:
+        a, b = (one / name).read_bytes(), (two / name).read_bytes()
+        if name.name in ("env.json", ".lock") or name.match("checkpoints/*.json"):
+            continue
+        if name.name in ("metrics.jsonl", "summary.json"):
+            a, b = (b"".join(timeless(text)) for text in (a, b))
+        assert a == b, name
+
+
+def timeless(text: bytes) -> list[bytes]:
+    """JSON, in lines or not, without its seconds."""
+    objects = [json.loads(text)] if text.startswith(b"{\n") else map(json.loads, text.splitlines())
+    return [json.dumps({**each, "seconds": None}).encode() for each in objects]
 
 
 class BowlEngine:

@@ -18,7 +18,7 @@ from helpers import Wecfl
 from wecfl import __version__
 from wecfl.config import Config
 from wecfl.methods import METHODS
-from wecfl.runs.folder import read_metrics, read_state, read_summary
+from wecfl.runs.folder import read_metrics, read_states, read_summary
 
 CHOICES = {
     "clients": "6", "groups": "2", "clusters": "2", "rounds": "2", "steps": "2",
@@ -460,13 +460,16 @@ def test_ctrl_c_leaves_a_readable_folder_and_no_process(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "wecfl: interrupted; what was computed is in run\n"
+    assert err == (
+        "wecfl: stopping after this round; once more to stop at once\n"
+        "wecfl: interrupted; go on with: wecfl resume run\n"
+    )
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     summary, records = read_summary(tmp_path / "run"), read_metrics(tmp_path / "run")
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == len(records) >= 2
-    assert read_state(tmp_path / "run" / "state.safetensors").round == len(records)
+    assert read_states(tmp_path / "run")[0].round == len(records)
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -28,17 +29,20 @@ __all__ = [
     "F32",
     "F64",
     "Aggregation",
+    "Bool",
     "Clustering",
     "Correction",
     "Distance",
     "Engine",
     "Importance",
     "Int",
+    "Int8",
     "Method",
     "Objective",
     "Plan",
     "Rate",
     "Real",
+    "Reply",
     "Representation",
     "State",
 ]
@@ -49,9 +53,28 @@ F64 = NDArray[np.float64]
 """What is summed: distances, losses, importance."""
 Int = NDArray[np.int64]
 """Labels, counts, positions."""
+Int8 = NDArray[np.int8]
+"""Codes."""
+Bool = NDArray[np.bool_]
+"""Who."""
 Real = NDArray[np.floating]
 """Representations, in whatever precision they come."""
 Split = Literal["train", "test"]
+
+
+class Reply(IntEnum):
+    """What came of a client's local update."""
+
+    HEARD = 0
+    """It reached the server, which uses it."""
+    ABSENT = 1
+    """The client did not take part in the round."""
+    LOST = 2
+    """The client trained, but its reply did not arrive."""
+    NOT_FINITE = 3
+    """Refused: it holds NaN or infinity."""
+    TOO_LARGE = 4
+    """Refused: it is far longer than those of the others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +97,17 @@ class State:
     memory: Mapping[str, F32] = field(default_factory=dict)
     """What clients keep between rounds, one row each: `momentum` (m, trainable); `lr` (m,), the
     rate they were sent with the model, where it follows the run."""
+    replies: Int8 | None = None
+    """(m,), what came of each client's last local update (`Reply`); None: the server has them
+    all."""
+
+    @property
+    def heard(self) -> Bool:
+        """(m,), whose last local update reached the server and was accepted."""
+        if self.replies is None:
+            return np.ones(len(self.labels), dtype=np.bool_)
+        heard: Bool = self.replies == Reply.HEARD
+        return heard
 
     @property
     def own(self) -> F32:

@@ -94,6 +94,7 @@ class Config(BaseModel):
     trace: bool | None = Field(
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
     )
+    checkpoint_every: int = Field(1, ge=1, description="Rounds between two checkpoints.")
 
     def completed(self) -> Config:
         """With the paper's parameters of the partition, where none were given.
@@ -135,7 +136,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
-INCIDENTAL = ("seed", "workers", "data_dir", "objectives", "diagnostics", "trace")
+INCIDENTAL = (
+    "seed", "workers", "data_dir", "objectives", "diagnostics", "trace", "checkpoint_every"
+)  # fmt: skip
 """Choices that do not make another experiment."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {

@@ -12,15 +12,14 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 import wecfl
+from helpers import same_folders
 from wecfl import methods
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.engine import make_engine
 from wecfl.models import build
-from wecfl.rounds import Setting, iterate, opening
 from wecfl.runs.experiment import Result
-from wecfl.runs.folder import read_state, save_state
+from wecfl.runs.folder import RunFolder, read_states
 
 SEED = 5
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
@@ -96,23 +95,29 @@ def test_every_method_gives_the_same_result_on_both_engines(
 
 @EVERY
 @BOTH
-def test_every_method_continues_from_a_saved_state(
-    name: str, engine: Any, fed: wecfl.Federation, tmp_path: Path
+def test_every_method_goes_on_to_the_bit(
+    name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
-    """A checkpoint is exactly the State: two rounds, to disk and back, two more = four rounds."""
-    method = methods.named(name, k=3)
-    model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
-    with make_engine(engine, fed, model, workers=1) as runner:
-        setting = Setting(method, runner, wecfl.Plan(steps=5, lr=0.05), seed=SEED)
-        path = iterate(setting, opening(setting))
-        states = [next(path) for _ in range(4)]
-        save_state(states[1], tmp_path / "state.safetensors")
-        resumed = iterate(setting, read_state(tmp_path / "state.safetensors"))
-        for expected in states[2:]:
-            state = next(resumed)
-            assert state.round == expected.round
-            np.testing.assert_array_equal(state.labels, expected.labels)
-            assert state.models.tobytes() == expected.models.tobytes()
+    """Stopped two rounds after the last checkpoint, and resumed: as if nothing had happened."""
+    method, after = methods.named(name, k=3), tmp_path / "run"
+    how: Any = {
+        "engine": engine, "workers": 1, "rounds": 7, "steps": 4, "lr": 0.05, "seed": SEED,
+        "checkpoint_every": 3,
+    }  # fmt: skip
+
+    def stop(record: dict[str, Any], states: object) -> None:
+        if record["round"] == 5:
+            raise ZeroDivisionError
+
+    whole = wecfl.run(fed, method, out=tmp_path / "whole", **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "end", lambda *_: None)  # killed: the end is never written
+        with pytest.raises(ZeroDivisionError):
+            wecfl.run(fed, method, out=after, watch=[stop], **how)
+    assert read_states(after)[0].round == 3
+    resumed = wecfl.run(fed, method, out=after, resume=True, **how)
+    same_bits(whole, resumed)
+    same_folders(tmp_path / "whole", after)
 
 
 @EVERY

@@ -25,13 +25,13 @@ from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.layout import Layout
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
-from wecfl.runs.folder import read_clients, read_metrics, read_state, read_summary
+from wecfl.runs.folder import read_clients, read_metrics, read_states, read_summary
 from wecfl.runs.record import KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
     "config.toml", "env.json", "metrics.jsonl", "assignments.csv", "clients.csv",
-    "models.safetensors", "state.safetensors", "summary.json", "classes.csv", "trace",
+    "models.safetensors", "summary.json", "classes.csv", "trace", "checkpoints", ".lock",
 }  # fmt: skip
 TINY = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 3, "steps": 3, "model": "logistic",
@@ -134,11 +134,10 @@ def test_the_models_on_disk_predict_as_those_of_the_result(
 
 def test_the_state_on_disk_is_the_final_state(folder: tuple[Result, Path]) -> None:
     result, path = folder
-    equal_states(read_state(path / "state.safetensors"), result.states[0])
-    with pytest.raises(RunFolderError, match="can't read the state"):
-        read_state(path / "summary.json")
-    with pytest.raises(RunFolderError, match="can't read the state"):
-        read_state(path / "nope")
+    [state] = read_states(path)
+    equal_states(state, result.states[0])
+    with pytest.raises(RunFolderError, match="has no checkpoint"):
+        read_states(path / "nope")
 
 
 def equal_states(a: State, b: State) -> None:
@@ -183,7 +182,8 @@ def test_a_stopped_run_keeps_its_last_complete_round(
         wecfl.run(fed, methods.wecfl(k=2), rounds=9, out=tmp_path / "run", watch=[watch], **QUICK)
     status = "interrupted" if stop is KeyboardInterrupt else "failed"
     readable(tmp_path / "run", status, 3)
-    equal_states(read_state(tmp_path / "run" / "state.safetensors"), seen[-1])
+    [state] = read_states(tmp_path / "run")
+    equal_states(state, seen[-1])
 
 
 class FailsInRoundThree:
@@ -201,8 +201,7 @@ def test_a_failing_engine_leaves_the_round_before(
     with pytest.raises(EngineError, match="gave up"):
         wecfl.run(fed, method, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)
-    for name in ["state.safetensors"] if members == 1 else [f"state.{j}.safetensors" for j in "01"]:
-        assert read_state(tmp_path / "run" / name).round == 2
+    assert [state.round for state in read_states(tmp_path / "run")] == [2] * members
 
 
 def test_scores_that_fail_do_not_count_as_a_round(
@@ -221,7 +220,7 @@ def test_scores_that_fail_do_not_count_as_a_round(
     with pytest.raises(EngineError, match="no scores"):
         wecfl.run(fed, methods.fedavg, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)
-    assert read_state(tmp_path / "run" / "state.safetensors").round == 2
+    assert read_states(tmp_path / "run")[0].round == 2
 
 
 def test_a_run_that_fails_in_its_first_round_is_readable(fed: Federation, tmp_path: Path) -> None:
@@ -383,7 +382,8 @@ def test_a_vote_of_three_is_that_of_its_members(fed: Federation, tmp_path: Path)
         assert isinstance(voted, Vote)
         assert torch.equal(voted(x).argmax(dim=1), mean.argmax(dim=1))
     files = {file.name for file in (tmp_path / "run").iterdir()}
-    assert files == FILES - {"state.safetensors"} | {f"state.{j}.safetensors" for j in range(3)}
+    assert files == FILES
+    assert len(read_states(tmp_path / "run")) == 3
     names = load_file(tmp_path / "run" / "models.safetensors").keys()
     assert {name.split(".cluster")[0] for name in names} == {"member.0", "member.1", "member.2"}
 

@@ -25,6 +25,7 @@ from wecfl.cli.reproduce import reproduce
 from wecfl.config import PAPER_PARTITIONS, PARTITIONING, PRESETS, Config, one_line, resolve
 from wecfl.data import datasets
 from wecfl.data import partition as partitions
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, WecflError
 from wecfl.methods import METHODS, components, named
 from wecfl.report.charts import format_of
@@ -34,8 +35,16 @@ from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
 from wecfl.report.theory import check_run, rich_check, rich_rounds
 from wecfl.report.words import client_words, partition_words
-from wecfl.runs.experiment import check, federation_of, holds_clients, method_of, run_config
-from wecfl.runs.folder import check_free, read_summary
+from wecfl.runs.experiment import (
+    check,
+    config_of,
+    federation_of,
+    holds_clients,
+    method_of,
+    run_config,
+)
+from wecfl.runs.folder import check_free, go_on, read_summary
+from wecfl.runs.observe import Watcher
 from wecfl.track import TRACKERS, tracker
 
 __all__ = ["app", "main"]
@@ -57,6 +66,14 @@ OutFlag = Annotated[
 PresetFlag = Annotated[
     str | None, Parameter(help=f"Start from named choices: {', '.join(PRESETS)}.")
 ]
+TrackFlag = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help=f"Also show the run in {' or '.join(TRACKERS)}; may be given twice.",
+        negative_iterable=(),
+        show_default=False,
+    ),
+]
 DataDirFlag = Annotated[Path | None, Parameter(help="Where to look for data sets first.")]
 
 
@@ -70,14 +87,7 @@ def run(
     figure: Annotated[
         Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
     ] = None,
-    track: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help=f"Also show the run in {' or '.join(TRACKERS)}; may be given twice.",
-            negative_iterable=(),
-            show_default=False,
-        ),
-    ] = (),
+    track: TrackFlag = (),
     flags: Flags = Config(),  # noqa: B008  (frozen)
 ) -> None:
     """Train a federation and write a run folder.
@@ -106,21 +116,71 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    finished: list[Path] = []
-    try:
-        with terminal.rounds() as bars:
-            for each, folder, trackers in zip(configs, folders, tracked, strict=True):
-                run_config(each, federation, folder, [bars, *trackers])
-                finished.append(folder)
-    except KeyboardInterrupt:
-        stopped = folders[len(finished)]
-        kept = f"; what was computed is in {stopped}" if stopped.exists() else ""
-        terminal.say(f"interrupted{kept}")
-        sys.exit(130)
-    terminal.console.print(rich_table(results(folders)))
+    _run_all(configs, folders, tracked, federation)
     if figure:
         terminal.draw(overview(folders), figure)
     terminal.show(f"run folder: {folders[0] if len(folders) == 1 else folders[0].parent}")
+
+
+@app.command
+def resume(
+    folder: Path,
+    /,
+    *,
+    rounds: Annotated[
+        int | None, Parameter(help="Go on to this round (default: the one that was asked for).")
+    ] = None,
+    workers: Annotated[int | None, Parameter(help="Threads or processes from here on.")] = None,
+    data_dir: DataDirFlag = None,
+    checkpoint_every: Annotated[
+        int | None, Parameter(help="Rounds between two checkpoints from here on.")
+    ] = None,
+    track: TrackFlag = (),
+) -> None:
+    """Go on with a run that was stopped, or that is to have more rounds.
+
+    It ends with the same numbers, to the bit, as if it had never been stopped.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    said = {
+        "rounds": rounds,
+        "workers": workers,
+        "data_dir": data_dir and str(data_dir),
+        "checkpoint_every": checkpoint_every,
+    }
+    told = {name: value for name, value in said.items() if value is not None}
+    chosen = resolve(flags={**config_of(folder).model_dump(exclude_unset=True), **told})
+    tracked = [tracker(name, folder) for name in track]
+    _run_all([chosen], [folder], [tracked], terminal.federation(chosen), resume=True)
+
+
+def _run_all(
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    tracked: Sequence[Sequence[Watcher]],
+    federation: Federation,
+    *,
+    resume: bool = False,
+) -> None:
+    """One run after the other on the same clients, and their results as a table."""
+    stopping = terminal.Stopping()
+    try:
+        with stopping, terminal.rounds() as bars:
+            for config, folder, trackers in zip(configs, folders, tracked, strict=True):
+                watch = [bars, *trackers, stopping]
+                run_config(config, federation, folder, watch, resume=resume)
+    except terminal.Stopped as stopped:
+        begun = [each for each in folders if (each / "config.toml").exists()]
+        terminal.say(f"interrupted; go on with: {go_on(begun[-1])}" if begun else "interrupted")
+        if left := [str(each) for each in folders if each not in begun]:
+            terminal.say(f"not begun: {', '.join(left)}")
+        sys.exit(stopped.code)
+    terminal.console.print(rich_table(results(folders)))
 
 
 @app.command

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -32,6 +33,8 @@ from wecfl.runs.experiment import Result, federation_of, holds_clients, load_poo
 from wecfl.runs.record import Record
 
 __all__ = [
+    "Stopped",
+    "Stopping",
     "console",
     "downloads",
     "draw",
@@ -124,6 +127,53 @@ class _Bars:
 
     def end(self, result: Result) -> None:
         """The bar stays as it is."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to end; the round it came in was finished, unless asked twice."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+class Stopping:
+    """Lets SIGINT and SIGTERM wait for the end of the round; a second one does not.
+
+    A context and a `Watcher`, to be the last of a run's: what the others do about a round is done.
+    """
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def __enter__(self) -> Self:
+        signals = (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._ask) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def begin(
+        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
+    ) -> None:
+        """Know which round is the last one: there is nothing to stop after it."""
+        self._rounds = config["rounds"]
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """Stop here, if that was asked for."""
+        if self._asked and record["round"] < self._rounds:
+            raise Stopped(self._asked)
+
+    def end(self, result: Result) -> None:
+        """Nothing to do."""
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self._asked:
+            raise Stopped(number)
+        self._asked = number
+        say("stopping after this round; once more to stop at once")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from wecfl.engine.native import NativeEngine, Unsupported
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError, EngineError
 
-__all__ = ["ENGINES", "NativeEngine", "TorchEngine", "make_engine"]
+__all__ = ["ENGINES", "LocalEngine", "NativeEngine", "TorchEngine", "make_engine"]
 
 ENGINES = ("auto", "native", "torch")
 """What `make_engine` can be asked for."""

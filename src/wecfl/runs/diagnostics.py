@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, final
 
@@ -27,13 +28,20 @@ class Diagnostics:
     (q = 0) and after them (q = Q) – and `DRAWS` mini-batch gradients; none of these where a batch
     holds all of a client's data. U, σ² and β are the largest seen so far; the bounds of a round
     need no more than the U of that round (`U_round`).
+
+    `last` is the record of the round that `state` closed, for a run that goes on.
     """
 
-    def __init__(self, setting: Setting, state: State) -> None:
+    def __init__(
+        self, setting: Setting, state: State, last: Mapping[str, Any] | None = None
+    ) -> None:
         self._setting = setting
         self._importance = setting.method.importance(setting.engine.sizes)
-        self._constants = {"U": 0.0, "sigma2": 0.0, "beta": 0.0}
-        self._gap = np.zeros(len(state.models))  # on the common start nobody has moved
+        self._constants = {
+            name: last["theory"][name] if last else 0.0 for name in ("U", "sigma2", "beta")
+        }
+        # On the common start nobody has moved.
+        self._gap = np.array(last["clients"]["gap"]) if last else np.zeros(len(state.models))
         self._found: dict[str, Any] = {}
         self._clients: dict[str, list[float | None] | None] = {}
         self._previous = self._trained = state
@@ -96,6 +104,7 @@ class Diagnostics:
             "lr": _plain(lr),
             "lr_bound_1": _plain(criteria.lr_bound_1(gap, steps, path_U)) if models_only else None,
             "lr_bound_2": _plain(criteria.lr_bound_2(least, worst, U, sigma2, beta)),
+            "gap": _plain(self._gap),
         }
         self._found = {
             "B": {"0": _plain(B[0]), "Q": _plain(B[1])},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from inspect import signature
 from numbers import Integral
@@ -19,18 +20,18 @@ from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.rate import check_theory, theory
 from wecfl.bilevel.representation import Columns, Losses
-from wecfl.config import PARTITIONING, Config
+from wecfl.config import PARTITIONING, Config, resolve
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress
-from wecfl.engine import make_engine
+from wecfl.engine import LocalEngine, make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.folder import RunFolder, check_free, environment
+from wecfl.runs.folder import RunFolder, environment, read_config, read_metrics
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder, last_rounds, settled
 from wecfl.runs.trace import MOST, Trace
@@ -39,6 +40,7 @@ __all__ = [
     "Result",
     "Status",
     "check",
+    "config_of",
     "federation_of",
     "holds_clients",
     "method_of",
@@ -167,6 +169,8 @@ def run(
     diagnostics: bool = False,
     trace: bool | None = None,
     out: str | Path | None = None,
+    checkpoint_every: int = 1,
+    resume: bool = False,
     watch: Sequence[Watcher | OnRound] = (),
     config: Config | None = None,
     members: Sequence[int] | None = None,
@@ -194,6 +198,9 @@ def run(
         diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         trace: record the clients' distances in the run folder (default: up to 500 clients).
         out: a run folder to write, see `wecfl.runs.folder`.
+        checkpoint_every: rounds between two checkpoints of the run folder.
+        resume: go on with the run in `out` (the same federation and method) where it was stopped;
+            what it comes to is the same to the bit as without the stop.
         watch: told when the run begins, after each round and when it ends, see
             `wecfl.runs.observe`; a function is called after each round.
         config: the configuration to write into the run folder, if it came from one.
@@ -210,72 +217,106 @@ def run(
     """
     if not isinstance(method, Method):
         raise ConfigError(f"method must be a value such as methods.wecfl(k=10), got {method!r}")
-    _check_whole(rounds=(rounds, 1), steps=(steps, 1), batch=(batch, 1), seed=(seed, 0))
+    _check_whole(
+        rounds=(rounds, 1), steps=(steps, 1), batch=(batch, 1), seed=(seed, 0),
+        checkpoint_every=(checkpoint_every, 1),
+    )  # fmt: skip
+    if resume and out is None:
+        raise ConfigError("resume goes on with a run folder: name it as out")
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     check_clusters(method, len(federation))
     rate = theory if lr == "theory" else None
     if rate:
         check_theory(method, plan)
-    if out is not None:
-        check_free(Path(out))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
-    with make_engine(engine, federation, module, **options) as runner:
+    with ExitStack() as stack:
+        folder = None
+        if out is not None:
+            folder = RunFolder(Path(out), every=checkpoint_every, again=resume)
+            stack.enter_context(folder)
+        runner = stack.enter_context(make_engine(engine, federation, module, **options))
         settings = [
             Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate)
             for j in (range(method.members) if members is None else members)
         ]
-        records: list[Record] = []
-        status: Status = "failed"
-        began = perf_counter()
-        states = tuple(opening(setting) for setting in settings)
-        watched = Diagnostics(settings[0], states[0]) if diagnostics else None
-        recorder = Recorder(
-            method, runner, federation.groups, states[0].labels,
-            objectives=objectives, diagnostics=watched,
-        )  # fmt: skip
+        written = _written(config) if config else _described(settings[0], model, rounds, seed)
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
-        first = [observe] if observe else []  # of a soft vote, these see the first run only
-        if watched:
-            first.append(watched.step)
-        if out is not None:
-            watchers.insert(0, RunFolder(Path(out)))
-            if len(federation) <= MOST if trace is None else trace:
-                first.append(Trace(Path(out), method, runner, seed).step)
-        paths = [
-            iterate(setting, state, recorder.step, *([] if j else first))
-            for j, (setting, state) in enumerate(zip(settings, states, strict=True))
-        ]
-        begun: list[Watcher] = []  # what has to be ended
+        return _train(
+            settings, runner, federation, module,
+            rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
+            objectives=objectives, diagnostics=diagnostics, trace=trace,
+        )  # fmt: skip
 
-        def result() -> Result:
-            seconds, folder = perf_counter() - began, None if out is None else Path(out)
-            return Result(
-                method, federation, records, states, module, runner.name, seconds, seed, status,
-                folder,
-            )  # fmt: skip
 
-        try:  # from here on nothing can be wrong with what was asked for
-            written = _written(config) if config else _described(settings[0], model, rounds, seed)
-            env = {**environment(), "engine": runner.name, "workers": runner.workers}
+def _train(
+    settings: Sequence[Setting],
+    engine: LocalEngine,
+    federation: Federation,
+    module: Module,
+    *,
+    rounds: int,
+    written: Mapping[str, Any],
+    folder: RunFolder | None,
+    watchers: Sequence[Watcher],
+    observe: Observer | None,
+    objectives: bool,
+    diagnostics: bool,
+    trace: bool | None,
+) -> Result:
+    """All rounds, or those that are left; the result is also told where an error ends them."""
+    method, seed = settings[0].method, settings[0].seed
+    saved = folder.saved if folder else None
+    records: list[Record] = read_metrics(folder.path, saved.round) if folder and saved else []
+    if folder and len(records) >= rounds + (not folder.ended):
+        raise ConfigError(
+            f"{folder.path} has its {len(records)} rounds: to go on, ask for more of them"
+        )
+    began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
+    states = saved.states if saved else tuple(opening(setting) for setting in settings)
+    watched = None
+    if diagnostics:
+        watched = Diagnostics(settings[0], states[0], records[-1] if records else None)
+    recorder = Recorder(
+        method, engine, federation.groups, states[0].labels,
+        objectives=objectives, diagnostics=watched,
+    )  # fmt: skip
+    first = [observe] if observe else []  # of a soft vote, these see the first run only
+    if watched:
+        first.append(watched.step)
+    if folder:
+        watchers = [folder, *watchers]
+        if len(federation) <= MOST if trace is None else trace:
+            first.append(Trace(folder.path, method, engine, seed).step)
+    paths = [
+        iterate(setting, state, recorder.step, *([] if j else first))
+        for j, (setting, state) in enumerate(zip(settings, states, strict=True))
+    ]
+    begun: list[Watcher] = []  # what has to be ended
+    status: Status = "failed"
+    try:  # from here on nothing can be wrong with what was asked for
+        env = {**environment(), "engine": engine.name, "workers": engine.workers}
+        for watcher in watchers:
+            watcher.begin(written, env, federation)
+            begun.append(watcher)
+        while len(records) < rounds:
+            reached = tuple(next(path) for path in paths)
+            records.append(recorder.round(reached))
+            states = reached
             for watcher in watchers:
-                watcher.begin(written, env, federation)
-                begun.append(watcher)
-            for _ in range(rounds):
-                reached = tuple(next(path) for path in paths)
-                records.append(recorder.round(reached))
-                states = reached
-                for watcher in watchers:
-                    watcher.round(records[-1], states)
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
-            raise
-        finally:
-            ended = result()
-            for watcher in begun:
-                watcher.end(ended)
-        return ended
+                watcher.round(records[-1], states)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        result = Result(
+            method, federation, records, states, module, engine.name, perf_counter() - began, seed,
+            status, folder.path if folder else None,
+        )  # fmt: skip
+        for watcher in begun:
+            watcher.end(result)
+    return result
 
 
 def run_config(
@@ -284,6 +325,7 @@ def run_config(
     out: str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
     *,
+    resume: bool = False,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,
 ) -> Result:
@@ -297,12 +339,25 @@ def run_config(
         federation or federation_of(config),
         method_of(config),
         out=out,
+        resume=resume,
         watch=watch,
         config=config.completed(),
         members=members,
         observe=observe,
         **config.model_dump(include=passed_on),
     )
+
+
+def config_of(folder: str | Path) -> Config:
+    """The configuration of a run folder, as `wecfl resume` reads it."""
+    path = Path(folder)
+    written = read_config(path)
+    if "components" in written:
+        raise ConfigError(
+            f"{path} was made from Python values, which config.toml can't hold: "
+            f"go on with it in Python, by run(…, out={str(path)!r}, resume=True)"
+        )
+    return resolve(path / "config.toml")
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:

@@ -10,37 +10,45 @@
     classes.csv          one line per client: its training samples of each class
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
-    state.safetensors    the whole `State` after the last complete round
     summary.json         method, engine, rounds, means of the last three rounds, status
     trace/               the clients' distances in each round (`wecfl.runs.trace`)
+    checkpoints/         what `wecfl resume` goes on from (`wecfl.runs.checkpoint`)
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import platform
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
 import tomli_w
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
 from wecfl.base import Int, State
+from wecfl.config import Config
 from wecfl.data.federation import Federation
 from wecfl.data.partition import counts
 from wecfl.errors import RunFolderError
+from wecfl.runs import checkpoint
+from wecfl.runs.checkpoint import FORMAT, Checkpoint, Manifest, check_format
+from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors, sync
+from wecfl.runs.lock import LOCK, Lock
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -50,12 +58,13 @@ __all__ = [
     "RunFolder",
     "check_free",
     "environment",
+    "go_on",
     "read_assignments",
     "read_classes",
     "read_clients",
     "read_environment",
     "read_metrics",
-    "read_state",
+    "read_states",
     "read_summary",
     "tensor_names",
     "toml",
@@ -79,67 +88,235 @@ SUMMARY: dict[str, type | UnionType] = {
 """What a reader of `summary.json` may rely on."""
 
 
+GROWING = ("metrics.jsonl", "assignments.csv")
+"""Files that get a line in each round."""
+
+FREE = ("rounds", "workers", "data_dir", "trace", "checkpoint_every")
+"""Choices that a run may go on with in another way, and still be the same run."""
+
+LARGE = 1 << 28
+"""Bytes of state above which a round waits for its checkpoint: below, it is written while the next
+round goes on, which keeps the arrays of both in memory."""
+
+
 def check_free(path: Path) -> None:
     """Refuse a place where no new run folder can be made; nothing is written."""
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-        inside = next(existing.iterdir(), None)  # an error if it is no folder
+        names = sorted(file.name for file in existing.iterdir())  # an error if it is no folder
     except OSError as error:
         raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
-    if existing == path and inside:
-        raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another folder")
+    inside = names if existing == path else []
+    if {"config.toml", "env.json"} <= set(inside):
+        raise RunFolderError(
+            f"{path} holds a run: choose another folder, or go on with that one: {go_on(path)}"
+        )
+    # What a run leaves that was killed while it began.
+    others = [name for name in inside if name not in (LOCK, "env.json") and TEMPORARY not in name]
+    if others:
+        raise RunFolderError(f"{path} is not empty (it holds {others[0]}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise RunFolderError(f"can't write the run folder {path}: {existing} is not writable")
 
 
 class RunFolder:
-    """Writes a run folder, round by round: a `Watcher`."""
+    """Writes a run folder, round by round: a `Watcher`.
 
-    def __init__(self, path: Path) -> None:
+    To be used in a `with` block: it keeps other processes out of the folder. `again` goes on with
+    the run that the folder holds, if `saved` finds a checkpoint in it, or else begins it anew.
+    """
+
+    def __init__(self, path: Path, *, every: int = 1, again: bool = False) -> None:
         self.path = path
+        self._every, self._again = every, again
+        self._lock = Lock(path)
+        self._writer = ThreadPoolExecutor(1, "wecfl-checkpoint")
+        self._pending: Future[None] | None = None
+        self._saved: Checkpoint | None = None
+        self._states: Sequence[State] = ()
+        self._written = 0  # the last round that has a checkpoint, or soon will have
+
+    def __enter__(self) -> Self:
+        if self._again:
+            for name in ("config.toml", "env.json"):
+                if not (self.path / name).is_file():
+                    raise RunFolderError(
+                        f"{self.path} holds no run to go on with: it has no {name}"
+                    )
+            with self._writing():
+                self._lock.take()
+            try:
+                self._saved = checkpoint.latest(self.path)
+            except BaseException:
+                self._lock.drop()
+                raise
+            for problem in self._saved.damaged if self._saved else ():
+                logging.getLogger("wecfl").warning(
+                    "wecfl: %s: going on from an earlier checkpoint", problem
+                )
+        else:
+            check_free(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.shutdown()
+        self._lock.drop()
+
+    @property
+    def saved(self) -> Checkpoint | None:
+        """Where the run stood when it was last written down."""
+        return self._saved
+
+    @property
+    def ended(self) -> bool:
+        """The run in the folder was ended in order: nothing is left to be written about it."""
+        return (self.path / "summary.json").is_file()
 
     def begin(
         self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
     ) -> None:
-        """Make the folder and write down what is run, and where."""
-        check_free(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._write("config.toml", toml(config))
+        """Make the folder and write down what is run, and where; or go on with what there is."""
+        self._about = {
+            "config": json.loads(_json(config)),
+            "data": federation.fingerprint,
+            "engine": env["engine"],
+        }
+        before = self._saved
+        if before:
+            _check_same(before.manifest, self.path, **self._about)
+        with self._writing():
+            if not self._again:
+                check_free(self.path)
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock.take()
+            if before:
+                env = self._resumed(env, before.manifest.round)
+                for name in GROWING:
+                    self._cut(name, before.manifest.lengths[name])
             self._write("env.json", _json(env, indent=2) + "\n")
-            self._write("metrics.jsonl", "")
-            self._add_line("assignments.csv", ["round", *federation.names])
-            held = counts(federation.y, federation.train, federation.classes)
-            index = pd.Index(federation.names, name="client")
-            pd.DataFrame(held.T, index).to_csv(self.path / "classes.csv", lineterminator="\n")
-        except OSError as error:
-            raise RunFolderError(
-                f"can't write the run folder {self.path}: {error.strerror}"
-            ) from None
+            self._write("config.toml", toml(config))
+            if not before:
+                self._write("metrics.jsonl", "")
+                self._write("assignments.csv", "")
+                self._add_line("assignments.csv", ["round", *federation.names])
+                held = counts(federation.y, federation.train, federation.classes)
+                index = pd.Index(federation.names, name="client")
+                table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
+                self._write("classes.csv", table)
+            for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
+                file.unlink(missing_ok=True)
+        self._spent = before.manifest.seconds if before else 0.0
+        self._written = before.manifest.round if before else 0
+        self._began = perf_counter()
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Append a round."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_json(record) + "\n")
-        self._add_line("assignments.csv", [record["round"], *states[0].labels.tolist()])
+        """Append a round; every so often also a checkpoint."""
+        with self._writing():
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(_json(record) + "\n")
+            self._add_line("assignments.csv", [record["round"], *states[0].labels.tolist()])
+        self._states = states
+        if record["round"] % self._every == 0:
+            self._checkpoint()
 
     def end(self, result: Result) -> None:
         """Write the last complete state, the models and the summary, whatever ended the run."""
-        save_file(result.tensors, self.path / "models.safetensors")
-        several = len(result.states) > 1
-        for j, state in enumerate(result.states):
-            save_state(
-                state, self.path / (f"state.{j}.safetensors" if several else "state.safetensors")
+        if self._states and self._states[0].round > self._written:
+            self._checkpoint()
+        self._wait()
+        with self._writing():
+            replace_tensors(self.path / "models.safetensors", result.tensors)
+            self._write("clients.csv", result.clients.to_csv(index=False))
+            summary = {"format": FORMAT, **result.summary}
+            self._write("summary.json", _json(summary, indent=2) + "\n")
+
+    def _checkpoint(self) -> None:
+        """Begin to write the state of the last round; errors are raised when it is waited for."""
+        self._wait()
+        about = {
+            **self._about,
+            "lengths": {name: (self.path / name).stat().st_size for name in GROWING},
+            "seconds": self._spent + perf_counter() - self._began,
+        }
+        self._pending = self._writer.submit(self._put, self._states, about)
+        self._written = self._states[0].round
+        if sum(state.models.nbytes for state in self._states) > LARGE:
+            self._wait()
+
+    def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:
+        for name in GROWING:  # a checkpoint must not outlive what it goes on from
+            sync(self.path / name)
+        checkpoint.write(self.path, states, **about)
+
+    def _wait(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, None
+            with self._writing():
+                pending.result()
+
+    def _resumed(self, env: Mapping[str, Any], round: int) -> dict[str, Any]:
+        """`env.json` keeps where the run began, and each time it went on."""
+        first = read_environment(self.path)
+        now = {"round": round, **env}
+        return {**first, "resumed": [*first.get("resumed", []), now]}
+
+    def _cut(self, name: str, length: int) -> None:
+        """Drop what was written after the checkpoint."""
+        file = self.path / name
+        if not file.is_file() or file.stat().st_size < length:
+            raise RunFolderError(
+                f"{file} is shorter than its checkpoint says ({length} bytes): it was changed, so "
+                f"this run can't go on; start it again in another folder"
             )
-        result.clients.to_csv(self.path / "clients.csv", index=False)
-        self._write("summary.json", _json(result.summary, indent=2) + "\n")
+        os.truncate(file, length)
 
     def _write(self, name: str, text: str) -> None:
-        (self.path / name).write_text(text, encoding="utf-8")
+        replace_file(self.path / name, [text.encode()])
 
     def _add_line(self, name: str, cells: Sequence[object]) -> None:
         with (self.path / name).open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(cells)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFolderError:
+            raise
+        except OSError as error:
+            then = f"; then: {go_on(self.path)}" if self._states else ""
+            raise RunFolderError(
+                f"can't write the run folder {self.path}: {error.strerror or error}{then}"
+            ) from None
+
+
+def go_on(path: Path) -> str:
+    """The command that goes on with a run.
+
+    >>> go_on(Path("runs/my run"))
+    "wecfl resume 'runs/my run'"
+    """
+    return shlex.join(["wecfl", "resume", str(path)])
+
+
+def _check_same(
+    saved: Manifest, path: Path, *, config: Mapping[str, Any], data: str, engine: str
+) -> None:
+    """Refuse to go on with another run than the one that was begun."""
+    defaults = Config().toml()  # a choice that was not there when the run began was the default
+    for key in sorted((saved.config.keys() | config.keys()) - set(FREE)):
+        was, now = (said.get(key, defaults.get(key)) for said in (saved.config, config))
+        if was != now:
+            raise RunFolderError(
+                f"{path} can't go on with {key} = {now!r}: it was begun with {was!r}"
+            )
+    if saved.data != data:
+        raise RunFolderError(f"{path} can't go on: its clients hold other data than when it began")
+    if saved.engine != engine:
+        logging.getLogger("wecfl").warning(
+            "wecfl: %s was begun on the engine %s and goes on with %s: numbers may differ in the "
+            "last digits from those of a run in one go", path, saved.engine, engine,
+        )  # fmt: skip
 
 
 def toml(config: Mapping[str, Any]) -> str:
@@ -152,55 +329,50 @@ def _json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 
-def save_state(state: State, file: Path) -> None:
-    """A state as named arrays."""
-    arrays = {
-        "models": state.models,
-        "centers": state.centers,
-        "labels": state.labels,
-        "round": np.array([state.round]),
-        **{f"memory.{name}": values for name, values in state.memory.items()},
-    }
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
-
-
-def read_state(file: Path) -> State:
-    """The state that `save_state` wrote."""
-    try:
-        arrays = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"can't read the state {file}: {error}") from None
-    memory = {
-        name.removeprefix("memory."): values
-        for name, values in arrays.items()
-        if name.startswith("memory.")
-    }
-    return State(
-        int(arrays["round"][0]), arrays["models"], arrays["centers"], arrays["labels"], memory
-    )
+def read_states(path: Path) -> tuple[State, ...]:
+    """The state of a run folder at its last checkpoint; several for a soft vote."""
+    found = checkpoint.latest(path)
+    if found is None:
+        raise RunFolderError(f"{path} has no checkpoint")
+    return found.states
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """`summary.json` and `config.toml` of a run folder, together."""
+    config = read_config(path)
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        raise RunFolderError(f"{path} is no finished run folder: it has no {missing}") from None
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{path} was not ended in order, it has no summary.json; go on with it: {go_on(path)}"
+        ) from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"can't read the run folder {path}: {error}") from None
+    if isinstance(summary, dict):
+        check_format(summary.get("format", 0), path / "summary.json")
     for key, kind in SUMMARY.items():
         if not isinstance(summary, dict) or not isinstance(summary.get(key), kind):
             raise RunFolderError(f"{path / 'summary.json'} has no usable '{key}': run it again")
     return {"config": config, **summary}
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """The records of a run folder."""
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.toml` of a run folder."""
+    if not path.is_dir():
+        raise RunFolderError(f"no run folder {path}")
+    try:
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is no run folder: it has no config.toml") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"can't read {path / 'config.toml'}: {error}") from None
+
+
+def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
+    """The records of a run folder, or of its first `rounds` rounds."""
     try:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines[:rounds]]
     except (OSError, ValueError) as error:
         raise RunFolderError(f"can't read {path / 'metrics.jsonl'}: {error}") from None
 

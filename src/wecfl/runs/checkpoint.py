@@ -1,0 +1,194 @@
+"""Checkpoints: all that a run needs to go on, so that a crash at any moment loses no round but one.
+
+Two files for a round, in `checkpoints/`:
+
+- ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
+  named `J.centers`, `J.labels`, `J.memory.NAME`; `J.models` only where a model is not the center
+  of its cluster;
+- ``000012.json``: the manifest, which is written last and makes the checkpoint valid: format,
+  round, size and SHA-256 of the former, length of the files that grow from round to round, the run
+  it belongs to, and a SHA-256 of all that.
+
+Each is written beside its place, put on the disk and renamed. The last two checkpoints are kept: if
+the newest was damaged later on, the one before it serves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from wecfl.base import State
+from wecfl.errors import RunFolderError
+from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors
+
+__all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "write"]
+
+FORMAT = 1
+"""Of run folders. Folders without a number are older; they have no checkpoints."""
+KEPT = 2
+"""Checkpoints that stay."""
+FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says about itself."""
+
+    format: int
+    round: int
+    members: int
+    """Soft-voted runs."""
+    bytes: int
+    sha256: str
+    lengths: dict[str, int]
+    """Bytes of the files that grow, up to this round."""
+    seconds: float
+    """Wall time of the run so far."""
+    engine: str
+    data: str
+    """Fingerprint of the clients' data."""
+    config: dict[str, Any]
+    """What is in `config.toml`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """What `latest` found."""
+
+    manifest: Manifest
+    states: tuple[State, ...]
+    damaged: tuple[str, ...] = ()
+    """Newer checkpoints that could not be used, and why."""
+
+    @property
+    def round(self) -> int:
+        """The round after which the run goes on."""
+        return self.manifest.round
+
+
+def write(folder: Path, states: Sequence[State], **about: Any) -> None:
+    """Write the checkpoint of a round of a run folder, then drop those before the last two."""
+    place, round = folder / FOLDER, states[0].round
+    place.mkdir(exist_ok=True)
+    arrays = {
+        f"{j}.{name}": array
+        for j, state in enumerate(states)
+        for name, array in _arrays(state).items()
+    }
+    size, digest = replace_tensors(place / f"{round:06}.safetensors", arrays)
+    manifest = asdict(Manifest(FORMAT, round, len(states), size, digest, **about))
+    signed = {"manifest": manifest, "sha256": _digest(manifest)}
+    replace_file(place / f"{round:06}.json", [json.dumps(signed, indent=2).encode()])
+    for file in sorted(place.glob("*.json"))[:-KEPT]:
+        file.unlink()
+    names = {file.stem for file in place.glob("*.json")}
+    for file in place.glob(f"*.safetensors*{TEMPORARY}"):
+        file.unlink()
+    for file in place.glob("*.safetensors"):
+        if file.stem not in names:
+            file.unlink()
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest usable checkpoint of a run folder; None if there never was one.
+
+    A checkpoint is used whole or not at all: where its files were damaged, the one before it is.
+    """
+    damaged: list[str] = []
+    files = sorted((folder / FOLDER).glob("*.json"), reverse=True)
+    for file in files:
+        try:
+            manifest = _manifest(file)
+            states = tuple(_states(manifest, file.with_suffix(".safetensors")))
+        except RunFolderError as error:
+            damaged.append(str(error))
+        else:
+            return Checkpoint(manifest, states, tuple(damaged))
+    if damaged:
+        raise RunFolderError(
+            f"no checkpoint of {folder} can be used ({'; '.join(damaged)}): "
+            f"start again with another folder"
+        )
+    return None
+
+
+def check_format(number: object, where: Path) -> None:
+    """Refuse what a later version wrote."""
+    if not isinstance(number, int) or number > FORMAT:
+        raise RunFolderError(
+            f"{where} is of format {number}, this version of wecfl knows {FORMAT}: use a later one"
+        )
+
+
+def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "round": np.array([state.round]),
+        "centers": state.centers,
+        "labels": state.labels,
+        **{f"memory.{name}": values for name, values in state.memory.items()},
+    }
+    if state.replies is not None:
+        arrays["replies"] = state.replies
+    if not all(
+        (state.models[state.labels == k] == center).all() for k, center in enumerate(state.centers)
+    ):
+        arrays["models"] = state.models
+    return arrays
+
+
+def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
+    memory = {
+        name.removeprefix("memory."): values
+        for name, values in arrays.items()
+        if name.startswith("memory.")
+    }
+    centers, labels = arrays["centers"], arrays["labels"]
+    state = State(int(arrays["round"][0]), centers, centers, labels, memory, arrays.get("replies"))
+    models = arrays.get("models")
+    return state.replace(models=state.own if models is None else models)
+
+
+def _manifest(file: Path) -> Manifest:
+    try:
+        signed = json.loads(file.read_bytes())
+        manifest = signed["manifest"]
+        check_format(manifest["format"], file)
+        if signed["sha256"] != _digest(manifest):
+            raise ValueError("its checksum differs")
+        return Manifest(**manifest)
+    except OSError as error:
+        raise RunFolderError(f"can't read {file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunFolderError(f"{file} is damaged ({error})") from None
+
+
+def _states(manifest: Manifest, file: Path) -> Iterator[State]:
+    try:
+        if file.stat().st_size != manifest.bytes:
+            raise ValueError(f"{file.stat().st_size} bytes instead of {manifest.bytes}")
+        with file.open("rb") as content:
+            if file_digest(content, "sha256").hexdigest() != manifest.sha256:
+                raise ValueError("its checksum differs")
+        arrays = load_file(file)
+        for j in range(manifest.members):
+            prefix = f"{j}."
+            yield _state(
+                {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+            )
+    except OSError as error:
+        raise RunFolderError(f"can't read {file}: {error.strerror}") from None
+    except (ValueError, KeyError, IndexError, SafetensorError) as error:
+        raise RunFolderError(f"{file} is damaged ({error})") from None
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

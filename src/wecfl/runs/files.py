@@ -1,0 +1,86 @@
+"""Files that are there whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["TEMPORARY", "replace_file", "replace_tensors", "sync"]
+
+TEMPORARY = ".part"
+"""Ends the name of a file that is being written; what a crash left of it means nothing."""
+
+DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
+CHUNK = 1 << 22
+
+
+def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Write a file beside `path`, put it on the disk, then rename it: its size and SHA-256.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     size, digest = replace_file(Path(place) / "a", [b"x" * 3])
+    ...     size, [file.name for file in Path(place).iterdir()]
+    (3, ['a'])
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    digest, size = sha256(), 0
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                digest.update(part)
+                size += file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+    return size, digest.hexdigest()
+
+
+def replace_tensors(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, str]:
+    """Write arrays in the safetensors format, like `safetensors.numpy.save_file`, but whole or not.
+
+    Nothing is copied on the way: the arrays may fill most of the memory.
+    """
+    return replace_file(path, _safetensors(arrays))
+
+
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _safetensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Iterable[bytes | memoryview]:
+    """The length of the header, the header, the arrays as they lie in memory."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    # Wider numbers first, so that all begin at a multiple of their size, as readers expect.
+    names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))
+    header, end = {}, 0
+    for name in names:
+        array = contiguous[name]
+        begin, end = end, end + array.nbytes
+        dtype = DTYPES[array.dtype.name]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        flat = contiguous[name].reshape(-1).view(np.uint8).data
+        for first in range(0, len(flat), CHUNK):
+            yield flat[first : first + CHUNK]

@@ -1,0 +1,140 @@
+"""Kills runs at random moments and goes on with them: `python tests/kills.py --times 100`.
+
+A run is begun in a child process, which is killed (SIGKILL) after a random time, or by itself
+in the middle of writing a file; another child goes on with it; and so on until it is finished.
+It must then be the same, to the bit, as one that was left alone.
+"""
+
+import argparse
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from helpers import same_folders
+from wecfl.config import Config
+from wecfl.engine import make_engine
+from wecfl.models import make
+from wecfl.runs import files
+from wecfl.runs.experiment import config_of, federation_of, run_config
+
+OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}
+"""What the writing of a run folder is made of, but for the content of its files."""
+
+
+torch.set_num_threads(1)
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(moment: int, after: bool) -> None:
+    """Kill this process before (or after) the given one of its operations on files."""
+    left = [moment]
+
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0 and not after:
+                die()
+            outcome = operation(*arguments, **options)
+            if left[0] < 0:
+                die()
+            return outcome
+
+        return call
+
+    for name, owner in OPERATIONS.items():
+        setattr(owner, name, counted(getattr(owner, name)))
+    whole = files._safetensors
+
+    def torn(arrays: Any) -> Iterator[bytes | memoryview]:
+        for part in whole(arrays):
+            left[0] -= 1
+            if left[0] < 0:
+                yield part[: len(part) // 2]
+                die()
+            yield part
+
+    files._safetensors = torn
+
+
+def child(config: Config, folder: Path, inject: tuple[int, bool] | None) -> int:
+    """Begin a run or go on with it, in a process of its own."""
+    begun = (folder / "config.toml").exists()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        if inject:
+            die_at(*inject)
+        run_config(config_of(folder) if begun else config, out=folder, resume=begun)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+def warm(config: Config) -> None:
+    """What is loaded here need not be loaded by each child."""
+    federation = federation_of(config)
+    model = make(config.model, shape=federation.shape, classes=federation.classes, seed=0)
+    make_engine("native", federation, model, workers=1).close()
+
+
+def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[str, int]:
+    """Until a run has been killed `times` times over all: how many runs that were, and kills."""
+    draw = random.Random(seed)
+    warm(config)
+    began = time.perf_counter()
+    # Not in this process: OpenMP, once used, does not survive a fork.
+    os.waitpid(child(config, place / "whole", None), 0)
+    lasted = time.perf_counter() - began
+    told = {"kills": 0, "while writing": 0, "runs": 0}
+    while told["kills"] < times:
+        folder = place / f"run {told['runs']}"
+        finished = False
+        while not finished:
+            inject = (draw.randrange(40), draw.random() < 0.5) if draw.random() < 0.5 else None
+            pid = child(config, folder, inject)
+            if not inject:
+                time.sleep(draw.uniform(0, lasted / 2))
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            finished = status == 0
+            if not finished:
+                if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+                    raise AssertionError(f"{folder} ended with status {status}")
+                told["kills"] += 1
+                told["while writing"] += bool(inject)
+        same_folders(place / "whole", folder)
+        told["runs"] += 1
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", default="wecfl")
+    parser.add_argument("--engine", choices=["native", "torch"], default="native")
+    chosen = parser.parse_args()
+    config = Config(
+        method=chosen.method, engine=chosen.engine, clusters=2, clients=6, groups=2, rounds=8,
+        steps=3, model="logistic", workers=1,
+    )  # fmt: skip
+    with TemporaryDirectory() as place:
+        print(kill_and_resume(config, chosen.times, chosen.seed, Path(place)))
+
+
+if __name__ == "__main__":
+    main()

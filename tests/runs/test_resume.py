@@ -1,0 +1,302 @@
+"""A run that was stopped goes on as if it had not been; what is damaged is said."""
+
+import ast
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import wecfl
+from helpers import same_folders
+from wecfl import Federation, methods
+from wecfl.config import Config
+from wecfl.errors import ConfigError, RunFolderError
+from wecfl.runs import checkpoint, files
+from wecfl.runs.experiment import config_of, federation_of, run_config
+from wecfl.runs.folder import RunFolder, read_metrics, read_states, read_summary
+
+if TYPE_CHECKING:
+    from helpers import Wecfl
+
+TESTS = Path(__file__).parent.parent
+TINY = Config(
+    clients=6, groups=2, clusters=2, rounds=6, steps=3, model="logistic", workers=1
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six rounds that was left alone."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run_config(TINY, out=path)
+    return path
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The same run, killed after its fourth round."""
+    return stop_after(4, TINY, tmp_path / "run")
+
+
+def stop_after(rounds: int, config: Config, out: Path) -> Path:
+    def stop(record: dict[str, Any], states: object) -> None:
+        if record["round"] == rounds:
+            raise ZeroDivisionError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(RunFolder, "end", lambda *_: None)
+        run_config(config, out=out, watch=[stop])
+    return out
+
+
+def go_on(folder: Path) -> None:
+    run_config(config_of(folder), out=folder, resume=True)
+
+
+# Kills
+
+
+def test_a_hundred_kills_change_nothing() -> None:
+    """At random moments, and by fault injection in the middle of writing."""
+    command = [sys.executable, "tests/kills.py", "--times", "100"]
+    path = os.pathsep.join(["tests", *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = ast.literal_eval(done.stdout)
+    assert told["kills"] >= 100
+    assert told["while writing"] >= 20
+    assert told["kills"] - told["while writing"] >= 20
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole: Path, tmp_path: Path) -> None:
+    stop_after(1, TINY.model_copy(update={"checkpoint_every": 4}), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    run_config(TINY, out=tmp_path / "run", resume=True)
+    same_folders(whole, tmp_path / "run")
+
+
+# What is kept
+
+
+def test_the_last_two_checkpoints_are_kept(whole: Path) -> None:
+    names = sorted(file.name for file in (whole / "checkpoints").iterdir())
+    kept = [f"00000{round}.{kind}" for round in (5, 6) for kind in ("json", "safetensors")]
+    assert names == kept
+    assert [state.round for state in read_states(whole)] == [6]
+
+
+def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
+    arrays = load_file(whole / "checkpoints" / "000006.safetensors")
+    assert arrays.keys() == {"0.round", "0.centers", "0.labels", "0.memory.momentum"}
+    [state] = read_states(whole)
+    np.testing.assert_array_equal(arrays["0.centers"], state.centers)
+    np.testing.assert_array_equal(state.models, state.own)
+
+
+def test_private_columns_are_kept(fed: Federation, tmp_path: Path) -> None:
+    method = methods.wecfl(k=2).replace(shared="head")
+    how: Any = {"model": "mlp", "steps": 2, "lr": 0.05, "workers": 1}
+    result = wecfl.run(fed, method, rounds=2, out=tmp_path / "run", **how)
+    [state] = read_states(tmp_path / "run")
+    assert (state.models != state.own).any()
+    np.testing.assert_array_equal(state.models, result.states[0].models)
+
+
+@pytest.mark.parametrize("choices", [{"diagnostics": True}, {"diagnostics": True, "lr": "theory"}])
+def test_what_diagnostics_remember_goes_on_too(choices: dict[str, Any], tmp_path: Path) -> None:
+    config = Config(**{**TINY.model_dump(), "momentum": 0.0, **choices})
+    run_config(config, out=tmp_path / "whole")
+    go_on(stop_after(3, config, tmp_path / "run"))
+    same_folders(tmp_path / "whole", tmp_path / "run")
+
+
+def test_more_rounds_than_were_asked_for(whole: Path, tmp_path: Path, wecfl: "Wecfl") -> None:
+    shutil.copytree(whole, tmp_path / "more")
+    assert wecfl("resume", "more", "--rounds", "8").code == 0
+    run_config(TINY.model_copy(update={"rounds": 8}), out=tmp_path / "eight")
+    same_folders(tmp_path / "eight", tmp_path / "more")
+    env = json.loads((tmp_path / "more" / "env.json").read_text())
+    assert [each["round"] for each in env["resumed"]] == [6]
+    outcome = wecfl("resume", "more")
+    assert (outcome.code, outcome.err) == (
+        2, "wecfl: more has its 8 rounds: to go on, ask for more of them\n"
+    )  # fmt: skip
+
+
+def test_a_run_of_python_values_goes_on_in_python(
+    fed: Federation, tmp_path: Path, wecfl: "Wecfl"
+) -> None:
+    import wecfl as library
+
+    how: Any = {"model": "logistic", "steps": 2, "lr": 0.05, "workers": 1, "out": tmp_path / "run"}
+    library.run(fed, methods.fesem(k=2), rounds=2, **how)
+    result = library.run(fed, methods.fesem(k=2), rounds=4, resume=True, **how)
+    assert [record["round"] for record in result.records] == [1, 2, 3, 4]
+    outcome = wecfl("resume", "run")
+    assert outcome.code == 2
+    assert "in Python, by run(…, out='run', resume=True)" in outcome.err
+    with pytest.raises(RunFolderError, match="clusters = 3: it was begun with 2"):
+        library.run(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
+    with pytest.raises(RunFolderError, match="other data"):
+        library.run(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
+    with pytest.raises(ConfigError, match="name it as out"):
+        library.run(fed, methods.fesem(k=2), resume=True)
+
+
+# Damage
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 7)
+
+
+DAMAGE = pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+
+
+@DAMAGE
+@pytest.mark.parametrize("kind", ["safetensors", "json"])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
+    damage: Callable[[Path], None], kind: str, stopped: Path, whole: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    damage(stopped / "checkpoints" / f"000004.{kind}")
+    assert read_states(stopped)[0].round == 3
+    go_on(stopped)
+    same_folders(whole, stopped)
+    gone = (damage, kind) == (Path.unlink, "json")  # never finished, as far as anyone can tell
+    assert ("000004" in caplog.text and "earlier checkpoint" in caplog.text) != gone
+
+
+def test_nothing_left_to_go_on_from(stopped: Path, wecfl: "Wecfl") -> None:
+    for file in (stopped / "checkpoints").glob("*.safetensors"):
+        flip(file)
+    before = {file: file.read_bytes() for file in stopped.rglob("*") if file.is_file()}
+    outcome = wecfl("resume", stopped)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"wecfl: no checkpoint of {stopped} can be used (")
+    assert outcome.err.count("\n") == 1
+    del before[stopped / ".lock"]
+    assert all(file.read_bytes() == content for file, content in before.items())
+
+
+def test_lines_that_were_taken_away(stopped: Path, wecfl: "Wecfl") -> None:
+    os.truncate(stopped / "metrics.jsonl", 100)
+    outcome = wecfl("resume", stopped)
+    assert outcome.code == 2
+    assert "metrics.jsonl" in outcome.err
+
+
+def test_a_configuration_that_was_changed(stopped: Path, wecfl: "Wecfl") -> None:
+    file = stopped / "config.toml"
+    file.write_text(file.read_text().replace("steps = 3", "steps = 4"))
+    outcome = wecfl("resume", stopped)
+    assert (outcome.code, outcome.err) == (
+        2, f"wecfl: {stopped} can't go on with steps = 4: it was begun with 3\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_can_not_be_written(
+    number: int, whole: Path, wecfl: "Wecfl", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A full disk, a file system gone read-only, a broken one: in the third checkpoint."""
+    original, calls = files.replace_tensors, []
+
+    def failing(path: Path, arrays: Any) -> tuple[int, str]:
+        calls.append(path)
+        if len(calls) >= 3:
+            raise OSError(number, os.strerror(number))
+        return original(path, arrays)
+
+    tokens = ["--clients", "6", "--groups", "2", "--clusters", "2", "--rounds", "6", "--steps", "3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "replace_tensors", failing)
+        outcome = wecfl("run", *tokens, "--model", "logistic", "--workers", "1", "--out", "run")
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"wecfl: can't write the run folder run: {os.strerror(number)}; then: wecfl resume run\n"
+    )
+    assert read_states(tmp_path / "run")[0].round == 2
+    assert wecfl("resume", "run").code == 0
+    same_folders(whole, tmp_path / "run")
+
+
+# One writer
+
+
+@pytest.fixture
+def locked(stopped: Path) -> Iterator[int]:
+    """Another process holds the folder."""
+    script = "import sys; from pathlib import Path; from wecfl.runs.lock import Lock\n"
+    script += f"Lock(Path({str(stopped)!r})).take(); print('ready', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdin
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_a_second_process_is_refused(locked: int, stopped: Path, wecfl: "Wecfl") -> None:
+    outcome = wecfl("resume", stopped)
+    assert outcome.code == 2
+    assert outcome.err == (
+        f"wecfl: {stopped} is being written by process {locked}: wait for it to end, or stop it\n"
+    )
+
+
+def test_an_existing_run_is_gone_on_with_not_overwritten(stopped: Path, wecfl: "Wecfl") -> None:
+    outcome = wecfl("run", "--out", stopped)
+    assert outcome.code == 2
+    assert outcome.err.endswith(f"go on with that one: wecfl resume {stopped}\n")
+
+
+# Formats
+
+
+@pytest.mark.parametrize("format", [0, 1])
+def test_old_run_folders_stay_readable(format: int, tmp_path: Path, wecfl: "Wecfl") -> None:
+    folder = Path(shutil.copytree(TESTS / "folders" / f"format-{format}", tmp_path / "old"))
+    assert read_summary(folder)["rounds"] == len(read_metrics(folder)) == 2
+    assert "26.74" in wecfl("compare", "old").out
+    assert "Lemma 1" in wecfl("check", "old").out
+    assert wecfl("report", "old").code == 0
+    if format > 0:
+        assert wecfl("resume", "old", "--rounds", "3").code == 0
+        assert read_summary(folder)["rounds"] == 3
+
+
+def test_a_later_format_is_refused(stopped: Path, whole: Path, tmp_path: Path) -> None:
+    later = Path(shutil.copytree(whole, tmp_path / "later"))
+    summary = json.loads((later / "summary.json").read_text())
+    assert summary["format"] == checkpoint.FORMAT
+    (later / "summary.json").write_text(json.dumps({**summary, "format": checkpoint.FORMAT + 1}))
+    with pytest.raises(RunFolderError, match="use a later one"):
+        read_summary(later)
+
+
+def test_the_same_federation_has_the_same_fingerprint() -> None:
+    one, two = federation_of(TINY), federation_of(TINY)
+    assert one.fingerprint == two.fingerprint
+    two.x[two.train[0][:2]] += 1  # one of a thousand samples may go unnoticed, not many
+    changed = federation_of(TINY.model_copy(update={"seed": 1}))
+    assert changed.fingerprint != one.fingerprint
