@@ -267,9 +267,11 @@ def test_neither_order_nor_origin_matters(
 
 @st.composite
 def attacked(draw: st.DrawFn) -> tuple[F32, F64, F64]:
-    """Honest rows, then far ones with less than `share` of λ; the share they hold."""
+    """Honest rows and then others, λ; how many are honest, which share of λ the others hold."""
     honest, weight = draw(clusters)
-    far = draw(st.lists(st.sampled_from([-1e9, -50.0, 3.0, 1e3, 1e15]), min_size=1, max_size=4))
+    far = draw(
+        st.lists(st.sampled_from([-1e9, -50.0, 3.0, 1e3, 1e15, 1e18]), min_size=1, max_size=4)
+    )
     part = draw(st.sampled_from([0.05, 0.2, 0.45]))
     rows = np.concatenate([honest, np.multiply.outer(far, np.ones(honest.shape[1]))])
     lying = np.full(len(far), part / (1 - part) * weight.sum() / len(far))

@@ -56,7 +56,7 @@ class Mean:
 
     def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
         """(K, P), one matrix product."""
-        weight = importance if self.importance is None else self.importance(sizes)
+        weight = _own(self.importance, importance, sizes)
         share = np.zeros((len(state.centers), len(weight)))
         share[state.labels, np.arange(len(weight))] = weight
         total = share.sum(axis=1)
@@ -209,9 +209,9 @@ class GeometricMedian:
 
     From the weighted mean, z ← Σ β_i ω_i / Σ β_i with β_i = λ_i / max(`smoothing`, ‖z − ω_i‖),
     until z moves by at most `tolerance` of the weighted median of its distances to the members, or
-    `steps` times. No step raises the (smoothed) sum, so stopping early is no
-    error: z is then less exact. z is a mixture of the members, so all but the last mixing happens
-    in the n × n matrix of their distances.
+    `steps` times. No step raises the (smoothed) sum, so stopping early is no error: z is then less
+    exact. z is a mixture of the members, so all but the last mixing happens in their n × n Gram
+    matrix.
 
     Two members: the one with the greater λ, their mean if equal. While dishonest members hold a
     share α < ½ of λ, ‖z − c‖ ≤ 2(1 − α)/(1 − 2α) · max ‖ω_i − c‖ over honest i, for any c.
@@ -240,18 +240,21 @@ class GeometricMedian:
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,) from the members' rows."""
-        squared = _squared_distances(rows)
+        # About the most central member, so that far outliers leave the digits of the others alone.
+        origin = (np.sqrt(_squared_distances(rows)) @ weight).argmin()
+        gap = np.subtract(rows, rows[origin], dtype=np.float64)
+        gram = gap @ gap.T
         mixture = weight / weight.sum()
         for _ in range(self.steps):
-            # ‖Σ_j a_j ω_j − ω_i‖² = (D a)_i − ½ aᵀDa, where Σ a = 1 and D holds ‖ω_i − ω_j‖².
-            toward = squared @ mixture
-            away = np.sqrt(np.maximum(toward - mixture @ toward / 2, 0))
+            toward = gram @ mixture  # ‖Σ_j a_j g_j − g_i‖² = aᵀGa − 2(Ga)_i + G_ii
+            squared = mixture @ toward - 2 * toward + gram.diagonal()
+            away = np.sqrt(np.maximum(squared, 0))
             pull = weight / np.maximum(away, self.smoothing)
             after = pull / pull.sum()
             step = after - mixture
             mixture = after
             # Not by the fall of the sum, of which a far outlier hides everything else.
-            moved = np.sqrt(max(-(step @ squared @ step) / 2, 0))
+            moved = np.sqrt(max(step @ gram @ step, 0))
             if moved <= self.tolerance * _median(away[:, None], weight)[0]:
                 break
         return _mix(mixture, rows)
