@@ -84,6 +84,12 @@ def test_weighted_trimmed_mean_is_that_of_repeated_members() -> None:
     np.testing.assert_allclose(center(TrimmedMean(0.15), rows, weight), expected, atol=1e-6)
 
 
+def test_what_is_cut_off_leaves_no_trace() -> None:
+    """0.1 + 0.1 + 0.1 > 0.3, by 4e-17: of 1e30 that would be the whole center."""
+    rows = np.concatenate([np.full((3, 1), -1e30), np.ones((7, 1))])
+    assert center(TrimmedMean(0.3), rows, np.full(10, 0.1)).tolist() == [1]
+
+
 def test_trimming_nothing_is_the_mean_and_nearly_all_the_median() -> None:
     rows, weight = members(9)
     np.testing.assert_allclose(

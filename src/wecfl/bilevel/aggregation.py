@@ -274,9 +274,9 @@ class NormClip:
     the training, but a history that would outlast a slowly drifting attack is missing.
 
     The center lies within τ of v. While dishonest members hold less than half of λ, v stays
-    between honest values in every column and τ ≤ max ‖ω_i − v‖ over honest i; they then move the
-    center by at most their share of λ times 2τ. Two members: the one with the greater λ, their
-    mean if equal.
+    between honest values in every column and τ ≤ max ‖ω_i − v‖ over honest i; beyond v and τ they
+    move the center by at most their share of λ times 2τ. Two members: the one with the greater λ,
+    their mean if equal.
 
     >>> state = State(1, np.array([[0], [1], [2], [3], [99]], np.float32),
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
