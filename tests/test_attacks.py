@@ -260,8 +260,8 @@ def test_noise_is_as_large_as_asked_for_and_new_in_each_round() -> None:
     assert np.abs(streams - np.eye(6)).max() < 0.05  # between clients, rounds, and with training
 
 
-def test_z_is_that_of_the_papers_example() -> None:
-    """Of 50 workers 24 are corrupted: two more are needed, Φ(z) = 24/26 = 0.923, z = 1.43."""
+def test_z_is_that_of_a_normal_table() -> None:
+    """24 of 50 need two more for a majority: Φ(z) = (50 − 24 − 2)/(50 − 24) = 0.923, z = 1.43."""
     assert ALittleIsEnough().z(50, 24) == pytest.approx(1.43, abs=5e-3)
     assert ALittleIsEnough().z(200, 40) == pytest.approx(0.3, abs=0.01)
     assert ALittleIsEnough().z(10, 2) == 0
