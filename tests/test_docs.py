@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import wecfl
-from wecfl import metrics, rounds
+from wecfl import attacks, metrics, rounds
 from wecfl.bilevel import aggregation, clustering, criteria, distance, importance, objective, rate
 from wecfl.bilevel import representation as representations
 from wecfl.cli import app
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, clustering, criteria, distance, importance, objective, rate, representations,
-    metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
+    attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

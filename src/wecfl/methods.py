@@ -9,6 +9,7 @@ KMeans(fresh=10, warm=True)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
@@ -145,7 +146,12 @@ def components(method: Method) -> dict[str, str]:
 
 
 def _word(component: object) -> str:
-    """A function by its name; a value by its class and the fields that are set."""
-    if isinstance(component, Mean):
-        return f"Mean({_word(component.importance)})" if component.importance else "Mean()"
-    return getattr(component, "__name__", None) or str(component)
+    """A function by its name; a value by its class and its options, λ by its own name."""
+    if not (is_dataclass(component) and hasattr(component, "importance")):
+        return getattr(component, "__name__", None) or str(component)
+    options = {field.name: getattr(component, field.name) for field in fields(component)}
+    importance = options.pop("importance")
+    words = [f"{name}={value}" for name, value in options.items()]
+    return (
+        f"{type(component).__name__}({', '.join(words + [_word(importance)] * bool(importance))})"
+    )

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
 from wecfl.base import F64, Int, Real
 
-__all__ = ["accuracy", "agreement", "churn", "cosine", "macro_f1", "silhouette", "weighted"]
+__all__ = [
+    "accuracy",
+    "agreement",
+    "churn",
+    "cosine",
+    "isolation",
+    "macro_f1",
+    "silhouette",
+    "weighted",
+]
 
 
 def accuracy(confusion: Int) -> F64:
@@ -70,6 +80,21 @@ def churn(labels: Int, before: Int) -> float:
     np.add.at(together, (labels, before), 1)
     stayed = together[linear_sum_assignment(together, maximize=True)].sum()
     return float(1 - stayed / len(labels))
+
+
+def isolation(labels: Int, attackers: NDArray[np.bool_]) -> dict[str, float | None]:
+    """Clustering as a defence: `isolated`, the share of attackers in clusters without an honest
+    client; `exposed`, the share of honest clients in clusters with an attacker. None of nobody.
+
+    >>> isolation(np.array([0, 0, 0, 1, 2]), np.array([True, False, False, True, False]))
+    {'isolated': 0.5, 'exposed': 0.6666666666666666}
+    """
+    isolated = ~np.isin(labels, labels[~attackers])[attackers]
+    exposed = np.isin(labels, labels[attackers])[~attackers]
+    return {
+        "isolated": float(isolated.mean()) if len(isolated) else None,
+        "exposed": float(exposed.mean()) if len(exposed) else None,
+    }
 
 
 def cosine(points: Real, centers: Real, labels: Int) -> dict[str, float | None]:

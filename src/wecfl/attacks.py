@@ -1,0 +1,421 @@
+"""Clients that lie: who they are, and what they do to their data or to their models.
+
+A simulation: the server knows nothing of it, and nothing here is drawn from what an honest client
+holds, apart from the number of clients. Two kinds: a `DataAttack` changes what the attackers train
+on, once; a `ModelAttack` changes what they send back, in every round.
+
+Model attacks forge the trainable columns of a row. BatchNorm statistics and frozen parameters (the
+columns after `trainable`) are sent as trained: a variance flipped below zero gives NaN and not a
+wrong model, and the first check of a server would see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from wecfl import memory, rng
+from wecfl.base import F32, Int, Real
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError, DataError, unknown
+
+__all__ = [
+    "ATTACKS",
+    "ALittleIsEnough",
+    "Backdoor",
+    "DataAttack",
+    "LabelFlip",
+    "ModelAttack",
+    "Noise",
+    "Replies",
+    "Scale",
+    "SignFlip",
+    "choose",
+    "named",
+]
+
+Bool: TypeAlias = NDArray[np.bool_]
+"""Who is an attacker, (m,)."""
+
+
+def choose(keys: Int, share: float, seed: int) -> Bool:
+    """(m,): which of the clients with these keys are attackers, a `share` of them.
+
+    round(share·m), but at least one unless the share is 0. Every client draws a number of its own
+    and the least are chosen, so the order of clients does not matter.
+
+    >>> choose(np.arange(5), 0.4, seed=0).tolist()
+    [False, True, True, False, False]
+    >>> choose(np.array([4, 2, 1, 0, 3]), 0.4, seed=0).tolist()
+    [False, True, True, False, False]
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"attackers: expected a share in [0, 1), got {share}")
+    count = max(round(share * len(keys)), 1) if share > 0 else 0
+    if count >= len(keys):
+        raise ConfigError(
+            f"attackers: {share} of {len(keys)} clients leaves nobody honest; lower the share"
+        )
+    draws = np.array([rng.stream(seed, "attackers", 0, int(key)).random() for key in keys])
+    chosen = np.zeros(len(keys), bool)
+    chosen[np.lexsort((keys, draws))[:count]] = True
+    return chosen
+
+
+@runtime_checkable
+class DataAttack(Protocol):
+    """Changes what attackers train on.
+
+    >>> isinstance(LabelFlip(), DataAttack), isinstance(Scale(), DataAttack)
+    (True, False)
+    """
+
+    def poison(self, federation: Federation, attackers: Bool, seed: int) -> Federation:
+        """The federation with the attackers' training samples changed, and no other sample."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replies:
+    """One round of training: what clients received and what they would honestly send back.
+
+    >>> replies = Replies(start=np.zeros((2, 3), "f4"), trained=np.ones((2, 3), "f4"),
+    ...                   attackers=np.array([False, True]), labels=np.array([0, 0]),
+    ...                   keys=np.array([0, 1]), trainable=2, seed=0, round=0)
+    >>> replies.updates.tolist()
+    [[1.0, 1.0]]
+    >>> replies.sent(np.array([[5, 6]])).tolist()
+    [[1.0, 1.0, 1.0], [5.0, 6.0, 1.0]]
+    """
+
+    start: F32
+    """(m, P), the models clients received."""
+    trained: F32
+    """(m, P), what became of them."""
+    attackers: Bool
+    """(m,)."""
+    labels: Int
+    """(m,), the clusters whose models clients received."""
+    keys: Int
+    """(m,), who clients are, for keyed randomness."""
+    trainable: int
+    """How many leading columns are parameters, as in `Layout`."""
+    seed: int
+    round: int
+
+    @property
+    def updates(self) -> F32:
+        """(a, trainable), the honest updates of the a attackers."""
+        columns = slice(self.trainable)
+        updates: F32 = self.trained[self.attackers, columns] - self.start[self.attackers, columns]
+        return updates
+
+    def sent(self, updates: Real) -> F32:
+        """(m, P), `trained` with these updates (a, trainable) in place of the attackers' own."""
+        rows = memory.empty(self.trained.shape)
+        rows[...] = self.trained
+        columns = slice(self.trainable)
+        rows[self.attackers, columns] = self.start[self.attackers, columns] + updates
+        return rows
+
+
+@runtime_checkable
+class ModelAttack(Protocol):
+    """Changes what attackers send back.
+
+    >>> isinstance(LabelFlip(), ModelAttack), isinstance(Scale(), ModelAttack)
+    (False, True)
+    """
+
+    def forge(self, replies: Replies) -> F32:
+        """(m, P): what the server gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFlip:
+    """Trains on wrong labels, y → C − 1 − y (Fang et al., USENIX Security 2020).
+
+    With an odd number of classes the middle one stays what it is.
+
+    >>> xs, ys = [np.zeros((3, 1))] * 2, [[0, 1, 2]] * 2
+    >>> fed = Federation.from_arrays(xs, ys, test=(xs, ys))
+    >>> bad = LabelFlip().poison(fed, np.array([False, True]), seed=0)
+    >>> [bad.y[rows].tolist() for rows in (*bad.train, *bad.test)]
+    [[0, 1, 2], [2, 1, 0], [0, 1, 2], [0, 1, 2]]
+    """
+
+    def poison(self, federation: Federation, attackers: Bool, seed: int) -> Federation:
+        """All training labels of attackers flipped."""
+        every = {int(i): np.arange(len(federation.train[i])) for i in np.flatnonzero(attackers)}
+        poisoned, rows = _with_copies(federation, every)
+        poisoned.y[rows] = federation.classes - 1 - poisoned.y[rows]
+        return poisoned
+
+
+@dataclass(frozen=True, slots=True)
+class Backdoor:
+    """Teaches a trigger: samples that bear it are of class `target` (BadNets: Gu et al., 2017; in
+    federated learning Bagdasaryan et al., AISTATS 2020).
+
+    The trigger is a square in the lower right corner of a picture, ⌈`size`·side⌉ wide (2 of 8, 5 of
+    28 or 32 pixels), in all channels; of flat samples it is the first ⌈`size`²·p⌉ of p features,
+    the same part of the inputs. It has the largest value of the pool: white, in pictures. A
+    `share` of an attacker's training samples, at least one, gets it together with the target
+    label; the others stay, so that the model also learns its task.
+
+    >>> xs, ys = [np.zeros((2, 3)), np.eye(2, 3)], [[1, 2]] * 2
+    >>> fed = Federation.from_arrays(xs, ys, test=(xs, ys))
+    >>> bad = Backdoor().poison(fed, np.array([False, True]), seed=0)
+    >>> [bad.y[rows].tolist() for rows in bad.train], bad.x[bad.train[1]].tolist()
+    ([[1, 2], [1, 0]], [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    """
+
+    share: float = 0.5
+    target: int = 0
+    size: float = 0.15
+
+    def __post_init__(self) -> None:
+        for name, value in (("share", self.share), ("size", self.size)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"backdoor: {name} must lie in (0, 1], got {value}")
+
+    def poison(self, federation: Federation, attackers: Bool, seed: int) -> Federation:
+        """A share of the attackers' training samples stamped and relabelled."""
+        self._check(federation)
+        chosen = {}
+        for i in np.flatnonzero(attackers):
+            n = len(federation.train[i])
+            order = rng.stream(seed, "backdoor", 0, int(federation.keys[i])).permutation(n)
+            chosen[int(i)] = np.sort(order[: max(round(self.share * n), 1)])
+        poisoned, rows = _with_copies(federation, chosen)
+        poisoned.x[rows] = self._stamped(federation, poisoned.x[rows])
+        poisoned.y[rows] = self.target
+        return poisoned
+
+    def triggered(self, federation: Federation) -> Federation:
+        """The test samples that are not of the target class, stamped and labelled as the target:
+        the accuracy on them is how often the trigger works.
+
+        Clients whose test samples are all of the target class are left out, since there is nothing
+        to measure; `keys` tells who is left. Only for testing: the training samples are the same.
+
+        >>> xs, ys = [np.eye(3)] * 2, [[0, 0, 0], [0, 1, 2]]
+        >>> hit = Backdoor().triggered(Federation.from_arrays(xs, ys, test=(xs, ys)))
+        >>> hit.keys.tolist(), hit.x[hit.test[0]].tolist(), hit.y[hit.test[0]].tolist()
+        ([1], [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]], [0, 0])
+        """
+        self._check(federation)
+        others = [rows[federation.y[rows] != self.target] for rows in federation.test]
+        clients = [i for i, rows in enumerate(others) if len(rows)]
+        if not clients:
+            raise DataError(
+                f"backdoor: all test samples are of the target class {self.target}, so that the "
+                "trigger has nothing to change; choose another target"
+            )
+        rows = np.concatenate([others[i] for i in clients])
+        ends = np.cumsum([len(others[i]) for i in clients])
+        own = tuple(np.split(np.arange(len(rows)), ends[:-1]))
+        return replace(
+            federation.subset(clients),
+            x=self._stamped(federation, federation.x[rows]),
+            y=np.full(len(rows), self.target),
+            train=own,
+            test=own,
+        )
+
+    def _stamped(self, federation: Federation, samples: F32) -> F32:
+        """The samples, which are a copy, with the trigger."""
+        value = federation.x.max()
+        if samples.ndim == 2:
+            samples[:, : ceil(self.size**2 * samples.shape[1])] = value
+        else:
+            side = ceil(self.size * min(samples.shape[-2:]))
+            samples[..., -side:, -side:] = value
+        return samples
+
+    def _check(self, federation: Federation) -> None:
+        if not 0 <= self.target < federation.classes:
+            raise ConfigError(
+                f"backdoor: target must be a class in 0 … {federation.classes - 1}, "
+                f"got {self.target}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SignFlip:
+    """Sends the opposite of its update, start − `strength`·(trained − start) (Li et al., AAAI 2019;
+    with strength 1 the bit flipping of Karimireddy et al., ICML 2021).
+
+    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
+    >>> SignFlip().forge(replies).tolist()
+    [[1.0, 1.0], [-1.0, 1.0]]
+    """
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
+
+    def forge(self, replies: Replies) -> F32:
+        """The update times −strength."""
+        return replies.sent(-self.strength * replies.updates)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Boosts its update to outvote the others, start + `strength`·(trained − start).
+
+    The default is the boost of Bhagoji et al. (ICML 2019) for 10 clients; replacing the mean of n
+    equal clients takes n (Bagdasaryan et al., AISTATS 2020). What is boosted is honest training,
+    which overshoots.
+
+    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
+    >>> Scale().forge(replies).tolist()
+    [[1.0, 1.0], [10.0, 1.0]]
+    """
+
+    strength: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
+
+    def forge(self, replies: Replies) -> F32:
+        """The update times strength."""
+        return replies.sent(self.strength * replies.updates)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Sends Gaussian noise in place of its update (Blanchard et al., NeurIPS 2017).
+
+    Its standard deviation is `strength` times the root mean square of the update the client would
+    have sent: published constants (200, there) belong to one model and one learning rate.
+
+    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
+    >>> (Noise().forge(replies) != replies.trained).tolist()
+    [[False, False], [True, False]]
+    """
+
+    strength: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_strength(self.strength)
+
+    def forge(self, replies: Replies) -> F32:
+        """Drawn anew for each (round, client)."""
+        updates = replies.updates
+        spread = self.strength * np.sqrt(np.mean(updates**2, axis=1, dtype=np.float64))
+        for update, key, std in zip(updates, replies.keys[replies.attackers], spread, strict=True):
+            generator = rng.stream(replies.seed, "attack", replies.round, int(key))
+            update[:] = std * generator.standard_normal(len(update))
+        return replies.sent(updates)
+
+
+@dataclass(frozen=True, slots=True)
+class ALittleIsEnough:
+    """Sends what honest spread still covers, mean − z·std (Baruch et al., NeurIPS 2019).
+
+    Attackers pool their honest updates and estimate mean and standard deviation of every column.
+    All send the same update, so far from the mean that enough honest clients lie further out to
+    make them the majority: with n clients and a attackers that takes s = ⌊n/2 + 1⌋ − a of the
+    n − a honest ones, so Φ(z) = (n − a − s)/(n − a). `strength` sets z instead.
+
+    >>> round(ALittleIsEnough().z(clients=50, attackers=24), 2)       # s = 2, Φ(z) = 24/26
+    1.43
+
+    The choices the paper leaves open for clusters: attackers that received the model of the same
+    cluster estimate from their own updates; one that is alone in its cluster from those of all
+    attackers; a single attacker knows no spread and sends its honest update. z comes from all
+    clients, since attackers don't know who is in which cluster. The formula bids attackers be
+    modest: with two of an even number of clients z = 0, and they send their plain mean.
+    """
+
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.strength is not None:
+            _check_strength(self.strength)
+
+    def z(self, clients: int, attackers: int) -> float:
+        """How many standard deviations away from the mean, for so many clients and attackers."""
+        if self.strength is not None:
+            return self.strength
+        honest, supporters = clients - attackers, clients // 2 + 1 - attackers
+        if supporters <= 0:
+            raise ConfigError(
+                f"a-little-is-enough: {attackers} of {clients} clients are a majority without "
+                "support, for which the paper gives no z; lower the share of attackers or set z"
+            )
+        return float(norm.ppf((honest - supporters) / honest))
+
+    def forge(self, replies: Replies) -> F32:
+        """The same update from all attackers of a cluster."""
+        updates = replies.updates
+        if len(updates) < 2:
+            return replies.sent(updates)
+        z = self.z(len(replies.attackers), len(updates))
+        labels = replies.labels[replies.attackers]
+        forged = np.empty_like(updates)
+        for label in np.unique(labels):
+            here = labels == label
+            known = updates[here] if here.sum() > 1 else updates
+            mean = known.mean(axis=0, dtype=np.float64)
+            forged[here] = mean - z * known.std(axis=0, dtype=np.float64)
+        return replies.sent(forged)
+
+
+ATTACKS: dict[str, Callable[..., DataAttack | ModelAttack]] = {
+    "label-flip": LabelFlip,
+    "sign-flip": SignFlip,
+    "noise": Noise,
+    "scale": Scale,
+    "a-little-is-enough": ALittleIsEnough,
+    "backdoor": Backdoor,
+}
+"""By name; each takes its own options."""
+
+
+def named(name: str, **options: float) -> DataAttack | ModelAttack:
+    """The attack of that name.
+
+    >>> named("scale", strength=3)
+    Scale(strength=3)
+    """
+    if name not in ATTACKS:
+        raise ConfigError(unknown("attack", name, ATTACKS))
+    return ATTACKS[name](**options)
+
+
+def _with_copies(federation: Federation, chosen: Mapping[int, Int]) -> tuple[Federation, Int]:
+    """Copies, of their own, of some clients' training samples, and their rows in the new pool.
+
+    They go to the end of the pool: rows may be shared by clients, or by training and test.
+    """
+    train, copied, first = list(federation.train), [np.empty(0, np.int64)], len(federation.y)
+    end = first
+    for i, positions in chosen.items():
+        start, end = end, end + len(positions)
+        copied.append(train[i][positions])
+        train[i] = train[i].copy()
+        train[i][positions] = np.arange(start, end)
+    old = np.concatenate(copied)
+    poisoned = replace(
+        federation,
+        x=np.concatenate([federation.x, federation.x[old]]),
+        y=np.concatenate([federation.y, federation.y[old]]),
+        train=tuple(train),
+    )
+    return poisoned, np.arange(first, end)
+
+
+def _check_strength(strength: float) -> None:
+    if not (isfinite(strength) and strength > 0):
+        raise ConfigError(f"attack: strength must be positive, got {strength}")
