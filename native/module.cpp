@@ -360,6 +360,7 @@ public:
                                     decay};
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
+                    if (count == 0) break;  // a client that takes fewer steps
                     const Batch batch{x.data(), x.shape(1), y.data(), index.data() + at[0], int(count)};
                     backend_->gradient(net, row, batch, Mode::train,
                                        keys.data()[j] + uint64_t(q) * 0xD1B54A32D192ED03ull, work.get(), g);
@@ -460,7 +461,7 @@ private:
             demand(index.data()[i] >= 0 && index.data()[i] < n, "index names a sample that is not there");
     }
 
-    // The sizes of the smallest and the largest batch.
+    // The sizes of the smallest and the largest batch, but for those left out at the end.
     static std::pair<int, int> check_offsets(const int64_t* offsets, int64_t rows, int64_t columns,
                                              int64_t limit) {
         int64_t smallest = limit, largest = 1;
@@ -468,7 +469,9 @@ private:
             const int64_t* at = offsets + i * columns;
             demand(at[0] >= 0 && at[columns - 1] <= limit, "offsets reach beyond the index");
             for (int64_t q = 0; q + 1 < columns; q++) {
-                demand(at[q] < at[q + 1], "every batch and client needs a sample");
+                demand(at[q] < at[q + 1] || (q > 0 && at[q] == at[columns - 1]),
+                       "every batch and client needs a sample");
+                if (at[q] == at[q + 1]) break;
                 smallest = std::min(smallest, at[q + 1] - at[q]);
                 largest = std::max(largest, at[q + 1] - at[q]);
             }

@@ -13,7 +13,6 @@ from wecfl.attacks import (
     ATTACKS,
     ALittleIsEnough,
     Backdoor,
-    Bool,
     DataAttack,
     LabelFlip,
     ModelAttack,
@@ -24,6 +23,7 @@ from wecfl.attacks import (
     choose,
     named,
 )
+from wecfl.base import Bool
 from wecfl.errors import ConfigError, DataError
 
 LYING = np.array([False, True, False, True, False])

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import ceil, isfinite
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
 from wecfl import memory, rng
-from wecfl.base import F32, Int, Real
+from wecfl.base import F32, Bool, Int, Real
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, DataError, unknown
 
@@ -39,9 +39,6 @@ __all__ = [
     "choose",
     "named",
 ]
-
-Bool: TypeAlias = NDArray[np.bool_]
-"""Who is an attacker, (m,)."""
 
 
 def choose(keys: Int, share: float, seed: int) -> Bool:
@@ -391,6 +388,10 @@ def named(name: str, **options: float) -> DataAttack | ModelAttack:
     """
     if name not in ATTACKS:
         raise ConfigError(unknown("attack", name, ATTACKS))
+    known = signature(ATTACKS[name]).parameters
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"the attack {name} has no {option}")
     return ATTACKS[name](**options)
 
 

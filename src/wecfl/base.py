@@ -140,6 +140,8 @@ class Plan:
     keep_momentum: bool = True
     """The momentum buffer survives the round (as in the paper's experiment) or starts from zero."""
     weight_decay: float = 0.0
+    done: Int | None = None
+    """(m,), how many of the Q steps each client gets to; None: all of them."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):

@@ -82,6 +82,47 @@ class Config(BaseModel):
         "running", description="BatchNorm in tests: running statistics, or those of each batch."
     )
 
+    participation: float = Field(
+        1.0, gt=0, le=1, description="Share of clients that take part in a round."
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Probability that a client trains but its reply is lost."
+    )
+    stragglers: float = Field(
+        0.0, ge=0, lt=1, description="Probability that a client gets to fewer than Q steps."
+    )
+    refuse_above: float = Field(
+        100.0, gt=1, description="Refuse updates so many times longer than the round's median."
+    )
+    aggregation: Literal[
+        "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "norm-clip"
+    ] = Field("mean", description="How a cluster's models become one.")
+    tolerated: float | None = Field(
+        None, ge=0, lt=0.5, description="Share of liars that trimmed-mean and Krum expect: 0.2."
+    )
+    min_cluster: int = Field(
+        1, ge=1, description="Dissolve smaller clusters, and average no fewer models than that."
+    )
+    attack: (
+        Literal["label-flip", "sign-flip", "noise", "scale", "a-little-is-enough", "backdoor"]
+        | None
+    ) = Field(None, description="What clients do that lie.")
+    attackers: float | None = Field(
+        None, gt=0, lt=1, description="The share of clients that lie: 0.2."
+    )
+    attack_strength: float | None = Field(
+        None, gt=0, description="Of sign-flip, noise, scale or a-little-is-enough."
+    )
+    clip: float | None = Field(
+        None, gt=0, description="Clients clip their update to this length before they send it."
+    )
+    noise: float | None = Field(
+        None, ge=0, description="Their noise beside it, in units of --clip, for privacy."
+    )
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="δ, for which the privacy budget ε is told: 1e-5."
+    )
+
     seed: int = Field(0, ge=0, description="Everything random follows from it.")
     engine: Literal["auto", "native", "torch"] = Field(
         "auto", description="What trains the clients; auto: native where it knows every layer."
@@ -133,6 +174,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """By name, what differs from the defaults. `paper`: the experiment of the paper's tables."""
 
+TOGETHER = {
+    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
+}  # fmt: skip
+"""Choices that need another one."""
+
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
@@ -181,6 +227,9 @@ def resolve(
         config = Config.model_validate(values | lists, strict=True)
     except ValidationError as error:
         raise ConfigError(where + one_line(error)) from None
+    for part, without in TOGETHER.items():
+        if getattr(config, part) is not None and getattr(config, without) is None:
+            raise ConfigError(f"{where}{part} says nothing without {without}")
     return config.completed()
 
 

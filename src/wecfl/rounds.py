@@ -11,7 +11,7 @@ Three clients with one parameter each, two of them alike; the first holds three 
 >>> from types import SimpleNamespace
 >>> from wecfl import Layout, methods
 >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
-...                          train=lambda state, plan, correction, seed: (state.models + 1, {}),
+...                          train=lambda state, *_: (state.models + 1, {}),
 ...                          starts=lambda which, seed: np.zeros((len(which), 1), np.float32))
 >>> setting = Setting(methods.wecfl(k=2), engine, Plan())
 >>> opening(setting).labels.tolist()                           # one start: one cluster
@@ -37,14 +37,15 @@ Three clients with one parameter each, two of them alike; the first holds three 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, F64, Correction, Engine, Method, Plan, Rate, State
+from wecfl.base import F32, F64, Bool, Correction, Engine, Method, Plan, Rate, Reply, State
 from wecfl.bilevel.criteria import gaps
+from wecfl.conditions import Conditions
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -73,31 +74,53 @@ class Setting:
     """Which of the method's soft-voted runs this is; each starts from a model of its own."""
     rate: Rate | None = None
     """Sets η anew in every round, in place of the plan's."""
+    conditions: Conditions = field(default_factory=Conditions)
+    """Who takes part, and what reaches the server."""
 
 
 def expectation(state: State, setting: Setting) -> State:
-    """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly."""
+    """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
+
+    Who was not heard of keeps its label, and a cluster that only they are in keeps its center; in
+    the clustering they count where the server last placed them.
+    """
     method, engine = setting.method, setting.engine
+    before = method.representation.centers(state, engine)
     labels, centers = method.clustering(
         method.representation.clients(state, engine, setting.seed),
-        method.representation.centers(state, engine),
+        before,
         _importance(setting),
         method.distance,
         rng.stream(setting.seed, "clustering", state.round),
     )
+    known = _known(state, setting)
+    if not known.all():
+        labels = np.where(known, labels, state.labels)
+        told = np.isin(np.arange(len(before)), labels[known])
+        centers = np.where(told[:, None], centers, before)
     return state.replace(labels=labels, centers=method.representation.place(state, centers, engine))
 
 
 def maximization(state: State, setting: Setting) -> State:
-    """M: aggregate, Ω_k = argmin of F for the assignment at hand."""
-    importance, sizes = _importance(setting), setting.engine.sizes
-    return state.replace(centers=setting.method.aggregation(state, importance, sizes))
+    """M: aggregate, Ω_k = argmin of F for the assignment at hand.
+
+    Over the clients that were heard; a cluster without enough of them keeps its center.
+    """
+    importance, sizes, heard = _importance(setting), setting.engine.sizes, state.heard
+    replies = np.bincount(state.labels[heard], minlength=len(state.centers))
+    heard &= (replies >= setting.conditions.least)[state.labels]
+    if heard.all():
+        return state.replace(centers=setting.method.aggregation(state, importance, sizes))
+    seen = state.replace(models=state.models[heard], labels=state.labels[heard])
+    centers = setting.method.aggregation(seen, importance[heard], sizes[heard])
+    return state.replace(centers=centers)
 
 
 def distribution(state: State, setting: Setting) -> State:
     """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay.
 
-    A learning rate that follows the run is set here, where both ω_i and Ω_k are at hand.
+    Also who was absent, which will find it there when it takes part again. A learning rate that
+    follows the run is set here, where both ω_i and Ω_k are at hand.
     """
     engine = setting.engine
     shared = engine.layout.columns(setting.method.shared)
@@ -115,13 +138,26 @@ def distribution(state: State, setting: Setting) -> State:
 
 
 def local_update(state: State, setting: Setting) -> State:
-    """L: each client takes Q gradient steps on its own data D_i."""
-    correction = setting.method.objective(state, setting.engine.layout)
+    """L: each client takes Q gradient steps on its own data D_i.
+
+    What the server can't use of it is not in the state: the row stays. The memory is the client's
+    own, and goes on also where its reply was lost; after a model that was not finite it is cleared.
+    """
+    engine, conditions, seed = setting.engine, setting.conditions, setting.seed
+    m, round = len(state.labels), state.round
+    correction = setting.method.objective(state, engine.layout)
     if not isinstance(correction, Correction):
         raise ConfigError(f"an objective must return a Correction, got {correction!r}")
-    plan = replace(setting.plan, lr=rates(state, setting))
-    models, memory = setting.engine.train(state, plan, correction, setting.seed)
-    return state.replace(round=state.round + 1, models=models, memory=memory)
+    steps = conditions.steps(setting.plan, m, round, seed)
+    plan = replace(setting.plan, lr=rates(state, setting), done=steps)
+    here = conditions.present(m, round, seed)
+    active = None if here.all() else np.flatnonzero(here).tolist()
+    trained, memory = engine.train(state, plan, correction, seed, active)
+    models, replies = conditions.received(state, trained, here, engine.layout.trainable, seed)
+    if replies is not None:
+        for kept in memory.values():
+            kept[replies == Reply.NOT_FINITE] = 0
+    return state.replace(round=round + 1, models=models, memory=memory, replies=replies)
 
 
 def rates(state: State, setting: Setting) -> float | F32:
@@ -135,6 +171,17 @@ def rates(state: State, setting: Setting) -> float | F32:
     if "lr" not in state.memory:
         raise ConfigError("a learning rate that follows the run is set in D: D must precede L")
     return state.memory["lr"]
+
+
+def _known(state: State, setting: Setting) -> Bool:
+    """(m,), whose representation the server knows anew.
+
+    Where it follows from the models, that of the clients it has heard; where clients are asked for
+    it, that of those which take part in the coming local update.
+    """
+    if setting.method.representation.server_side:
+        return state.heard
+    return setting.conditions.present(len(state.labels), state.round, setting.seed)
 
 
 def _importance(setting: Setting) -> F64:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 import wecfl
 from wecfl import Correction, Federation, Plan, State, methods
-from wecfl.engine import make_engine
+from wecfl.engine import TorchEngine, make_engine
 from wecfl.engine.native import NativeEngine, Unsupported, _native
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, fill, layout_of, row_of
@@ -428,11 +429,31 @@ def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         NativeEngine(fed, nn.Linear(4, 3))
 
 
-def test_divergence_is_said() -> None:
+def test_a_model_that_diverged_is_not_finite() -> None:
     fed = federation((4,), 3, [20, 20])
     engine = NativeEngine(fed, nn.Linear(4, 3))
-    with pytest.raises(EngineError, match="diverged, lower lr"):
-        engine.train(start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
+    models, _ = engine.train(start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
+    assert not np.isfinite(models).all(axis=1).any()
+
+
+def test_clients_that_take_fewer_steps() -> None:
+    """As if the plan had been for fewer: in round 0, the first of the same batches."""
+    fed = federation((2, 6, 6), 3, [20, 20, 9])
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+    state, plan = start(model, 3), Plan(steps=4, batch=8, lr=0.05)
+    done = np.array([1, 4, 2])
+    with TorchEngine(fed, model, workers=1) as slow:
+        for engine in (NativeEngine(fed, model), slow):
+            few, kept = engine.train(state, replace(plan, done=done), Correction(), 7)
+            for i, count in enumerate(done):
+                short = replace(plan, steps=int(count))
+                alone, memory = engine.train(state, short, Correction(), 7)
+                np.testing.assert_array_equal(few[i], alone[i])
+                np.testing.assert_array_equal(kept["momentum"][i], memory["momentum"][i])
+            with pytest.raises(ConfigError, match="1 to 4 steps"):
+                engine.train(state, replace(plan, done=np.array([0, 1, 2])), Correction(), 7)
 
 
 class TestRunner:

@@ -434,13 +434,12 @@ def test_a_failing_client_is_named_and_the_engine_survives(fed: Federation) -> N
 
 
 @pytest.mark.parametrize("rate", [1e20, 1e39])
-def test_divergence_is_said(fed: Federation, rate: float) -> None:
+def test_a_model_that_diverged_is_not_finite(fed: Federation, rate: float) -> None:
+    """What to do about it is for the server to decide (`wecfl.conditions`)."""
     deep = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    with (
-        TorchEngine(fed, deep, workers=1) as engine,
-        pytest.raises(EngineError, match=r"client 0 .* round 1 \(5 of 5 clients\).* lower lr"),
-    ):
-        engine.train(start(deep), Plan(steps=5, lr=rate), Correction(), 0)
+    with TorchEngine(fed, deep, workers=1) as engine:
+        models, _ = engine.train(start(deep), Plan(steps=5, lr=rate), Correction(), 0)
+    assert not np.isfinite(models).all(axis=1).any()
 
 
 def test_wrong_arguments(fed: Federation) -> None:

@@ -10,12 +10,12 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
 
-from wecfl.base import F64, Distance, Int, Real
+from wecfl.base import F64, Clustering, Distance, Int, Real
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.threads import one_thread
 from wecfl.errors import ConfigError
 
-__all__ = ["KMeans", "Nearest", "isometric"]
+__all__ = ["AtLeast", "KMeans", "Nearest", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,48 @@ class KMeans:
             fits = [start.fit(near, sample_weight=weight) for start in starts]
         best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
         return np.unique(best.labels_, return_inverse=True)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A clustering without small clusters: a cluster of one is a private model in the clear.
+
+    While a cluster has fewer than `least` clients, the smallest is dissolved (of equal ones the
+    last) and each of its clients goes to the nearest center that is left.
+
+    >>> points, centers = np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [9.0]])
+    >>> labels, _ = AtLeast(Nearest(), 2)(points, centers, np.ones(3), squared_euclidean,
+    ...                                   np.random.default_rng(0))
+    >>> labels.tolist()
+    [0, 0, 0]
+    """
+
+    clustering: Clustering
+    least: int
+
+    def __call__(
+        self,
+        points: Real,
+        centers: Real,
+        importance: F64,
+        distance: Distance,
+        rng: np.random.Generator,
+    ) -> tuple[Int, Real]:
+        """Labels (m,) and centers (K, p); a dissolved cluster keeps its center."""
+        labels, moved = self.clustering(points, centers, importance, distance, rng)
+        if self.least == 1:
+            return labels, moved
+        far = distance(points, moved)
+        labels = labels.copy()
+        while True:
+            sizes = np.bincount(labels, minlength=len(centers))
+            small = np.flatnonzero((sizes > 0) & (sizes < self.least))
+            if len(small) == 0 or np.count_nonzero(sizes) == 1:
+                return labels, moved
+            last = small[::-1][sizes[small[::-1]].argmin()]
+            others = np.where((sizes > 0) & (np.arange(len(centers)) != last), far, np.inf)
+            members = labels == last
+            labels[members] = others[members].argmin(axis=1)
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:

@@ -34,7 +34,7 @@ SHORTEST_SECANT = 1e-4
 
 
 def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
-    """The clustering objective F = 1/Σλ · Σ_i λ_i d(g_i, G_{labels_i}).
+    """The clustering objective F = 1/Σλ · Σ_i λ_i d(g_i, G_{labels_i}), over the clients heard.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout, methods
@@ -44,7 +44,8 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     3.0
     """
     distances = method.representation.own(state, engine, method.distance)
-    return float(np.average(distances, weights=method.importance(engine.sizes)))
+    weights = method.importance(engine.sizes) * state.heard
+    return float(np.average(distances, weights=weights)) if weights.any() else 0.0
 
 
 def R(state: State, method: Method, engine: Engine) -> float:  # noqa: N802

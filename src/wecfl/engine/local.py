@@ -16,7 +16,7 @@ from torch import nn
 from wecfl import rng
 from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
 from wecfl.data.federation import Federation
-from wecfl.errors import ConfigError, DivergedError
+from wecfl.errors import ConfigError
 from wecfl.models.rows import layout_of, reinitialized, row_of
 
 __all__ = ["EVALUATION_BATCH", "LocalEngine", "Samples", "cores"]
@@ -176,6 +176,15 @@ class LocalEngine(ABC):
             raise ConfigError(f"active clients must lie between 0 and {m - 1}, got {clients}")
         return clients
 
+    def _done(self, plan: Plan) -> Int:
+        """(m,), the steps of each client, at least one and at most Q."""
+        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, len(self.sizes))
+        if not ((done >= 1) & (done <= plan.steps)).all():
+            raise ConfigError(
+                f"clients take 1 to {plan.steps} steps, got {done.min()}…{done.max()}"
+            )
+        return done
+
     def _loss(self, models: F32, which: Int, samples: Samples) -> F64:
         """(m,), mean cross-entropy of each client on its samples."""
         logits = self._logits(models, which, samples).astype(np.float64)
@@ -209,13 +218,3 @@ class LocalEngine(ABC):
             if correction.offset is None
             else array("offset", correction.offset, (m, width)),
         )
-
-    def _check_finite(self, models: F32, round: int) -> None:
-        finite = np.isfinite(models).all(axis=1)
-        if not finite.all():
-            lost, m = int(np.argmin(finite)), len(models)
-            raise DivergedError(
-                f"the model of client {self._federation.names[lost]} is no longer finite after the "
-                f"local update of round {round} ({m - np.count_nonzero(finite)} of {m} clients): "
-                f"training diverged, lower lr"
-            )

@@ -108,6 +108,7 @@ class TorchEngine(LocalEngine):
         board.models[:] = state.models
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
             board.lr[:] = plan.lr
+            board.steps[:] = self._done(plan)
             board.mu[:] = correction.mu
         for target, values in (
             (board.anchor, correction.anchor),
@@ -123,14 +124,13 @@ class TorchEngine(LocalEngine):
             self._active(active),
             seed=seed,
             round=state.round,
-            plan=asdict(replace(plan, lr=0.0)),  # the board holds a rate for each client
+            plan=asdict(replace(plan, lr=0.0, done=None)),  # the board holds those of each client
             kept=kept,
             corrected=bool(np.any(correction.mu)),
             anchored=correction.anchor is not None,
             shifted=correction.offset is not None,
         )
         models = board.models.copy()
-        self._check_finite(models, state.round + 1)
         return models, {"momentum": board.momentum.copy()} if kept else {}
 
     def close(self) -> None:
@@ -228,6 +228,7 @@ class _Board:
     offset: F32  # (m, P)
     mu: F32  # (trainable,)
     lr: F32  # (m,)
+    steps: Int  # (m,)
     gradients: F32  # (m, trainable)
     clients: Int  # (m,), whose turn it is
     index: Int  # (m,), the row of `models` a client is evaluated with
@@ -244,6 +245,7 @@ class _Board:
             offset=_shared((m, width)),
             mu=_shared((trainable,)),
             lr=_shared((m,)),
+            steps=_shared((m,), np.int64),
             gradients=_shared((m, trainable)),
             clients=_shared((m,), np.int64),
             index=_shared((m,), np.int64),
@@ -374,7 +376,7 @@ class _Local:
         v = torch.from_numpy(board.momentum[client]) if kept else self.velocity.zero_()
         lr, own = float(board.lr[client]), self.federation.train[client]
         self.model.train()
-        for chosen in how.batches(len(own), seed, round, key):
+        for chosen in how.batches(len(own), seed, round, key)[: board.steps[client]]:
             rows = own[chosen]
             g.zero_()
             loss = cross_entropy(self.model(self.samples(rows)), self.y[torch.from_numpy(rows)])

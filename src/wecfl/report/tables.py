@@ -81,7 +81,7 @@ def cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             *(row[column] for column in extra),
             score(row["accuracy"], row["accuracy_std"], 100),
             score(row["macro_f1"], row["macro_f1_std"], 100),
-            "–" if isnan(row["clusters"]) else f"{row['clusters']:g}",
+            "–" if isnan(row["clusters"]) else f"{row['clusters']:.3g}",
             score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
             f"{row['seconds']:.1f}",

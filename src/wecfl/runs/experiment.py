@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from inspect import signature
+from math import isfinite, isnan
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
@@ -15,11 +16,14 @@ import numpy as np
 import pandas as pd
 
 from wecfl import rng
-from wecfl.base import F32, Int, Method, Plan, State
-from wecfl.bilevel.clustering import KMeans
+from wecfl.attacks import DataAttack, ModelAttack
+from wecfl.base import F32, Aggregation, Int, Method, Plan, Reply, State
+from wecfl.bilevel.aggregation import robust
+from wecfl.bilevel.clustering import AtLeast, KMeans
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.rate import check_theory, theory
 from wecfl.bilevel.representation import Columns, Losses
+from wecfl.conditions import Conditions
 from wecfl.config import PARTITIONING, Config, resolve
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
@@ -29,11 +33,13 @@ from wecfl.engine import LocalEngine, make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components, named
 from wecfl.models import Model, Module, Vote, fill, layout_of, make
+from wecfl.privacy import Privacy
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
+from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, environment, read_config, read_metrics
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
-from wecfl.runs.record import Record, Recorder, last_rounds, settled
+from wecfl.runs.record import Record, Recorder, last_rounds, replies, settled
 from wecfl.runs.trace import MOST, Trace
 
 __all__ = [
@@ -78,6 +84,8 @@ class Result:
     seed: int
     status: Status = "finished"
     folder: Path | None = None
+    privacy: Privacy | None = None
+    delta: float = 1e-5
 
     @property
     def labels(self) -> Int:
@@ -123,10 +131,29 @@ class Result:
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
             "settled": settled(self.records),
+            **self._told,
             "seconds": round(self.seconds, 3),
             "seed": self.seed,
             "status": self.status,
         }
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """What a run with attackers or with privacy has to tell besides."""
+        told: dict[str, Any] = {}
+        if self.records and "attack" in self.records[-1]:
+            last = pd.DataFrame([record["attack"] for record in self.records[-3:]], dtype=float)
+            means = last.mean().round(6).to_dict()
+            told["attack"] = {name: None if isnan(mean) else mean for name, mean in means.items()}
+        if self.privacy:
+            rounds = int((replies(self.records, len(self.federation)) != Reply.ABSENT).sum(0).max())
+            epsilon = self.privacy.epsilon(rounds, self.delta)
+            told["privacy"] = {
+                "epsilon": epsilon if isfinite(epsilon) else None,
+                "delta": self.delta,
+                "rounds": rounds,
+            }
+        return told
 
     @property
     def history(self) -> pd.DataFrame:
@@ -139,10 +166,12 @@ class Result:
         """One row per client: its data, its cluster and its scores in the last round."""
         fed = self.federation
         last = self.records[-1]["clients"] if self.records else {}
-        return pd.DataFrame(
-            {"client": fed.names, "samples": fed.sizes, "group": fed.groups, "cluster": self.labels}
-            | last
-        )
+        columns = {"client": fed.names, "samples": fed.sizes, "group": fed.groups}
+        refused = (replies(self.records, len(fed)) >= Reply.NOT_FINITE).sum(axis=0)
+        if refused.any():
+            columns["refused"] = refused
+        shown = {name: values for name, values in last.items() if name != "reply"}
+        return pd.DataFrame(columns | {"cluster": self.labels} | shown)
 
     def table(self) -> pd.DataFrame:
         """The result in one line: accuracy, macro-F1, groups found, ARI, seconds."""
@@ -162,6 +191,17 @@ def run(
     keep_momentum: bool = True,
     weight_decay: float = 0.0,
     batchnorm: Literal["running", "batch"] = "running",
+    participation: float = 1.0,
+    dropout: float = 0.0,
+    stragglers: float = 0.0,
+    refuse_above: float = 100.0,
+    min_cluster: int = 1,
+    attack: str | DataAttack | ModelAttack | None = None,
+    attackers: float | None = None,
+    attack_strength: float | None = None,
+    clip: float | None = None,
+    noise: float | None = None,
+    delta: float | None = None,
     seed: int = 0,
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
@@ -191,6 +231,19 @@ def run(
         keep_momentum: clients keep their momentum buffer between rounds, as in the paper.
         weight_decay: of SGD.
         batchnorm: BatchNorm in tests: `running` statistics or those of each test `batch`.
+        participation: the share of clients that take part in a round; the others keep their
+            cluster and count in no center.
+        dropout: the probability that a client trains but its reply is lost.
+        stragglers: the probability that a client gets to fewer than Q steps.
+        refuse_above: updates so many times longer than the round's median are refused, as are
+            models that are not finite.
+        min_cluster: smaller clusters are dissolved, and no center is made of fewer models.
+        attack: what lying clients do, by name or as a value of `wecfl.attacks`.
+        attackers: the share of clients that lie, 0.2 if not said.
+        attack_strength: of the attack, where it has one.
+        clip: clients clip their update to this length before they send it.
+        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`).
+        delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         seed: everything random follows from it.
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
@@ -228,24 +281,47 @@ def run(
     rate = theory if lr == "theory" else None
     if rate:
         check_theory(method, plan)
+    if min_cluster > 1:
+        method = method.replace(clustering=AtLeast(method.clustering, min_cluster))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
+    privacy = None if clip is None else Privacy(clip, noise or 0.0)
+    assault = None
+    if attack is not None:
+        assault = Assault.on(federation, attack, attackers, attack_strength, seed)
+    conditions = Conditions(
+        participation, dropout, stragglers,
+        attack=assault.forging if assault else None,
+        attackers=assault.attackers if assault else None,
+        privacy=privacy, most=refuse_above, least=min_cluster, keys=federation.keys,
+    )  # fmt: skip
+    _check_conditions(conditions, method, plan, module, len(federation))
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
     with ExitStack() as stack:
         folder = None
         if out is not None:
             folder = RunFolder(Path(out), every=checkpoint_every, again=resume)
             stack.enter_context(folder)
-        runner = stack.enter_context(make_engine(engine, federation, module, **options))
+        held = assault.federation if assault else federation
+        runner = stack.enter_context(make_engine(engine, held, module, **options))
+        trap = None
+        if assault and assault.bait:
+            trap = stack.enter_context(make_engine(engine, assault.bait, module, **options))
         settings = [
-            Setting(method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate)
+            Setting(
+                method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate,
+                conditions,
+            )
             for j in (range(method.members) if members is None else members)
-        ]
+        ]  # fmt: skip
         written = _written(config) if config else _described(settings[0], model, rounds, seed)
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
+        recorder = Recorder(
+            method, runner, federation.groups, objectives=objectives, assault=assault, trap=trap
+        )
         return _train(
-            settings, runner, federation, module,
+            settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            objectives=objectives, diagnostics=diagnostics, trace=trace,
+            diagnostics=diagnostics, trace=trace, delta=1e-5 if delta is None else delta,
         )  # fmt: skip
 
 
@@ -254,15 +330,16 @@ def _train(
     engine: LocalEngine,
     federation: Federation,
     module: Module,
+    recorder: Recorder,
     *,
     rounds: int,
     written: Mapping[str, Any],
     folder: RunFolder | None,
     watchers: Sequence[Watcher],
     observe: Observer | None,
-    objectives: bool,
     diagnostics: bool,
     trace: bool | None,
+    delta: float,
 ) -> Result:
     """All rounds, or those that are left; the result is also told where an error ends them."""
     method, seed = settings[0].method, settings[0].seed
@@ -277,10 +354,7 @@ def _train(
     watched = None
     if diagnostics:
         watched = Diagnostics(settings[0], states[0], records[-1] if records else None)
-    recorder = Recorder(
-        method, engine, federation.groups, states[0].labels,
-        objectives=objectives, diagnostics=watched,
-    )  # fmt: skip
+    recorder.begin(states[0].labels, watched)
     first = [observe] if observe else []  # of a soft vote, these see the first run only
     if watched:
         first.append(watched.step)
@@ -312,7 +386,7 @@ def _train(
     finally:
         result = Result(
             method, federation, records, states, module, engine.name, perf_counter() - began, seed,
-            status, folder.path if folder else None,
+            status, folder.path if folder else None, settings[0].conditions.privacy, delta,
         )  # fmt: skip
         for watcher in begun:
             watcher.end(result)
@@ -418,10 +492,47 @@ def method_of(config: Config) -> Method:
         method = method.replace(representation=Losses(config.loss_batches))
     if isinstance(method.clustering, KMeans):
         method = method.replace(clustering=KMeans(warm=config.warm_start))
+    if config.aggregation != "mean":
+        method = method.replace(aggregation=_robust(config, method))
     if config.importance != "method":
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _robust(config: Config, method: Method) -> Aggregation:
+    """The aggregation that a configuration names, weighing clients as the method does."""
+    known = {"trimmed-mean": "share", "krum": "attackers", "multi-krum": "attackers"}
+    if config.tolerated is None:
+        return robust(config.aggregation, method.aggregation)
+    if config.aggregation not in known:
+        raise ConfigError(f"{config.aggregation} does not ask how many liars are tolerated")
+    return robust(
+        config.aggregation, method.aggregation, **{known[config.aggregation]: config.tolerated}
+    )
+
+
+def _check_conditions(
+    conditions: Conditions, method: Method, plan: Plan, module: Module, m: int
+) -> None:
+    """Refuse what can't be simulated, or would promise what it does not keep."""
+    conditions.steps(plan, 1, 0, 0)
+    if conditions.least > m:
+        raise ConfigError(f"{m} clients can't form a cluster of {conditions.least}")
+    if conditions.privacy is None:
+        return
+    if not method.representation.server_side:
+        raise ConfigError(
+            f"clients of {method.name} tell the server which model they like best, which no noise "
+            f"protects: choose a method that clusters by models"
+        )
+    layout = layout_of(module)
+    shared = np.arange(layout.width)[layout.columns(method.shared)]
+    if (shared >= layout.trainable).any():
+        raise ConfigError(
+            "noise on BatchNorm's statistics or on frozen parameters makes no sense: with privacy, "
+            "use a model without them"
+        )
 
 
 def _check_whole(**numbers: tuple[Any, int]) -> None:
@@ -455,6 +566,27 @@ def _described(setting: Setting, model: object, rounds: int, seed: int) -> dict[
         "rounds": rounds,
         "seed": seed,
         "model": model if isinstance(model, str) else type(model).__name__,
-        "plan": asdict(plan) | ({"lr": "theory"} if rate else {}),
+        "plan": {
+            name: value
+            for name, value in (asdict(plan) | ({"lr": "theory"} if rate else {})).items()
+            if value is not None
+        },
+        "conditions": _described_conditions(setting.conditions),
         "components": components(method),
+    }
+
+
+def _described_conditions(conditions: Conditions) -> dict[str, Any]:
+    """What is not as usual."""
+    usual = Conditions()
+    told = {
+        name: getattr(conditions, name)
+        for name in ("participation", "dropout", "stragglers", "most", "least", "attack", "privacy")
+        if getattr(conditions, name) != getattr(usual, name)
+    }
+    if conditions.attackers is not None:
+        told["attackers"] = np.flatnonzero(conditions.attackers)
+    return {
+        name: each if isinstance(each, float | int | np.ndarray) else repr(each)
+        for name, each in told.items()
     }

@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.base import Engine, Int, Method, Real, State
+from wecfl.base import Engine, Int, Int8, Method, Real, Reply, State
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.representation import Columns
+from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 
-__all__ = ["DIAGNOSTIC_KEYS", "KEYS", "Record", "Recorder", "last_rounds", "settled"]
+__all__ = [
+    "CONDITION_KEYS",
+    "DIAGNOSTIC_KEYS",
+    "KEYS",
+    "Record",
+    "Recorder",
+    "last_rounds",
+    "replies",
+    "settled",
+]
 
 Record = dict[str, Any]
 """What is known about a round, under the names of `KEYS`."""
@@ -36,6 +46,14 @@ KEYS = {
 }
 """The keys of a record, documented."""
 
+CONDITION_KEYS = {
+    "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
+    "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
+}
+"""The further keys of a record where something is between clients and server; `clients` then also
+holds `reply`, what came of each local update (`wecfl.base.Reply`). Under attack, the scores are the
+honest clients'."""
+
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
@@ -47,7 +65,7 @@ DIAGNOSTIC_KEYS = {
 class Recorder:
     """Watches the steps of a round and makes its record.
 
-    `labels` is the assignment before the first round, if there is one.
+    Under an `assault` scores are those of honest clients; `trap` is an engine for its bait.
     """
 
     def __init__(
@@ -55,19 +73,26 @@ class Recorder:
         method: Method,
         engine: Engine,
         groups: Int | None,
-        labels: Int | None = None,
         *,
         objectives: bool = True,
-        diagnostics: Diagnostics | None = None,
+        assault: Assault | None = None,
+        trap: Engine | None = None,
     ) -> None:
         self._method = method
         self._engine = engine
         self._groups = groups
-        self._before = labels
         self._objectives = objectives
-        self._diagnostics = diagnostics
+        self._assault, self._trap = assault, trap
+        honest = 1 if assault is None else ~assault.attackers
+        self._counted: Int = engine.sizes * honest
+        self._before: Int | None = None
+        self._diagnostics: Diagnostics | None = None
         self._previous: State | None = None
         self._clear()
+
+    def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
+        """Before the first round to be watched: the assignment, and what else measures."""
+        self._before, self._diagnostics = labels, diagnostics
 
     def _clear(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}}
@@ -98,8 +123,8 @@ class Recorder:
         compared = self._compared()
         record: Record = {
             "round": state.round,
-            "accuracy": metrics.weighted(accuracy, self._engine.sizes),
-            "macro_f1": metrics.weighted(macro_f1, self._engine.sizes),
+            "accuracy": metrics.weighted(accuracy, self._counted),
+            "macro_f1": metrics.weighted(macro_f1, self._counted),
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
@@ -115,6 +140,12 @@ class Recorder:
                 "macro_f1": macro_f1.round(6).tolist(),
             },
         }
+        if state.replies is not None:
+            counts = np.bincount(state.replies, minlength=len(Reply))
+            record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
+            record["clients"]["reply"] = state.replies.tolist()
+        if self._assault:
+            record["attack"] = self._assault.measured(state.labels, stack, self._trap)
         self._add_seconds("score", perf_counter() - began)
         if self._diagnostics:
             record["silhouette"] = compared and metrics.silhouette(compared[0], state.labels)
@@ -144,6 +175,17 @@ class Recorder:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def replies(records: Sequence[Record], m: int) -> Int8:
+    """(rounds, m), what came of each client's local update in each round (`Reply`).
+
+    >>> replies([{"clients": {}}, {"clients": {"reply": [0, 1]}}], 2).tolist()
+    [[0, 0], [0, 1]]
+    """
+    heard = [int(Reply.HEARD)] * m
+    told = [record["clients"].get("reply", heard) for record in records]
+    return np.array(told, np.int8).reshape(len(records), m)
 
 
 def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:

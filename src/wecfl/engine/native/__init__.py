@@ -88,12 +88,16 @@ class NativeEngine(LocalEngine):
         correction, clients = self._prepared(correction), self._active(active)
         fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
         keys = [int(fed.keys[client]) for client in clients]
+        done = self._done(plan)
         batches = [
-            [fed.train[client][chosen] for chosen in plan.batches(size, seed, state.round, key)]
-            for client, size, key in zip(clients, self.sizes[clients], keys, strict=True)
+            [fed.train[i][chosen] for chosen in plan.batches(size, seed, state.round, key)[:steps]]
+            for i, size, key, steps in zip(
+                clients, self.sizes[clients], keys, done[clients], strict=True
+            )
         ]
-        counts = np.array([[len(batch) for batch in client] for client in batches], np.int64)
-        counts = counts.reshape(len(clients), plan.steps)
+        counts = np.zeros((len(clients), plan.steps), np.int64)
+        for row, client in zip(counts, batches, strict=True):
+            row[: len(client)] = [len(batch) for batch in client]
         ends = np.cumsum(counts).reshape(counts.shape)
         offsets = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
         none = np.empty(0, np.int64)
@@ -125,7 +129,6 @@ class NativeEngine(LocalEngine):
             np.array(dropout, dtype=np.uint64),
             self.workers,
         )
-        self._check_finite(models, state.round + 1)
         if momentum is None or not plan.keep_momentum:
             return models, {}
         return models, {"momentum": momentum}

@@ -1,0 +1,138 @@
+"""What is between a client and the server: absence, loss, lies, noise, and what a server refuses.
+
+All of it happens in the local update (`rounds.local_update`): who takes part, how many steps each
+gets to, and what reaches the server. Every draw is keyed by (seed, purpose, round, client).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.attacks import ModelAttack, Replies
+from wecfl.base import F32, F64, Bool, Int, Int8, Plan, Reply, State
+from wecfl.errors import ConfigError, DivergedError
+from wecfl.privacy import Privacy
+
+__all__ = ["Conditions"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """Under which conditions clients take part; the default is that nothing is in the way.
+
+    >>> Conditions(participation=0.5).present(4, round=0, seed=0).tolist()
+    [False, False, True, True]
+    """
+
+    participation: float = 1.0
+    """The share of clients that take part in a round, at least one of them."""
+    dropout: float = 0.0
+    """The probability that a client trains but its reply is lost."""
+    stragglers: float = 0.0
+    """The probability that a client gets to fewer than Q steps, any number of them."""
+    attack: ModelAttack | None = None
+    """What attackers send instead of their models."""
+    attackers: Bool | None = None
+    """(m,), who they are."""
+    privacy: Privacy | None = None
+    """What honest clients do to their update before they send it."""
+    most: float = 100.0
+    """An update this many times longer than the round's median is refused."""
+    least: int = 1
+    """A center is made of at least so many models, or it stays."""
+    keys: Int | None = None
+    """(m,), who clients are, for keyed randomness; None: their positions."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1], got {self.participation}")
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not self.most > 1:
+            raise ConfigError(f"most must be greater than 1, got {self.most}")
+        if self.least < 1:
+            raise ConfigError(f"least must be at least 1, got {self.least}")
+
+    def present(self, m: int, round: int, seed: int) -> Bool:
+        """(m,), who takes part in the local update after `round` rounds.
+
+        Every client draws a number and the least take part, so the order of clients does not
+        matter.
+        """
+        here = np.ones(m, dtype=np.bool_)
+        if self.participation < 1:
+            count = max(1, int(np.round(self.participation * m)))
+            draws = self._draws("participation", m, round, seed)
+            here[np.argsort(draws, kind="stable")[count:]] = False
+        return here
+
+    def steps(self, plan: Plan, m: int, round: int, seed: int) -> Int | None:
+        """(m,), how many of the Q steps each client gets to; None: all."""
+        if not self.stragglers:
+            return None
+        if plan.steps < 2:
+            raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
+        late = self._draws("stragglers", m, round, seed)
+        # Given that it is late, the draw is as good as a new one.
+        few = 1 + np.floor(late / self.stragglers * (plan.steps - 1)).astype(np.int64)
+        return np.where(late < self.stragglers, few, plan.steps)
+
+    def received(
+        self, sent: State, trained: F32, here: Bool, trainable: int, seed: int
+    ) -> tuple[F32, Int8 | None]:
+        """What the server has after the local update: models, and what came of each reply.
+
+        `sent` is the state with the models that clients received, `trained` (m, P) what they made
+        of them. Where nothing came that can be used, the row stays as it was sent.
+        """
+        m, round = len(trained), sent.round
+        keys = np.arange(m) if self.keys is None else self.keys
+        liars = here & self.attackers if self.attackers is not None else np.zeros_like(here)
+        if self.privacy:
+            trained = self.privacy(
+                sent.models, trained, here & ~liars, keys, round=round, seed=seed
+            )
+        if self.attack and liars.any():
+            trained = self.attack.forge(
+                Replies(sent.models, trained, liars, sent.labels, keys, trainable, seed, round)
+            )
+        replies = np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
+        if self.dropout:
+            replies[here & (self._draws("reply", m, round, seed) < self.dropout)] = Reply.LOST
+        arrived = replies == Reply.HEARD
+        length = _lengths(trained, sent.models)
+        finite = np.isfinite(length)
+        if arrived.any() and not finite[arrived].any():
+            raise DivergedError(
+                f"none of the {arrived.sum()} models that came back from the local update of round "
+                f"{round + 1} is finite: training diverged, lower lr"
+            )
+        usual = np.median(length[arrived & finite]) if arrived.any() else 0.0
+        replies[arrived & ~finite] = Reply.NOT_FINITE
+        if usual > 0:
+            replies[arrived & finite & (length > self.most * usual)] = Reply.TOO_LARGE
+        if (replies == Reply.HEARD).all():
+            return trained, None
+        models = np.where((replies == Reply.HEARD)[:, None], trained, sent.models)
+        return models, replies
+
+    def _draws(self, purpose: str, m: int, round: int, seed: int) -> F64:
+        """(m,), one number in [0, 1) for each client."""
+        keys = range(m) if self.keys is None else self.keys
+        return np.array([rng.stream(seed, purpose, round, int(key)).random() for key in keys])
+
+
+def _lengths(trained: F32, start: F32) -> F64:
+    """(m,), ‖ω_i − what it received‖: NaN or infinite where ω_i is."""
+    squares = np.empty(len(trained))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, (after, before) in enumerate(zip(trained, start, strict=True)):
+            update = after - before  # a row at a time stays in the cache
+            squares[i] = np.einsum("p,p->", update, update)
+            if not np.isfinite(squares[i]):  # squares may overflow where the row does not
+                squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
+    return np.sqrt(squares)

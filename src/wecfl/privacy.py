@@ -1,0 +1,80 @@
+"""Differential privacy of what a client sends: clipped updates with Gaussian noise.
+
+Clustering needs every client's own model, so the noise can't be added to a mean: each client clips
+its update Δ = ω − Ω_k to length C and adds N(0, (z·C)²·I) itself, before anything leaves it (local
+differential privacy). Whatever its data, the update lies in a ball of radius C, so two data sets
+differ by at most 2C: each reply is a Gaussian mechanism with noise multiplier z/2, and what a
+client sends over n rounds is n of them composed. Everything the server does with the replies –
+clusters, centers – costs no more. Taking part in some rounds only is not counted as sampling: the
+server knows who took part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.base import F32, Bool, Int
+from wecfl.errors import ConfigError
+
+__all__ = ["Privacy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """Clip to length `clip` (C), add noise of standard deviation `noise`·C (z·C) to every column.
+
+    >>> start, trained = np.zeros((2, 2), np.float32), np.array([[3, 4], [0.3, 0.4]], np.float32)
+    >>> everyone, keys = np.ones(2, bool), np.arange(2)
+    >>> Privacy(clip=1.0, noise=0.0)(start, trained, everyone, keys, round=0, seed=0)
+    array([[0.6, 0.8],
+           [0.3, 0.4]], dtype=float32)
+    >>> round(Privacy(clip=1.0, noise=10.0).epsilon(rounds=1, delta=1e-5), 2)
+    0.79
+    """
+
+    clip: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < np.inf:
+            raise ConfigError(f"clip must be positive and finite, got {self.clip}")
+        if not 0 <= self.noise < np.inf:
+            raise ConfigError(f"noise must be finite and not negative, got {self.noise}")
+
+    def __call__(
+        self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int
+    ) -> F32:
+        """(m, P), the rows of these clients as they leave them; the others as they are."""
+        private = trained.copy()
+        for i in np.flatnonzero(clients):
+            update = trained[i].astype(np.float64) - start[i]
+            length = np.linalg.norm(update)
+            update *= min(1.0, self.clip / length) if length > 0 else 1.0
+            if self.noise:
+                draws = rng.stream(seed, "privacy", round, int(keys[i]))
+                update += draws.normal(scale=self.noise * self.clip, size=len(update))
+            private[i] = start[i] + update
+        return private
+
+    def epsilon(self, rounds: int, delta: float) -> float:
+        """ε of (ε, δ) for a client whose replies of `rounds` rounds are known (Opacus' RDP)."""
+        if not 0 < delta < 1:
+            raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+        if rounds == 0:
+            return 0.0
+        if self.noise == 0:
+            return float("inf")
+        try:
+            from opacus.accountants import RDPAccountant  # noqa: PLC0415
+            from opacus.accountants.analysis import rdp  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigError(
+                f"privacy needs an extra: pip install 'wecfl[privacy]' ({error})"
+            ) from None
+        orders = RDPAccountant.DEFAULT_ALPHAS
+        spent = rdp.compute_rdp(q=1.0, noise_multiplier=self.noise / 2, steps=rounds, orders=orders)
+        epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)
+        return float(epsilon)

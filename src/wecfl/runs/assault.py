@@ -1,0 +1,77 @@
+"""An attack on one federation: who lies, what about, and how well it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from wecfl import metrics
+from wecfl.attacks import Backdoor, DataAttack, ModelAttack, choose, named
+from wecfl.base import F32, Bool, Engine, Int
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+
+__all__ = ["ATTACKERS", "Assault"]
+
+ATTACKERS = 0.2
+"""The share of clients that lie, if none is given."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assault:
+    """The attack on a run.
+
+    >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
+    >>> assault = Assault.on(Federation.from_arrays(xs, ys), "label-flip", None, None, seed=0)
+    >>> int(assault.attackers.sum()), assault.forging is None
+    (1, True)
+    """
+
+    attack: DataAttack | ModelAttack
+    attackers: Bool
+    """(m,), who lies."""
+    federation: Federation
+    """What clients train on."""
+    bait: Federation | None
+    """Honest clients' test samples with the trigger of a backdoor."""
+
+    @classmethod
+    def on(
+        cls,
+        federation: Federation,
+        attack: str | DataAttack | ModelAttack,
+        share: float | None,
+        strength: float | None,
+        seed: int,
+    ) -> Self:
+        """An attack, by name or as a value, by a share of the clients."""
+        if isinstance(attack, str):
+            attack = named(attack, **({} if strength is None else {"strength": strength}))
+        elif strength is not None:
+            raise ConfigError("attack_strength goes with the name of an attack, not with a value")
+        attackers = choose(federation.keys, ATTACKERS if share is None else share, seed)
+        held = federation
+        if isinstance(attack, DataAttack):
+            held = attack.poison(federation, attackers, seed)
+        honest = np.flatnonzero(~attackers)
+        bait = isinstance(attack, Backdoor) and attack.triggered(federation.subset(honest))
+        return cls(attack, attackers, held, bait or None)
+
+    @property
+    def forging(self) -> ModelAttack | None:
+        """The attack, if it is on what clients send."""
+        return None if isinstance(self.attack, DataAttack) else self.attack
+
+    def measured(self, labels: Int, models: F32, trap: Engine | None) -> dict[str, float | None]:
+        """Who shares a cluster with attackers, and how often a backdoor's trigger works.
+
+        `models` (m, P), or a stack of them, serve the clients; `trap` is an engine for the `bait`.
+        """
+        found = metrics.isolation(labels, self.attackers)
+        if trap is None or self.bait is None:
+            return found
+        baited = np.isin(self.federation.keys, self.bait.keys)
+        confusion = trap.confusion(np.ascontiguousarray(models[..., baited, :]), "test")
+        return {**found, "success": metrics.weighted(metrics.accuracy(confusion), trap.sizes)}
