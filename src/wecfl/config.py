@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -191,11 +191,15 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"can't read the configuration {file}: {reason}") from None
 
 
-def one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError, known: Container[str] | None = Config.model_fields) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
     # Of a union (lr) pydantic also names the member that failed.
-    key = ".".join(str(p) for p in first["loc"] if p in Config.model_fields or isinstance(p, int))
+    key = ".".join(
+        str(p) for p in first["loc"] if known is None or p in known or isinstance(p, int)
+    )
+    if first["type"] == "missing":
+        return f"it has no '{key}'"
     said = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
     got = repr(first["input"])
-    return f"{key}: {said}, got {got if len(got) <= 40 else got[:40] + '…'}"
+    return f"{key and key + ': '}{said}, got {got if len(got) <= 40 else got[:40] + '…'}"

@@ -39,6 +39,8 @@ def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -
     charts, numbers = _convergence(runs)
     firsts = runs.drop_duplicates("name")
     shown = firsts[firsts["rounds"] > 0].head(DETAILED)
+    if shown.empty:
+        raise RunFolderError(f"nothing to show: no run has a round by its summary.json")
     frames = max(FRAMES // len(shown), FEWEST)
     heads, rows = cells(results(folders))
     environment = Environment(

@@ -23,25 +23,36 @@ import os
 import platform
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import tomli_w
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from wecfl.base import Int, State
 from wecfl.data.federation import Federation
 from wecfl.data.partition import counts
 from wecfl.errors import RunFolderError
 from wecfl.runs.record import Record
+from wecfl.runs.schema import (
+    Client,
+    Environment,
+    Round,
+    RunConfig,
+    Summary,
+    read_json,
+    read_json_lines,
+    read_table,
+    read_tensors,
+    read_toml,
+    reading,
+)
 
 if TYPE_CHECKING:
     from wecfl.runs.experiment import Result
@@ -62,21 +73,6 @@ __all__ = [
 ]
 
 PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
-
-
-SUMMARY: dict[str, type | UnionType] = {
-    "method": str,
-    "k": int,
-    "rounds": int,
-    "accuracy": float | int | None,
-    "macro_f1": float | int | None,
-    "ari": float | int | None,
-    "clusters": int | None,
-    "seconds": float | int,
-    "seed": int,
-    "status": str,
-}
-"""What a reader of `summary.json` may rely on."""
 
 
 def check_free(path: Path) -> None:
@@ -166,92 +162,86 @@ def save_state(state: State, file: Path) -> None:
 
 def read_state(file: Path) -> State:
     """The state that `save_state` wrote."""
-    try:
-        arrays = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"can't read the state {file}: {error}") from None
+    arrays = read_tensors(file, models=2, centers=2, labels=1, round=1)
+    with reading(file):
+        [number], labels, k = arrays["round"].tolist(), arrays["labels"], len(arrays["centers"])
+        if labels.dtype != np.int64 or not ((labels >= 0) & (labels < k)).all() or number < 0:
+            raise ValueError(f"its labels must be whole numbers below {k}")
+        if arrays["models"].shape != (len(labels), arrays["centers"].shape[1]):
+            raise ValueError("its arrays do not belong together")
     memory = {
         name.removeprefix("memory."): values
         for name, values in arrays.items()
         if name.startswith("memory.")
     }
-    return State(
-        int(arrays["round"][0]), arrays["models"], arrays["centers"], arrays["labels"], memory
-    )
+    return State(number, arrays["models"], arrays["centers"], labels, memory)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """`summary.json` and `config.toml` of a run folder, together."""
-    try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        raise RunFolderError(f"{path} is no finished run folder: it has no {missing}") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read the run folder {path}: {error}") from None
-    for key, kind in SUMMARY.items():
-        if not isinstance(summary, dict) or not isinstance(summary.get(key), kind):
-            raise RunFolderError(f"{path / 'summary.json'} has no usable '{key}': run it again")
-    return {"config": config, **summary}
+    for name in ("summary.json", "config.toml"):
+        if path.is_dir() and not (path / name).exists():
+            raise RunFolderError(f"{path} is no finished run folder: it has no {name}")
+    summary = read_json(path / "summary.json", Summary)
+    return {**summary, "config": read_toml(path / "config.toml", RunConfig)}
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a run folder."""
-    try:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'metrics.jsonl'}: {error}") from None
+    """The records of a run folder, of rounds 1, 2, 3, …"""
+    file = path / "metrics.jsonl"
+    records = read_json_lines(file, Round)
+    for t, record in enumerate(records, 1):
+        if record["round"] != t or len(record["clients"]["accuracy"]) != _m(records):
+            raise RunFolderError(f"can't read {file}: line {t} is not about round {t} of its run")
+    return records
+
+
+def _m(records: Sequence[Record]) -> int:
+    return len(records[0]["clients"]["accuracy"])
 
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
-    return _table(path / "clients.csv")
+    file = path / "clients.csv"
+    head, *rows = read_table(file)
+    with reading(file):
+        if not rows or len(set(head)) < len(head):
+            raise ValueError("it names no client, or a column twice")
+        lines = [Client.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
 def read_classes(path: Path) -> Int | None:
     """(classes, m), the training samples of each class at each client; None in older folders."""
     file = path / "classes.csv"
-    return _table(file).iloc[:, 1:].to_numpy(np.int64).T if file.exists() else None
+    return _whole_numbers(file).T if file.exists() else None
 
 
 def read_assignments(path: Path) -> Int:
     """(rounds, m), the cluster of each client after each round."""
-    file = path / "assignments.csv"
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            head, *rows = csv.reader(lines)
-        return np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    return _whole_numbers(path / "assignments.csv")
+
+
+def _whole_numbers(file: Path) -> Int:
+    """A table without its head and its first column, which say what they belong to."""
+    head, *rows = read_table(file)
+    with reading(file):
+        numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
+        if (numbers < 0).any():
+            raise ValueError(f"{numbers.min()} is no count and no cluster")
+    return numbers
 
 
 def read_environment(path: Path) -> dict[str, Any]:
     """`env.json` of a run folder: versions, machine, engine, command."""
-    try:
-        return dict(json.loads((path / "env.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'env.json'}: {error}") from None
-
-
-def _table(file: Path) -> pd.DataFrame:
-    """A CSV file whose column `client` holds names: 007 and NA are names as any other."""
-    empty = {column: [""] for column in ("group", "accuracy", "macro_f1")}
-    try:
-        return pd.read_csv(file, dtype={"client": str}, keep_default_na=False, na_values=empty)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    return read_json(path / "env.json", Environment)
 
 
 def tensor_names(path: Path) -> list[str]:
     """The tensors of the models of a run folder, without the cluster they belong to."""
     file = path / "models.safetensors"
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            names = list(tensors.keys())
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    with reading(file), safe_open(file, framework="numpy") as tensors:
+        names = list(tensors.keys())
     return sorted({name.partition("cluster.")[2].partition(".")[2] for name in names})
 
 
