@@ -7,21 +7,26 @@ import copy
 import io
 import json
 import struct
+import tomllib
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 Damage = Callable[[bytes, Random], bytes]
 """From the bytes of a good file to those of a bad one (or of one as good as before)."""
 
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)
+
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-308, 1e308, -1e308, 2**31, 2**63, -(2**63), 2**64,
     10**400, float("nan"), float("inf"), float("-inf"), "", "0", "nan", "a\x00b", "é\n\r\u2028💥",
-    "../../x", "</script><img src=x onerror=alert(1)>", "[red]{{ 7*7 }}%s", "x" * 5000, [], {}, [[]],
-    [None], {"": None}, [1, "a"], [1.5] * 40, {"a": {"b": [1]}},
+    "../../x", "</script><img src=x onerror=alert(1)>", "[red]{{ 7*7 }}%s", "x" * 5000, [], {},
+    [[]], [None], {"": None}, [1, "a"], [1.5] * 40, {"a": {"b": [1]}},
 )  # fmt: skip
 """Values no one should write where another is expected."""
 
@@ -40,7 +45,7 @@ def wound(data: bytes, rnd: Random) -> bytes:
                     b ^ (1 << rnd.randrange(8)) for b in damaged[at : at + 1]
                 )
             case 2:
-                damaged[at : at + many] = rnd.randbytes(many)
+                damaged[at : at + many] = bytes([rnd.randrange(256)]) * many
             case 3:
                 del damaged[at : at + many]
             case 4:
@@ -53,7 +58,7 @@ def wound(data: bytes, rnd: Random) -> bytes:
 
 
 def alter(tree: Any, rnd: Random) -> Any:
-    """One to three keys or items of nested dictionaries and lists lost, renamed, doubled, replaced."""
+    """One to three keys or items of a tree lost, renamed, doubled or replaced."""
     tree = copy.deepcopy(tree)
     for _ in range(rnd.choice((1, 1, 1, 2, 3))):
         places = [place for place in _places(tree) if place]
@@ -109,6 +114,22 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
+def as_toml(data: bytes, rnd: Random) -> bytes:
+    """TOML with other values, or wounded; what TOML has no word for is left out."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    altered = alter(tomllib.loads(data.decode()), rnd)
+    return tomli_w.dumps(sayable(altered) if isinstance(altered, dict) else {}).encode()
+
+
+def sayable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: sayable(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [sayable(each) for each in value if each is not None]
+    return value
+
+
 def as_csv(data: bytes, rnd: Random) -> bytes:
     """A table with other cells, rows or columns, or wounded."""
     if rnd.random() < 0.3:
@@ -144,9 +165,7 @@ def as_npz(data: bytes, rnd: Random) -> bytes:
     with np.load(io.BytesIO(data)) as file:
         arrays = dict(file)
     out, key = io.BytesIO(), rnd.choice(sorted(arrays))
-    with zipfile.ZipFile(
-        out, "w", rnd.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    ) as archive:
+    with zipfile.ZipFile(out, "w", rnd.choice(PACKINGS)) as archive:
         for name, array in arrays.items():
             content, member = npy(array), f"{name}.npy"
             if name == key:
@@ -161,7 +180,8 @@ def as_npz(data: bytes, rnd: Random) -> bytes:
                         member = rnd.choice(("../x.npy", "/x.npy", "y.npy", "x", "X.npy", ".npy"))
                     case _:
                         continue
-            archive.writestr(member, content)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # a name twice
+                archive.writestr(member, content)
     return out.getvalue()
 
 
@@ -225,7 +245,7 @@ def _other(array: Any, rnd: Random) -> Any:
         case 2:
             kinds = ("f2", "f8", "u1", "i8", "b", "U5", "c8", "O", "M8[s]", "u8", "S3")
             return np.asarray(array.astype(float).round(), dtype=float).astype(rnd.choice(kinds))
-    wild = np.array(array, dtype=rnd.choice((np.float64, np.float32)))
+    wild = np.array(array, dtype=np.float64)
     if wild.size:
         wild.flat[rnd.randrange(wild.size)] = rnd.choice((np.nan, np.inf, -1, 1e300, 2.0**63, 0.5))
     return wild

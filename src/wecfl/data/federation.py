@@ -191,6 +191,9 @@ class Federation:
         files = sorted(Path(path).glob("*.npz"))
         if not files:
             raise DataError(f"{path}: no .npz files; expected a folder with one per client")
+        for file in files:
+            if not file.name.isprintable():  # also bytes that are no text
+                raise DataError(f"{path}: the name {file.name!r} can't be written in a table")
         clients = [read_npz(file) for file in files]
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):

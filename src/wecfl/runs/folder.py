@@ -78,10 +78,14 @@ PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 def check_free(path: Path) -> None:
     """Refuse a place where no new run folder can be made; nothing is written."""
     try:
+        os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         inside = next(existing.iterdir(), None)  # an error if it is no folder
-    except OSError as error:
-        raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
+        if "\0" in str(path):
+            raise ValueError("embedded null byte")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"can't write the run folder {path}: {why}") from None
     if existing == path and inside:
         raise RunFolderError(f"{path} is not empty (it holds {inside.name}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):

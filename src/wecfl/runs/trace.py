@@ -58,10 +58,11 @@ class Trace:
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
-    with one_thread():
+    with one_thread(), np.errstate(over="ignore"):  # of models about to diverge they are infinite
         pairs = squareform(distances(points), checks=False)
-        norms = np.linalg.norm(points, axis=1)
-    return {f"{of}.distances": pairs.astype(np.float32), f"{of}.norms": norms.astype(np.float32)}
+        norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
+        found = {f"{of}.distances": pairs, f"{of}.norms": norms}
+        return {name: values.astype(np.float32) for name, values in found.items()}
 
 
 def distances(points: Real) -> F64:
