@@ -61,7 +61,7 @@ def alter(tree: Any, rnd: Random) -> Any:
     """One to three keys or items of a tree lost, renamed, doubled or replaced."""
     tree = copy.deepcopy(tree)
     for _ in range(rnd.choice((1, 1, 1, 2, 3))):
-        places = [place for place in _places(tree) if place]
+        places = _places(tree)
         if not places:
             return rnd.choice(HOSTILE)
         inside, key = rnd.choice(places)
@@ -230,7 +230,7 @@ def lie(array: Any, rnd: Random) -> bytes:
     which = rnd.choice(sorted(lies))
     header[which] = rnd.choice(lies[which])
     text = repr(header).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + array.tobytes()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(array.tobytes())
 
 
 def _other(array: Any, rnd: Random) -> Any:

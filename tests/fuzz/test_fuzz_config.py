@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-import sys
 import time
+import tomllib
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -52,7 +52,7 @@ TOKENS = (
 )  # fmt: skip
 
 
-@tries(60)
+@tries(40)
 @given(name=st.sampled_from(sorted(Config.model_fields)), token=st.sampled_from(TOKENS))
 def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     if name in COSTLY and token == str(MOST):
@@ -64,7 +64,7 @@ def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     assert not worked or read_summary(out)["status"] == "finished"
 
 
-@tries(60)
+@tries(40)
 @given(name=st.sampled_from(sorted(Config.model_fields)), rnd=chances)
 def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     file, out = tmp_path / "a b.toml", tmp_path / "out"
@@ -77,9 +77,7 @@ def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "name", ["a b", "ä€💥", "'\"", "a\nb", "[red]", "$(x)", "-x", "a\\b", "x" * 255]
-)
+@pytest.mark.parametrize("name", ["-a 'b\"", "ä€💥[red]$(x)", "a\\b\nc", "x" * 255])
 def test_odd_names_work_from_end_to_end(wecfl: Wecfl, tmp_path: Path, name: str) -> None:
     """Of the run folder, the configuration and the folder of clients."""
     odd = tmp_path / name
@@ -96,11 +94,11 @@ def test_odd_names_work_from_end_to_end(wecfl: Wecfl, tmp_path: Path, name: str)
 
 def test_names_that_are_no_text_are_refused(wecfl: Wecfl, tmp_path: Path) -> None:
     """Bytes of a file name that are no UTF-8, as any file system but few formats can hold."""
-    good = {"x": np.eye(4)[np.arange(12) % 4], "y": np.arange(12) % 4}
+    labels = np.arange(12) % 4
     odd, folder = tmp_path / "\udcff", tmp_path / "clients"
     for place in (odd, folder):
         place.mkdir()
-        np.savez(place / "1.npz", **good)
+        np.savez(place / "1.npz", x=np.eye(4)[labels], y=labels)
     quick = ("--clusters", "1", "--rounds", "1", "--steps", "1", "--workers", "1")
     assert not judge(wecfl("run", *quick, "--dataset", odd, "--out", "out"))
     (folder / "\udcff.npz").write_bytes((folder / "1.npz").read_bytes())
@@ -127,7 +125,6 @@ def test_a_null_byte_in_any_path(wecfl: Wecfl, tmp_path: Path) -> None:
         ["check", "a\0b"],
         ["report", "a\0b"],
         ["report", "good", "--out", "a\0b.html"],
-        ["reproduce", "table1", "--show", "--results", "a\0b"],
         ["reproduce", "table1", "--dry-run", "--definitions", "a\0b"],
         ["data", "list", "--data-dir", "a\0b"],
     ):
@@ -208,15 +205,11 @@ def test_nothing_that_a_run_is_called_becomes_a_part_of_the_page(
         (hostile / name).write_text(json.dumps(value))
 
     write("summary.json", lambda s: s.update(method=EVIL, engine=EVIL, status=f"finished{EVIL}"))
-    write(
-        "env.json",
-        lambda e: e.update(command=EVIL, system=EVIL, packages=dict.fromkeys(e["packages"], EVIL)),
-    )
-    config = (hostile / "config.toml").read_text()
-    config = config.replace('"digits"', json.dumps(EVIL)).replace(
-        '"clusterwise-dirichlet"', json.dumps(EVIL)
-    )
-    (hostile / "config.toml").write_text(config)
+    write("env.json", lambda e: e.update(command=EVIL, system=EVIL))
+    write("env.json", lambda e: e["packages"].update(wecfl=EVIL))
+    config = tomllib.loads((hostile / "config.toml").read_text())
+    config.update(dataset=EVIL, partition=EVIL)
+    (hostile / "config.toml").write_text(tomli_w.dumps(config))
     for name in ("clients.csv", "classes.csv", "assignments.csv"):
         text = (hostile / name).read_text()
         head, *lines = text.splitlines()
@@ -232,14 +225,9 @@ def test_nothing_that_a_run_is_called_becomes_a_part_of_the_page(
         pages[folder] = Tags(Path("page.html").read_text(encoding="utf-8"))
     new = [tag for tag in pages[hostile].tags if tag not in pages["plain"].tags]
     assert new == []
-    assert {
-        name for _, names in pages[hostile].tags for name in names if name.startswith("on")
-    } == set()
-    assert len(pages[hostile].tags) - len(pages["plain"].tags) in range(
-        3
-    )  # it has a status to show
+    assert len(pages[hostile].tags) == len(pages["plain"].tags) + 3  # <div><dt><dd>: its status
 
 
-def test_the_installed_readers_refuse_a_file_without_an_end(wecfl: Wecfl) -> None:
-    assert "no configuration" in wecfl("run", "/dev/zero").err
-    assert sys.getsizeof(wecfl("run", "/dev/urandom").err) < 1000
+def test_a_configuration_without_an_end(wecfl: Wecfl) -> None:
+    for device in ("/dev/zero", "/dev/urandom"):
+        assert "no configuration" in wecfl("run", device).err

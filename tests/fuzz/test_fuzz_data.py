@@ -34,7 +34,9 @@ def npz(**arrays: Any) -> bytes:
 
 
 def idx(array: Any) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + bytes(
+        array.tobytes()
+    )
 
 
 def pixels(*shape: int) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
 import mutations
-from fuzzing import chances, contents, judge, tries
+from fuzzing import FACTOR, chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl import methods, run
 from wecfl.config import Config
@@ -47,10 +47,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fresh(runs: Path, place: Path, rnd: Random, names: tuple[str, ...]) -> Path:
+def fresh(
+    runs: Path,
+    place: Path,
+    rnd: Random,
+    names: tuple[str, ...],
+    which: tuple[str, ...] = ("config", "values"),
+) -> Path:
     """A copy of one of the runs with one file gone wrong."""
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(runs / rnd.choice(("config", "values")), place)
+    shutil.copytree(runs / rnd.choice(which), place)
     spoil(place / rnd.choice(names), rnd)
     return place
 
@@ -74,7 +80,7 @@ def test_compare(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     assert contents(folder) == before
 
 
-@tries(8)
+@tries(5)
 @given(rnd=chances)
 def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = ("config.toml", "summary.json", "metrics.jsonl", "clients.csv")
@@ -86,14 +92,15 @@ def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Ra
     assert contents(folder) == before
 
 
-@tries(16)
+@tries(6)
 @given(rnd=chances)
 def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = (
         "config.toml", "env.json", "summary.json", "metrics.jsonl", "assignments.csv",
         "classes.csv", "clients.csv", "trace/0001.safetensors", "trace/0002.safetensors",
     )  # fmt: skip
-    folder, page = fresh(runs, tmp_path / "run", rnd, names), tmp_path / "new.html"
+    which = ("config", "values") if FACTOR else ("values",)  # the other has more charts
+    folder, page = fresh(runs, tmp_path / "run", rnd, names, which), tmp_path / "new.html"
     before = contents(folder)
     page.unlink(missing_ok=True)
     worked = judge(wecfl("report", folder, "--out", page))
@@ -118,7 +125,7 @@ def test_state(runs: Path, tmp_path: Path, rnd: Random) -> None:
 def test_distances_as_large_as_float32_can_be_drawn(wecfl: Wecfl, tmp_path: Path) -> None:
     """The plane of five clients is a t-SNE: none of it may end in a warning."""
     run_config(SMALL.model_copy(update={"clients": 5}), out=tmp_path / "run")
-    for huge in (3e38, 1e-45, 0.0):
+    for huge in (3e38, 0.0):
         for file in (tmp_path / "run" / "trace").iterdir():
             arrays = {name: np.full_like(array, huge) for name, array in load_file(file).items()}
             save_file(arrays, file)
@@ -180,7 +187,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@tries(16)
+@tries(10)
 @given(rnd=chances)
 def test_results(wecfl: Wecfl, stored: Path, tmp_path: Path, rnd: Random) -> None:
     results = tmp_path / "results"
