@@ -111,11 +111,8 @@ class Config(BaseModel):
     @classmethod
     def _sayable(cls, value: object) -> object:
         """A file name may hold bytes that are no text; what a run writes down is."""
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise PydanticCustomError("text", "must be valid UTF-8") from None
+        if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+            raise PydanticCustomError("text", "input should be valid UTF-8")
         return value
 
     def completed(self) -> Config:

@@ -146,7 +146,7 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
     return labels
 
 
-def count_classes(y: Int) -> int:
+def count_classes(y: Int, where: str = "") -> int:
     """The largest label + 1, unless that can't be a number of classes.
 
     >>> count_classes(np.array([0, 2]))
@@ -158,7 +158,7 @@ def count_classes(y: Int) -> int:
     classes = int(y.max()) + 1
     if classes > max(1000, 10 * len(y)):
         raise DataError(
-            f"the largest of {len(y)} labels is {classes - 1}; number the classes 0, 1, 2, …"
+            f"{where}the largest of {len(y)} labels is {classes - 1}; number the classes 0, 1, 2, …"
         )
     return classes
 

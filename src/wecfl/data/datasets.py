@@ -244,7 +244,7 @@ def _from_npz(path: Path, test: float, seed: int) -> Dataset:
     if empty := [where for where, part in parts if not len(part)]:
         raise DataError(f"{empty[0]}: no samples")
     y = np.concatenate(labels)
-    classes = count_classes(y)
+    classes = count_classes(y, f"{path}: ")
     if len(parts) == 1:
         return _held_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
     return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)

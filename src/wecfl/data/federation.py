@@ -192,8 +192,8 @@ class Federation:
         if not files:
             raise DataError(f"{path}: no .npz files; expected a folder with one per client")
         for file in files:
-            if not file.name.isprintable():  # also bytes that are no text
-                raise DataError(f"{path}: the name {file.name!r} can't be written in a table")
+            if file.name.encode(errors="replace").decode() != file.name:
+                raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
         clients = [read_npz(file) for file in files]
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):
