@@ -52,7 +52,7 @@ TOKENS = (
 )  # fmt: skip
 
 
-@tries(40)
+@tries(20)
 @given(name=st.sampled_from(sorted(Config.model_fields)), token=st.sampled_from(TOKENS))
 def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     if name in COSTLY and token == str(MOST):
@@ -64,7 +64,7 @@ def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     assert not worked or read_summary(out)["status"] == "finished"
 
 
-@tries(40)
+@tries(20)
 @given(name=st.sampled_from(sorted(Config.model_fields)), rnd=chances)
 def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     file, out = tmp_path / "a b.toml", tmp_path / "out"
@@ -77,7 +77,7 @@ def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["-a 'b\"", "ä€💥[red]$(x)", "a\\b\nc", "x" * 255])
+@pytest.mark.parametrize("name", ["-a 'b\"ä€💥[red]$(x)\\n\n", "x" * 255])
 def test_odd_names_work_from_end_to_end(wecfl: Wecfl, tmp_path: Path, name: str) -> None:
     """Of the run folder, the configuration and the folder of clients."""
     odd = tmp_path / name

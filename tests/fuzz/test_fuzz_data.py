@@ -80,7 +80,7 @@ def refused_or_read(name: str | Path, folder: Path) -> None:
     assert contents(folder) == before
 
 
-@tries(150)
+@tries(100)
 @given(rnd=chances)
 def test_npz(tmp_path: Path, rnd: Random) -> None:
     tested = {"x_test": X[:9], "y_test": Y[:9]} if rnd.random() < 0.3 else {}
@@ -89,7 +89,7 @@ def test_npz(tmp_path: Path, rnd: Random) -> None:
     refused_or_read(file, tmp_path)
 
 
-@tries(15)
+@tries(10)
 @given(rnd=chances)
 def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     folder = tmp_path / "clients"
@@ -103,7 +103,7 @@ def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     assert contents(folder) == before
 
 
-@tries(80)
+@tries(60)
 @given(rnd=chances)
 def test_fashion(tmp_path: Path, rnd: Random) -> None:
     spoilt, packed = rnd.choice(sorted(FASHION)), rnd.random() < 0.5
@@ -118,7 +118,7 @@ def test_fashion(tmp_path: Path, rnd: Random) -> None:
     refused_or_read("fashion-mnist", tmp_path)
 
 
-@tries(80)
+@tries(60)
 @given(rnd=chances)
 def test_cifar(tmp_path: Path, rnd: Random) -> None:
     spoilt = rnd.choice(BATCHES)

@@ -61,7 +61,7 @@ def fresh(
     return place
 
 
-@tries(60)
+@tries(30)
 @given(rnd=chances)
 def test_check(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = ("config.toml", "summary.json", "metrics.jsonl", "models.safetensors")
@@ -71,7 +71,7 @@ def test_check(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     assert contents(folder) == before
 
 
-@tries(40)
+@tries(30)
 @given(rnd=chances)
 def test_compare(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     folder = fresh(runs, tmp_path / "run", rnd, ("config.toml", "summary.json"))
@@ -92,7 +92,7 @@ def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Ra
     assert contents(folder) == before
 
 
-@tries(6)
+@tries(4)
 @given(rnd=chances)
 def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = (
@@ -108,7 +108,7 @@ def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     assert contents(folder) == before
 
 
-@tries(60)
+@tries(30)
 @given(rnd=chances)
 def test_state(runs: Path, tmp_path: Path, rnd: Random) -> None:
     file = tmp_path / "state.safetensors"
@@ -202,7 +202,7 @@ def test_results(wecfl: Wecfl, stored: Path, tmp_path: Path, rnd: Random) -> Non
     assert before.items() <= contents(results).items()
 
 
-@tries(40)
+@tries(30)
 @given(rnd=chances)
 def test_definitions(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     folder = tmp_path / "definitions"
