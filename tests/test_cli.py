@@ -416,9 +416,7 @@ def test_the_second_folder_is_checked_before_the_first_run(wecfl: Wecfl) -> None
 def test_a_run_that_diverges_is_one_line_and_its_folder_can_be_compared(wecfl: Wecfl) -> None:
     code, _, err = wecfl("run", *small(model="mlp", lr="1e20"), "--out", "lost")
     assert code == 2
-    assert re.fullmatch(
-        r"wecfl: none of the \d+ models that came back .* round 1 .* lower lr\n", err
-    )
+    assert re.fullmatch(r"wecfl: none of the \d+ models that came .* round 1 .* lower lr\n", err)
     assert read_summary(Path("lost"))["status"] == "failed"
     code, out, _ = wecfl("compare", "lost")
     assert code == 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from wecfl.errors import ConfigError, unknown
 
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 
+MOST = 1_000_000
+"""Rounds, steps, clients, …: more is a slip of the finger, and would end in a full memory."""
+
+
 class Config(BaseModel):
     """Every choice of a run. The defaults are the digits experiment of `make run`.
 
@@ -32,7 +37,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
-    clusters: int = Field(10, ge=1, description="K, clusters (or members of a soft vote).")
+    clusters: int = Field(10, ge=1, le=MOST, description="K, clusters (or members of a soft vote).")
     mu: float = Field(0.95, ge=0, description="FedProx's pull towards the received model.")
     representation: str = Field(
         "head",
@@ -45,7 +50,10 @@ class Config(BaseModel):
         True, description="K-means also starts from the previous centers, so that F never rises."
     )
     loss_batches: int | None = Field(
-        None, ge=1, description="Mini-batches on which IFCA estimates a loss (default: all data)."
+        None,
+        ge=1,
+        le=MOST,
+        description="Mini-batches on which IFCA estimates a loss (default: all data).",
     )
 
     dataset: str = Field(
@@ -59,8 +67,10 @@ class Config(BaseModel):
     classes_per: tuple[int, ...] | None = Field(
         None, description="Classes per group and client of an n-class partition: 3 2."
     )
-    clients: int = Field(50, ge=1, description="m, the number of clients.")
-    groups: int = Field(10, ge=1, description="Generating groups of a cluster-wise partition.")
+    clients: int = Field(50, ge=1, le=MOST, description="m, the number of clients.")
+    groups: int = Field(
+        10, ge=1, le=MOST, description="Generating groups of a cluster-wise partition."
+    )
     holdout: float = Field(
         0.2, gt=0, lt=1, description="Test share of clients that bring no test data."
     )
@@ -69,9 +79,11 @@ class Config(BaseModel):
     )
 
     model: str = Field("auto", description="cnn-fashion, cnn-cifar, mlp, logistic or auto.")
-    rounds: int = Field(30, ge=1, description="T, communication rounds.")
-    steps: int = Field(10, ge=1, description="Q, mini-batches of local training in a round.")
-    batch: int = Field(32, ge=1, description="Samples in a mini-batch.")
+    rounds: int = Field(30, ge=1, le=MOST, description="T, communication rounds.")
+    steps: int = Field(
+        10, ge=1, le=MOST, description="Q, mini-batches of local training in a round."
+    )
+    batch: int = Field(32, ge=1, le=MOST, description="Samples in a mini-batch.")
     lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
         0.001, description="η, the learning rate; theory: Theorem 1's bound, anew in every round."
     )
@@ -123,12 +135,12 @@ class Config(BaseModel):
         None, gt=0, lt=1, description="δ, for which the privacy budget ε is told: 1e-5."
     )
 
-    seed: int = Field(0, ge=0, description="Everything random follows from it.")
+    seed: int = Field(0, ge=0, lt=2**128, description="Everything random follows from it.")
     engine: Literal["auto", "native", "torch"] = Field(
         "auto", description="What trains the clients; auto: native where it knows every layer."
     )
     workers: int | None = Field(
-        None, ge=1, description="Threads or processes (default: one per core)."
+        None, ge=1, le=MOST, description="Threads or processes (default: one per core)."
     )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` judges.")
@@ -136,6 +148,14 @@ class Config(BaseModel):
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
     )
     checkpoint_every: int = Field(1, ge=1, description="Rounds between two checkpoints.")
+
+    @field_validator("*")
+    @classmethod
+    def _sayable(cls, value: object) -> object:
+        """A file name may hold bytes that are no text; what a run writes down is."""
+        if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+            raise PydanticCustomError("text", "input should be valid UTF-8")
+        return value
 
     def completed(self) -> Config:
         """With the paper's parameters of the partition, where none were given.
@@ -196,6 +216,10 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
 """The paper's parameters of its four partitions, used where none are given."""
 
 
+LONGEST = 1_000_000
+"""Bytes of a configuration file."""
+
+
 def resolve(
     file: Path | None = None, preset: str | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
@@ -235,19 +259,29 @@ def resolve(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            text = stream.read(LONGEST + 1)
+        if len(text) > LONGEST:  # a device or another kind of file, perhaps without an end
+            raise ConfigError(f"{file}: more than {LONGEST} bytes are no configuration")
+        return tomllib.loads(text.decode())
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {file}") from None
+    except ConfigError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"can't read the configuration {file}: {reason}") from None
 
 
-def one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError, known: Container[str] | None = Config.model_fields) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
     # Of a union (lr) pydantic also names the member that failed.
-    key = ".".join(str(p) for p in first["loc"] if p in Config.model_fields or isinstance(p, int))
+    key = ".".join(
+        str(p) for p in first["loc"] if known is None or p in known or isinstance(p, int)
+    )
+    if first["type"] == "missing":
+        return f"it has no '{key}'"
     said = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
     got = repr(first["input"])
-    return f"{key}: {said}, got {got if len(got) <= 40 else got[:40] + '…'}"
+    return f"{key and key + ': '}{said}, got {got if len(got) <= 40 else got[:40] + '…'}"

@@ -43,7 +43,8 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, F64, Bool, Correction, Engine, Method, Plan, Rate, Reply, State
+from wecfl.base import F32, F64, Bool, Correction, Engine, Int, Method, Plan, Rate, Reply, State
+from wecfl.bilevel.clustering import continued
 from wecfl.bilevel.criteria import gaps
 from wecfl.conditions import Conditions
 from wecfl.errors import ConfigError
@@ -94,10 +95,12 @@ def expectation(state: State, setting: Setting) -> State:
         rng.stream(setting.seed, "clustering", state.round),
     )
     known = _known(state, setting)
-    if not known.all():
-        labels = np.where(known, labels, state.labels)
-        told = np.isin(np.arange(len(before)), labels[known])
-        centers = np.where(told[:, None], centers, before)
+    if method.representation.server_side and not known.all():
+        # Numbers follow those who keep theirs: on the common start no center tells clusters apart.
+        number = continued(labels[~known], state.labels[~known], method.k)
+        labels, centers = number[labels], centers[np.argsort(number)]
+    labels = np.where(known, labels, state.labels)
+    centers = np.where(_enough(labels[known], setting)[:, None], centers, before)
     return state.replace(labels=labels, centers=method.representation.place(state, centers, engine))
 
 
@@ -107,8 +110,7 @@ def maximization(state: State, setting: Setting) -> State:
     Over the clients that were heard; a cluster without enough of them keeps its center.
     """
     importance, sizes, heard = _importance(setting), setting.engine.sizes, state.heard
-    replies = np.bincount(state.labels[heard], minlength=len(state.centers))
-    heard &= (replies >= setting.conditions.least)[state.labels]
+    heard &= _enough(state.labels[heard], setting)[state.labels]
     if heard.all():
         return state.replace(centers=setting.method.aggregation(state, importance, sizes))
     seen = state.replace(models=state.models[heard], labels=state.labels[heard])
@@ -182,6 +184,12 @@ def _known(state: State, setting: Setting) -> Bool:
     if setting.method.representation.server_side:
         return state.heard
     return setting.conditions.present(len(state.labels), state.round, setting.seed)
+
+
+def _enough(labels: Int, setting: Setting) -> Bool:
+    """(K,), of which clusters there are enough members to show a center made of them."""
+    sizes = np.bincount(labels, minlength=setting.method.k)
+    return np.asarray(sizes >= setting.conditions.least)
 
 
 def _importance(setting: Setting) -> F64:

@@ -352,7 +352,7 @@ X, Y = np.zeros((4, 2)), np.zeros(4, int)
         ({"x": X + np.nan, "y": Y}, "NaN or Inf"),
         ({"x": np.float64(3), "y": Y[:1]}, "expected"),
         ({"x": X, "y": Y - 1}, "label -1"),
-        ({"x": np.array([{}] * 4), "y": Y}, "Object arrays cannot be loaded"),
+        ({"x": np.array([{}] * 4), "y": Y}, "never unpickled"),
     ],
 )
 def test_broken_npz(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
@@ -379,7 +379,7 @@ def test_npz_with_an_absurd_header(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("x.npy", header.getvalue())
         file.writestr("y.npy", header.getvalue())
-    assert "cut short, corrupt" in refused(tmp_path / "a.npz")
+    assert "the header promises" in refused(tmp_path / "a.npz")
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

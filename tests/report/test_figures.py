@@ -34,9 +34,11 @@ def folder(
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "config.toml").write_text(tomli_w.dumps({"rounds": len(curve)} | config))
-    lines = [json.dumps({"round": t, "accuracy": a}) for t, a in enumerate(curve, start=1)]
+    scores = {"accuracy": [0.5] * 4, "macro_f1": [0.5] * 4}
+    record = {"macro_f1": 0.5, "ari": 1.0, "clusters": 2, "sizes": [2, 2], "clients": scores}
+    lines = [json.dumps({"round": t, "accuracy": a} | record) for t, a in enumerate(curve, start=1)]
     (path / "metrics.jsonl").write_text("\n".join(lines))
-    pd.DataFrame({"client": range(4), "group": groups, "cluster": labels}).to_csv(
+    pd.DataFrame({"client": range(4), "samples": 9, "group": groups, "cluster": labels}).to_csv(
         path / "clients.csv", index=False
     )
     return path

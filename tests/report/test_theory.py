@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
@@ -143,8 +143,8 @@ def test_bad_folders_are_said(convex: Path, tmp_path: Path) -> None:
     (folder / "config.toml").write_text("steps = 'many'", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config.toml: steps: input should be a valid integer"):
         check_run(folder)
+    copy(convex / "metrics.jsonl", folder)
     (folder / "config.toml").write_text("", encoding="utf-8")
-    (folder / "metrics.jsonl").write_text("{}", encoding="utf-8")
     (folder / "models.safetensors").write_bytes(b"")
     with pytest.raises(RunFolderError, match=r"can't read .*models.safetensors"):
         check_run(folder)

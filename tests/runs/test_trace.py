@@ -91,5 +91,5 @@ def test_classes_and_assignments_are_read_back(fed: Federation, tmp_path: Path) 
 def test_a_broken_trace_is_said(fed: Federation, tmp_path: Path) -> None:
     wecfl.run(fed, methods.wecfl(2), out=tmp_path / "run", **QUICK)
     (tmp_path / "run" / "trace" / "0002.safetensors").write_bytes(b"x" * 20)
-    with pytest.raises(RunFolderError, match=r"can't read the trace .*0002\.safetensors"):
+    with pytest.raises(RunFolderError, match=r"can't read .*0002\.safetensors"):
         read_trace(tmp_path / "run", 2)

@@ -182,7 +182,8 @@ def downloads() -> Iterator[FetchProgress]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     )  # fmt: skip
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    screen = Console(stderr=True)
+    progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     tasks: dict[str, TaskID] = {}
 
     def show(name: str, done: int, total: int | None) -> None:
@@ -201,4 +202,5 @@ def downloads() -> Iterator[FetchProgress]:
 def track_rounds(rounds: Sequence[int], title: str) -> Iterable[int]:
     """A bar while the rounds of a run are placed in the plane."""
     show = Console(stderr=True)
-    return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True)
+    hidden = not show.is_terminal  # it would leave an empty line
+    return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True, disable=hidden)

@@ -6,12 +6,16 @@ Labels are whole numbers from 0. What can't be used is said in one line with whe
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from lzma import LZMAError
+from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,8 +56,9 @@ def reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
-    except (OSError, EOFError, ValueError, MemoryError, OverflowError, RuntimeError,
-            zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:  # fmt: skip
+    except (OSError, EOFError, ValueError, KeyError, SyntaxError, MemoryError, OverflowError,
+            RuntimeError, zlib.error, LZMAError, TokenError, tarfile.TarError,
+            zipfile.BadZipFile) as error:  # fmt: skip
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
 
@@ -141,7 +146,7 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
     return labels
 
 
-def count_classes(y: Int) -> int:
+def count_classes(y: Int, where: str = "") -> int:
     """The largest label + 1, unless that can't be a number of classes.
 
     >>> count_classes(np.array([0, 2]))
@@ -153,7 +158,7 @@ def count_classes(y: Int) -> int:
     classes = int(y.max()) + 1
     if classes > max(1000, 10 * len(y)):
         raise DataError(
-            f"the largest of {len(y)} labels is {classes - 1}; number the classes 0, 1, 2, …"
+            f"{where}the largest of {len(y)} labels is {classes - 1}; number the classes 0, 1, 2, …"
         )
     return classes
 
@@ -197,4 +202,32 @@ def read_npz(path: Path) -> dict[str, Array]:
                     f"{path}: holds {', '.join(archive) or 'nothing'}, lacks {', '.join(missing)}; "
                     "name the arrays x and y (and x_test and y_test)"
                 )
+            for key in held:
+                member = key if key in archive.zip.namelist() else f"{key}.npy"
+                _check_size(f"{path} ({key})", archive.zip, member)
             return {key: np.asarray(archive[key]) for key in held}
+
+
+def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
+    """Refuse an array that is not as large as its header promises, or too large for this machine.
+
+    A few kilobytes can promise, and unpack to, any number of gigabytes.
+    """
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
+        shape, _, dtype = getattr(np.lib.format, header)(file)
+        if dtype.hasobject:
+            raise DataError(f"{where}: Python objects, expected numbers; they are never unpickled")
+        promised, held = prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
+        if promised != held - file.tell():
+            raise DataError(
+                f"{where}: the header promises {promised} bytes, got {held - file.tell()}; "
+                "write it again with numpy.savez"
+            )
+    needed, memory = prod(shape) * 4, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if max(needed, promised) > memory:
+        raise DataError(
+            f"{where}: {max(needed, promised)} bytes for an array of shape {shape}, this machine "
+            f"has {memory}; use fewer samples"
+        )

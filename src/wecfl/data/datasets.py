@@ -244,7 +244,7 @@ def _from_npz(path: Path, test: float, seed: int) -> Dataset:
     if empty := [where for where, part in parts if not len(part)]:
         raise DataError(f"{empty[0]}: no samples")
     y = np.concatenate(labels)
-    classes = count_classes(y)
+    classes = count_classes(y, f"{path}: ")
     if len(parts) == 1:
         return _held_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
     return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
@@ -369,7 +369,7 @@ def _batches(path: Path, record: int, most: int) -> Iterator[tuple[str, Array]]:
         return
     with (
         reading(path),
-        gzip.open(path, "rb") as stream,
+        _Bounded(path, most * record * (len(_BATCHES) + 1)) as stream,
         tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
     ):
         for member in tar:
@@ -378,6 +378,25 @@ def _batches(path: Path, record: int, most: int) -> Iterator[tuple[str, Array]]:
                 body = cast(BinaryIO, tar.extractfile(member))
                 yield name, _records(f"{path} ({name})", body, member.size, record, most)
         stream.read(1 << 20)  # gzip compares its checksum at the very end, beyond the tar's
+
+
+class _Bounded(gzip.GzipFile):
+    """Decompresses no more than `most` bytes, whatever a header inside asks for."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(path, "rb")
+        self._most = most
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self._most - self.tell()
+        if size is None or size < 0 or size > left:
+            raise DataError(f"{self.name}: more than {self._most} bytes inside; get it again")
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == 0 and offset > self._most:
+            raise DataError(f"{self.name}: more than {self._most} bytes inside; get it again")
+        return super().seek(offset, whence)
 
 
 def _records(where: str, file: BinaryIO, size: int, record: int, most: int) -> Array:

@@ -207,6 +207,9 @@ class Federation:
         files = sorted(Path(path).glob("*.npz"))
         if not files:
             raise DataError(f"{path}: no .npz files; expected a folder with one per client")
+        for file in files:
+            if file.name.encode(errors="replace").decode() != file.name:
+                raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
         clients = [read_npz(file) for file in files]
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):

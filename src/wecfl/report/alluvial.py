@@ -116,10 +116,13 @@ def _order(labels: Int, groups: Int | None) -> list[int]:
     if groups is None:
         return list(found)
     held = {k: groups[labels[-1] == k] for k in found}
-    main = {
-        k: int(np.bincount(own).argmax()) if len(own) else len(groups) for k, own in held.items()
-    }
+    main = {k: _commonest(own) if len(own) else len(groups) for k, own in held.items()}
     return sorted(found, key=lambda k: (main[k], k))
+
+
+def _commonest(groups: Int) -> int:
+    found, counts = np.unique(groups, return_counts=True)
+    return int(found[counts.argmax()])
 
 
 def _clients(count: int) -> str:

@@ -52,6 +52,7 @@ def save(chart: AnyChart, path: Path | str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         chart.save(path, kind, scale_factor=2 if kind == "png" else 1, inline=kind == "html")
-    except OSError as error:
-        raise ConfigError(f"can't write the figure {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't write the figure {path}: {why}") from None
     return path

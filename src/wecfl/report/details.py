@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from wecfl.base import Int
+from wecfl.base import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Series, Spec, lines, plane
@@ -27,7 +27,7 @@ from wecfl.runs.folder import (
     read_metrics,
     read_summary,
 )
-from wecfl.runs.record import DIAGNOSTIC_KEYS, KEYS, Record
+from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
 from wecfl.runs.trace import cosines, read_trace, traced_rounds
 
 __all__ = ["Chart", "Details", "Track", "details"]
@@ -39,7 +39,7 @@ MAPPED = 200
 """Clients in a heat map."""
 PLACES = 50_000
 """Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
-ABOUT = KEYS | DIAGNOSTIC_KEYS
+ABOUT = KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
 MAIN = ("F", "R", "B")
 SCORES = ("accuracy", "macro_f1")
 ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients"}
@@ -134,6 +134,8 @@ class Run:
     clients: pd.DataFrame
     labels: Int
     """(rounds, m)"""
+    held: Int | None
+    """(classes, m), training samples; None in older folders."""
     traced: list[int]
 
     @classmethod
@@ -141,14 +143,46 @@ class Run:
         summary, records, labels = (
             read_summary(folder), read_metrics(folder), read_assignments(folder)
         )  # fmt: skip
-        if len(records) != len(labels):
-            raise RunFolderError(
-                f"{folder} holds {len(records)} rounds in metrics.jsonl and {len(labels)} in "
-                "assignments.csv: its files do not belong together"
-            )
-        traced = [t for t in traced_rounds(folder) if t <= len(records)]
         clients, config = read_clients(folder), summary.pop("config")
-        return cls(folder, summary, config, records, clients, labels, traced)
+        held = read_classes(folder)
+        counted = [
+            ("rounds", "metrics.jsonl", len(records), "assignments.csv", len(labels)),
+            ("rounds", "metrics.jsonl", len(records), "summary.json", summary["rounds"]),
+            ("clients", "clients.csv", len(clients), "assignments.csv", labels.shape[1]),
+            *(
+                ("clients", "clients.csv", len(clients), "metrics.jsonl", len(scores))
+                for record in records
+                for scores in record["clients"].values()
+                if scores is not None
+            ),
+        ]
+        if held is not None:
+            counted.append(("clients", "clients.csv", len(clients), "classes.csv", held.shape[1]))
+        for what, file, count, other, found in counted:
+            if count != found:
+                raise RunFolderError(
+                    f"{folder} holds {count} {what} in {file} and {found} in {other}: its files do "
+                    "not belong together"
+                )
+        sizes = np.array([len(record["sizes"]) for record in records])
+        if (labels >= sizes[:, None]).any() or (labels[-1:] != clients["cluster"].to_numpy()).any():
+            raise RunFolderError(
+                f"{folder} holds clusters in assignments.csv that are not those of metrics.jsonl "
+                "and clients.csv: its files do not belong together"
+            )
+        traced = [t for t in traced_rounds(folder) if 1 <= t <= len(records)]
+        return cls(folder, summary, config, records, clients, labels, held, traced)
+
+    def trace(self, round: int, of: Literal["clients", "centers"] = "clients") -> tuple[F64, F64]:
+        """The distances and norms of a round, of these clients or of their centers."""
+        between, norms = read_trace(self.folder, round, of)
+        least = len(self.clients) if of == "clients" else self.labels[round - 1].max() + 1
+        if len(norms) < least or (of == "clients" and len(norms) > least):
+            raise RunFolderError(
+                f"the trace of round {round} in {self.folder} is of {len(norms)} {of}, expected "
+                f"{least}: it does not belong to this run"
+            )
+        return between, norms
 
     @property
     def groups(self) -> Int | None:
@@ -247,7 +281,7 @@ def _motion(
         early = frames // 2
         late = np.linspace(len(kept) - 1, early, frames - early).round().astype(int)
         kept = [*kept[:early], *(kept[i] for i in np.unique(late))]
-    distances = (read_trace(run.folder, t)[0] for t in track(kept))
+    distances = (run.trace(t)[0] for t in track(kept))
     at = np.array(kept) - 1
     spec = plane(
         planes(distances, run.summary["seed"]),
@@ -271,7 +305,7 @@ def _note(run: Run, t: int) -> str:
 
 
 def _cards(run: Run) -> list[Card]:
-    held, groups = read_classes(run.folder), run.groups
+    held, groups = run.held, run.groups
     cards = []
     for label in np.unique(run.clients["cluster"]):
         inside = np.flatnonzero(run.clients["cluster"] == label)
@@ -371,7 +405,7 @@ def _heat(  # noqa: PLR0917
     clusters: Int,
     names: list[str],
 ) -> Heat:
-    matrix = cosines(*read_trace(run.folder, run.traced[-1], of))[np.ix_(order, order)]
+    matrix = cosines(*run.trace(run.traced[-1], of))[np.ix_(order, order)]
     matrix = np.clip(np.nan_to_num(matrix), -1, 1)
     low, high = float(matrix.min()), float(matrix.max())
     levels = np.round((matrix - low) / max(high - low, 1e-12) * 255).astype(np.uint8)

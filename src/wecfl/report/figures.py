@@ -34,10 +34,12 @@ def overview(folders: Sequence[Path]) -> AnyChart:
     """
     runs = named_runs(folders)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
-    best = runs.sort_values(["clusters", "accuracy"]).dropna(subset="clusters").iloc[-1]
-    members = read_clients(best["folder"])
-    if members["group"].notna().all() and members["cluster"].nunique() > 1:
-        panels.append(_groups(members, best["name"]))
+    for _, best in (
+        runs.dropna(subset="clusters").sort_values(["clusters", "accuracy"])[-1:].iterrows()
+    ):
+        members = read_clients(best["folder"])
+        if members["group"].notna().all() and members["cluster"].nunique() > 1:
+            panels.append(_groups(members, best["name"]))
     return styled(alt.hconcat(*panels, spacing=30).resolve_scale(color="independent"))
 
 

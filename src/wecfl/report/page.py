@@ -39,6 +39,8 @@ def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -
     charts, numbers = _convergence(runs)
     firsts = runs.drop_duplicates("name")
     shown = firsts[firsts["rounds"] > 0].head(DETAILED)
+    if shown.empty:
+        raise RunFolderError("nothing to show: by their summary.json no run has a complete round")
     frames = max(FRAMES // len(shown), FEWEST)
     heads, rows = cells(results(folders))
     environment = Environment(
@@ -66,9 +68,11 @@ def write(html: str, path: Path) -> Path:
     """Write the page."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"can't write the report {path}: {error.strerror or error}") from None
+        # A file name may hold bytes that are no UTF-8: \udcff instead of no page.
+        path.write_text(html, encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't write the report {path}: {why}") from None
     return path
 
 

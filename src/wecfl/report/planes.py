@@ -41,8 +41,10 @@ def planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
         else:
             start = placed[-1].astype(np.float32)
             tsne = TSNE(init=start, max_iter=250, early_exaggeration=1, **usual)
+        # Only ratios count, and squares of distances must stay within float32.
+        ratios = distances / max(distances.max(), np.finfo(np.float64).tiny)
         with one_thread():  # also the faster way: a step is shorter than waking up threads
-            plane = np.asarray(tsne.fit_transform(distances), np.float64)
+            plane = np.asarray(tsne.fit_transform(ratios), np.float64)
         placed.append(plane - plane.mean(axis=0))
     return placed
 

@@ -34,8 +34,10 @@ def experiments(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
     choices = [c for c in frame.columns if c.startswith("config.")]
     frame[choices] = frame[choices].map(str)
     differing = [c for c in choices if _differs(frame, c)]
-    frame = frame.rename(columns={c: c.removeprefix("config.") for c in differing})
-    key = ["method", "k", "planned", *(c.removeprefix("config.") for c in differing)]
+    plain = {c: c.removeprefix("config.") for c in differing}
+    names = {c: name for c, name in plain.items() if name not in {*frame.columns, *COLUMNS}}
+    frame = frame.rename(columns=names)
+    key = ["method", "k", "planned", *(names.get(c, c) for c in differing)]
     return frame.drop_duplicates([*key, "seed"], keep="last"), key
 
 

@@ -187,7 +187,7 @@ def check_run(folder: Path, epsilon: float | None = None) -> Check:
         if (promised := _promise(run, epsilon)) is not None:
             notes.append(promised)
         return Check(folder, title, list(_statements(run)), notes)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
         raise RunFolderError(problem) from None
 

@@ -16,13 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from wecfl.config import INCIDENTAL, Config, resolve
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wecfl.config import INCIDENTAL, Config, one_line, resolve
 from wecfl.errors import ConfigError, unknown
 from wecfl.runs.experiment import method_of
 
@@ -31,8 +34,11 @@ __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions"
 SHIPPED = Path(__file__).parents[1] / "experiments"
 """The definitions that come with the package."""
 
-LISTS = ("alpha", "classes_per", "tune")
+LISTS = ("alpha", "classes_per")
 """Keys that are lists themselves, so that a list of them is one value."""
+
+MOST = 1000
+"""Cells of a set, and seeds of a cell."""
 
 VALIDATION = 0.2
 """The share of the training data on which a learning rate is chosen."""
@@ -207,29 +213,55 @@ def select(cells: Sequence[Cell], wanted: Sequence[str]) -> list[Cell]:
     return chosen
 
 
+class _Written(BaseModel):
+    """A definition as its file says it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    title: str
+    paper: str | None = None
+    figure: str | None = None
+    base: dict[str, Any] = {}
+    sets: list[dict[str, Any]]
+
+
+class _Set(BaseModel):
+    """What a set says besides the choices of its cells."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    priority: int
+    seeds: Annotated[int, Field(ge=0, le=MOST)]
+    preset: str | None = None
+    label: str = ""
+    tune: list[Annotated[float, Field(ge=0)]] = []
+    trace: bool = False
+
+
 def _definition(file: Path) -> Definition:
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
-        base: Mapping[str, Any] = said.get("base", {})
-        sets = [{**base, **each} for each in said["sets"]]
-        entries = tuple((each.pop("priority"), each.pop("seeds"), _cells(each)) for each in sets)
-        return Definition(file.stem, said["title"], said.get("paper"), said.get("figure"), entries)
-    except KeyError as error:
-        raise ConfigError(f"{file}: it has no {error}") from None
-    except (ConfigError, OSError, ValueError, TypeError, AttributeError) as error:
+        said = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        sets = [_Set.model_validate({**said.base, **each}) for each in said.sets]
+        entries = tuple((each.priority, each.seeds, _cells(each)) for each in sets)
+    except ValidationError as error:
+        raise ConfigError(f"can't read the definition {file}: {one_line(error, None)}") from None
+    except (ConfigError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read the definition {file}: {error}") from None
+    return Definition(file.stem, said.title, said.paper, said.figure, entries)
 
 
-def _cells(choices: dict[str, Any]) -> tuple[Cell, ...]:
-    preset, label = choices.pop("preset", None), choices.pop("label", "")
-    tune, trace = tuple(choices.pop("tune", ())), choices.pop("trace", False)
+def _cells(said: _Set) -> tuple[Cell, ...]:
+    choices = said.model_extra or {}
     lists = [
         value if isinstance(value, list) and key not in LISTS else [value]
         for key, value in choices.items()
     ]
+    if prod(map(len, lists)) > MOST:
+        raise ConfigError(f"a set has {prod(map(len, lists))} cells, at most {MOST} are run")
     return tuple(
         Cell(
-            resolve(preset=preset, flags=dict(zip(choices, each, strict=True))), label, tune, trace
+            resolve(preset=said.preset, flags=dict(zip(choices, each, strict=True))),
+            said.label, tuple(said.tune), said.trace,
         )
         for each in product(*lists)
-    )
+    )  # fmt: skip

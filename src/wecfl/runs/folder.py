@@ -24,7 +24,6 @@ import os
 import platform
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,13 +31,12 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from types import UnionType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
 import tomli_w
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from wecfl.base import Int, State
 from wecfl.config import Config
@@ -50,6 +48,18 @@ from wecfl.runs.checkpoint import FORMAT, Checkpoint, Manifest, check_format
 from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors, sync
 from wecfl.runs.lock import LOCK, Lock
 from wecfl.runs.record import Record
+from wecfl.runs.schema import (
+    Client,
+    Environment,
+    Round,
+    RunConfig,
+    Summary,
+    read_json,
+    read_json_lines,
+    read_table,
+    read_toml,
+    reading,
+)
 
 if TYPE_CHECKING:
     from wecfl.runs.experiment import Result
@@ -73,21 +83,6 @@ __all__ = [
 PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 
 
-SUMMARY: dict[str, type | UnionType] = {
-    "method": str,
-    "k": int,
-    "rounds": int,
-    "accuracy": float | int | None,
-    "macro_f1": float | int | None,
-    "ari": float | int | None,
-    "clusters": int | None,
-    "seconds": float | int,
-    "seed": int,
-    "status": str,
-}
-"""What a reader of `summary.json` may rely on."""
-
-
 GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
@@ -102,10 +97,14 @@ round goes on, which keeps the arrays of both in memory."""
 def check_free(path: Path) -> None:
     """Refuse a place where no new run folder can be made; nothing is written."""
     try:
+        os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
         names = sorted(file.name for file in existing.iterdir())  # an error if it is no folder
-    except OSError as error:
-        raise RunFolderError(f"can't write the run folder {path}: {error.strerror}") from None
+        if "\0" in str(path):
+            raise ValueError("embedded null byte")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"can't write the run folder {path}: {why}") from None
     inside = names if existing == path else []
     if {"config.toml", "env.json"} <= set(inside):
         raise RunFolderError(
@@ -340,90 +339,80 @@ def read_states(path: Path) -> tuple[State, ...]:
 def read_summary(path: Path) -> dict[str, Any]:
     """`summary.json` and `config.toml` of a run folder, together."""
     config = read_config(path)
-    try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (path / "summary.json").exists():
         raise RunFolderError(
             f"{path} was not ended in order, it has no summary.json; go on with it: {go_on(path)}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read the run folder {path}: {error}") from None
-    if isinstance(summary, dict):
-        check_format(summary.get("format", 0), path / "summary.json")
-    for key, kind in SUMMARY.items():
-        if not isinstance(summary, dict) or not isinstance(summary.get(key), kind):
-            raise RunFolderError(f"{path / 'summary.json'} has no usable '{key}': run it again")
-    return {"config": config, **summary}
+        )
+    summary = read_json(path / "summary.json", Summary)
+    check_format(summary.get("format", 0), path / "summary.json")
+    return {**summary, "config": config}
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """`config.toml` of a run folder."""
     if not path.is_dir():
         raise RunFolderError(f"no run folder {path}")
-    try:
-        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is no run folder: it has no config.toml") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'config.toml'}: {error}") from None
+    if not (path / "config.toml").exists():
+        raise RunFolderError(f"{path} is no run folder: it has no config.toml")
+    return read_toml(path / "config.toml", RunConfig)
 
 
 def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
-    """The records of a run folder, or of its first `rounds` rounds."""
-    try:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines[:rounds]]
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'metrics.jsonl'}: {error}") from None
+    """The records of a run folder, of rounds 1, 2, 3, …, or of its first `rounds` rounds."""
+    file = path / "metrics.jsonl"
+    records = read_json_lines(file, Round, rounds)
+    for t, record in enumerate(records, 1):
+        if record["round"] != t or len(record["clients"]["accuracy"]) != _m(records):
+            raise RunFolderError(f"can't read {file}: line {t} is not about round {t} of its run")
+    return records
+
+
+def _m(records: Sequence[Record]) -> int:
+    return len(records[0]["clients"]["accuracy"])
 
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
-    return _table(path / "clients.csv")
+    file = path / "clients.csv"
+    head, *rows = read_table(file)
+    with reading(file):
+        if not rows or len(set(head)) < len(head):
+            raise ValueError("it names no client, or a column twice")
+        lines = [Client.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
 def read_classes(path: Path) -> Int | None:
     """(classes, m), the training samples of each class at each client; None in older folders."""
     file = path / "classes.csv"
-    return _table(file).iloc[:, 1:].to_numpy(np.int64).T if file.exists() else None
+    return _whole_numbers(file).T if file.exists() else None
 
 
 def read_assignments(path: Path) -> Int:
     """(rounds, m), the cluster of each client after each round."""
-    file = path / "assignments.csv"
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            head, *rows = csv.reader(lines)
-        return np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    return _whole_numbers(path / "assignments.csv")
+
+
+def _whole_numbers(file: Path) -> Int:
+    """A table without its head and its first column, which say what they belong to."""
+    head, *rows = read_table(file)
+    with reading(file):
+        numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
+        if (numbers < 0).any():
+            raise ValueError(f"{numbers.min()} is no count and no cluster")
+    return numbers
 
 
 def read_environment(path: Path) -> dict[str, Any]:
     """`env.json` of a run folder: versions, machine, engine, command."""
-    try:
-        return dict(json.loads((path / "env.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {path / 'env.json'}: {error}") from None
-
-
-def _table(file: Path) -> pd.DataFrame:
-    """A CSV file whose column `client` holds names: 007 and NA are names as any other."""
-    empty = {column: [""] for column in ("group", "accuracy", "macro_f1")}
-    try:
-        return pd.read_csv(file, dtype={"client": str}, keep_default_na=False, na_values=empty)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    return read_json(path / "env.json", Environment)
 
 
 def tensor_names(path: Path) -> list[str]:
     """The tensors of the models of a run folder, without the cluster they belong to."""
     file = path / "models.safetensors"
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            names = list(tensors.keys())
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(f"can't read {file}: {error}") from None
+    with reading(file), safe_open(file, framework="numpy") as tensors:
+        names = list(tensors.keys())
     return sorted({name.partition("cluster.")[2].partition(".")[2] for name in names})
 
 

@@ -29,14 +29,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import DivergedError, EngineError, RunFolderError
+from wecfl.errors import DivergedError, EngineError
 from wecfl.models import make
 from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import method_of, run_config
@@ -44,17 +43,12 @@ from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound
 from wecfl.runs.pictures import Pictures
 from wecfl.runs.record import Record, Recorder, last_rounds
+from wecfl.runs.schema import Outcome, read_json, read_tensors
 
 __all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
-"""A finished run, as in its JSON file."""
-
-KEYS = {
-    "config", "config_hash", "seed", "member", "votes", "engine", "seconds", "accuracy", "macro_f1",
-    "ari", "curve", "made_by",
-}  # fmt: skip
-"""What a reader of a result may rely on; besides `error` if training diverged, `trace` if asked."""
+"""A finished run, as in its JSON file (`wecfl.runs.schema.Outcome`)."""
 
 LAST = 3
 """Rounds over which the paper's tables average, and whose models a soft vote needs."""
@@ -116,10 +110,7 @@ class Store:
 
     def read_models(self, run: Run) -> F32:
         """The models of the last rounds (rounds, P)."""
-        try:
-            models: F32 = load_file(self.models(run))["models"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise RunFolderError(f"can't read {self.models(run)}: {error}; remove it") from None
+        models: F32 = read_tensors(self.models(run), models=2)["models"]
         return models
 
     @contextmanager
@@ -372,13 +363,4 @@ def _commit() -> str | None:
 
 
 def _read(file: Path) -> Stored | None:
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        missing = KEYS - stored.keys()
-        if missing:
-            raise ValueError(f"it has no '{min(missing)}'")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError) as error:
-        raise RunFolderError(f"can't read the result {file}: {error}; remove it") from None
-    return dict(stored)
+    return read_json(file, Outcome, "remove it") if file.exists() else None

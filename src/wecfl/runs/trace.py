@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from scipy.spatial.distance import squareform
 
 from wecfl.base import F32, F64, Engine, Method, Real, State
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.threads import one_thread
-from wecfl.errors import RunFolderError
+from wecfl.runs.schema import read_tensors, reading
 
 __all__ = ["MOST", "Trace", "cosines", "read_trace", "traced_rounds"]
 
@@ -59,10 +58,11 @@ class Trace:
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
-    with one_thread():
+    with one_thread(), np.errstate(over="ignore"):  # of models about to diverge they are infinite
         pairs = squareform(distances(points), checks=False)
-        norms = np.linalg.norm(points, axis=1)
-    return {f"{of}.distances": pairs.astype(np.float32), f"{of}.norms": norms.astype(np.float32)}
+        norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
+        found = {f"{of}.distances": pairs, f"{of}.norms": norms}
+        return {name: values.astype(np.float32) for name, values in found.items()}
 
 
 def distances(points: Real) -> F64:
@@ -91,14 +91,14 @@ def read_trace(
 ) -> tuple[F64, F64]:
     """The distances (m, m) and norms (m,) of one round."""
     file = folder / "trace" / f"{round:04}.safetensors"
-    try:
-        arrays = load_file(file)
-        pairs, norms = (
-            arrays[f"{of}.{what}"].astype(np.float64) for what in ("distances", "norms")
-        )
-        return squareform(pairs), norms
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise RunFolderError(f"can't read the trace {file}: {error}") from None
+    names = (f"{of}.distances", f"{of}.norms")
+    arrays = read_tensors(file, **dict.fromkeys(names, 1))
+    with reading(file):
+        pairs, norms = (arrays[name].astype(np.float64) for name in names)
+        between = squareform(pairs)
+        if len(between) != len(norms) or (pairs < 0).any():
+            raise ValueError(f"its {' and '.join(names)} do not belong together")
+    return between, norms
 
 
 def cosines(distances: F64, norms: F64) -> F64:

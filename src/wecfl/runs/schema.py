@@ -1,0 +1,352 @@
+"""What a reader of run folders and stored results may rely on, checked once: where it is read.
+
+More keys than these may be there. A file that does not keep what is promised here is refused in one
+line, so that nothing after the reader has to expect a text in the place of a number.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from wecfl.config import one_line
+from wecfl.errors import RunFolderError
+
+__all__ = [
+    "Client",
+    "Environment",
+    "Outcome",
+    "Round",
+    "RunConfig",
+    "Summary",
+    "read_json",
+    "read_json_lines",
+    "read_table",
+    "read_tensors",
+    "read_toml",
+    "reading",
+]
+
+ROUNDING = 1e-9
+Score = Annotated[float, Field(ge=-ROUNDING, le=1 + ROUNDING)]
+"""A mean of fractions, however it was rounded."""
+Agreement = Annotated[float, Field(ge=-1 - ROUNDING, le=1 + ROUNDING)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[Number, Field(ge=0)]
+Measured = float | bool | str | None
+"""What a round may have been measured by; not finite where training diverged."""
+Empty = BeforeValidator(lambda text: None if text == "" else text)
+"""An empty cell of a table."""
+
+
+class _Promise(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+Promise = TypeVar("Promise", bound=_Promise)
+
+
+def _equally_long(promise: Promise, *lists: Sequence[object]) -> Promise:
+    if len({len(each) for each in lists}) > 1:
+        raise ValueError(f"lists of {', '.join(str(len(each)) for each in lists)} belong together")
+    return promise
+
+
+# The run folder
+
+
+class _Components(_Promise):
+    distance: str
+    clustering: str
+    importance: str
+    objective: str
+    aggregation: str
+    shared: str
+    order: str
+    members: str
+
+
+class _Plan(_Promise):
+    steps: Count
+    momentum: Number
+    weight_decay: Number
+
+
+class RunConfig(_Promise):
+    """`config.toml`, of a configuration or of Python values."""
+
+    method: str = ""
+    dataset: str = ""
+    partition: str = ""
+    model: str = ""
+    alpha: list[Number] = []
+    classes_per: list[Count] = []
+    rounds: Count = 1
+    components: _Components | None = None
+    plan: _Plan | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> RunConfig:
+        if (self.components is None) != (self.plan is None):
+            raise ValueError("components and plan belong together")
+        return self
+
+
+class Summary(_Promise):
+    """`summary.json`."""
+
+    method: str
+    k: Count
+    rounds: Count
+    accuracy: Score | None
+    macro_f1: Score | None
+    ari: Agreement | None
+    clusters: Count | None
+    seconds: Seconds
+    seed: Annotated[int, Field(ge=0)]
+    status: str
+    engine: str = ""
+    settled: Count | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Summary:
+        if self.rounds and None in (self.accuracy, self.macro_f1, self.clusters):
+            raise ValueError(f"scores are missing after {self.rounds} rounds")
+        return self
+
+
+class _Scores(_Promise):
+    """Of each client; besides, what `diagnostics` measure."""
+
+    __pydantic_extra__: dict[str, list[float | None] | None]
+    accuracy: list[Score]
+    macro_f1: list[Score]
+
+
+class Round(_Promise):
+    """A line of `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+
+    __pydantic_extra__: dict[
+        str, Measured | list[Measured] | dict[str, Measured | list[Measured] | dict[str, Measured]]
+    ]
+    round: Annotated[Count, Field(ge=1)]
+    accuracy: Score
+    macro_f1: Score
+    ari: Agreement | None
+    clusters: Count
+    sizes: list[Count]
+    clients: _Scores
+
+
+class Environment(_Promise):
+    """`env.json`."""
+
+    command: str = ""
+    packages: dict[str, str] = {}
+
+
+class Client(_Promise):
+    """A line of `clients.csv`, from text; without scores if no round was completed."""
+
+    model_config = ConfigDict(strict=False)
+
+    client: str
+    samples: Count
+    group: Annotated[Count | None, Empty]
+    cluster: Count
+    accuracy: Score = 0.0
+    macro_f1: Score = 0.0
+
+
+# A result of the queue
+
+
+class _Choices(_Promise):
+    method: str
+    dataset: str
+    clusters: Count
+    clients: Count
+    rounds: Count
+    steps: Count
+    batch: Count
+
+
+class _Curve(_Promise):
+    round: list[Count]
+    accuracy: list[Score | None]
+    macro_f1: list[Score | None]
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Curve:
+        return _equally_long(self, self.round, self.accuracy, self.macro_f1)
+
+
+class _Plane(_Promise):
+    round: Count
+    cluster: list[Count]
+    x: list[Number]
+    y: list[Number]
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Plane:
+        return _equally_long(self, self.cluster, self.x, self.y)
+
+
+class _Cosines(_Promise):
+    clusters: Annotated[list[Count], Field(min_length=1)]
+    centers: list[list[Number]]
+    cluster: Count
+    members: Annotated[list[Count], Field(min_length=1)]
+    clients: list[list[Number]]
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Cosines:
+        _equally_long(self, self.clusters, self.centers, *self.centers)
+        return _equally_long(self, self.members, self.clients, *self.clients)
+
+
+Steps = dict[Literal["L", "E", "M", "D"], list[float]]
+
+
+class _Pictures(_Promise):
+    group: list[Count] | None
+    rounds: Annotated[list[_Plane], Field(min_length=1)]
+    cosine: _Cosines
+    F: Steps
+    R: Steps
+
+    @model_validator(mode="after")
+    def _whole(self) -> _Pictures:
+        known = [] if self.group is None else [self.group]
+        return _equally_long(self, *known, *(plane.x for plane in self.rounds))
+
+
+class _Machine(_Promise):
+    cpu: str
+    cores: Count | None
+
+
+class Outcome(_Promise):
+    """A finished run; besides `error` if training diverged, `trace` if pictures were asked for."""
+
+    config: _Choices
+    config_hash: str
+    seed: Annotated[int, Field(ge=0)]
+    member: Count
+    votes: Count
+    engine: str
+    seconds: Seconds
+    accuracy: Score | None
+    macro_f1: Score | None
+    ari: Agreement | None
+    curve: _Curve
+    made_by: _Machine
+    error: str = ""
+    trace: _Pictures = Field(default=None, validate_default=False)  # type: ignore[assignment]
+
+
+# Reading
+
+
+@contextmanager
+def reading(what: str | Path, remedy: str = "") -> Iterator[None]:
+    """Say in one line that a file can't be read or does not hold what it should.
+
+    >>> with reading("env.json"): Environment.model_validate({"command": 3})
+    Traceback (most recent call last):
+    wecfl.errors.RunFolderError: can't read env.json: command: input should be a valid string, got 3
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError,
+            csv.Error, SafetensorError) as error:  # fmt: skip
+        if isinstance(error, RunFolderError):
+            raise
+        strerror = error.strerror if isinstance(error, OSError) else None
+        known = one_line(error, None) if isinstance(error, ValidationError) else strerror
+        why = " ".join(str(known or error).split()) or type(error).__name__
+        raise RunFolderError(f"can't read {what}: {why[:200]}{remedy and '; '}{remedy}") from None
+
+
+def read_json(file: Path, promise: type[_Promise], remedy: str = "") -> dict[str, Any]:
+    """The object that a file holds."""
+    with reading(file, remedy):
+        return _kept(_parse(file.read_bytes()), promise)
+
+
+def read_json_lines(
+    file: Path, promise: type[_Promise], most: int | None = None
+) -> list[dict[str, Any]]:
+    """The object in each line of a file, or in its first ones."""
+    found = []
+    with reading(file):
+        lines = file.read_bytes().splitlines()[:most]
+    for number, line in enumerate(lines, 1):
+        with reading(f"{file}, line {number}"):
+            found.append(_kept(_parse(line), promise))
+    return found
+
+
+def read_toml(file: Path, promise: type[_Promise]) -> dict[str, Any]:
+    """The tables of a file."""
+    with reading(file):
+        return _kept(tomllib.loads(file.read_text(encoding="utf-8")), promise)
+
+
+def read_table(file: Path) -> list[list[str]]:
+    """The head and at least one line of a CSV file, all equally long."""
+    with reading(file), file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, strict=True))
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(rows[0]):
+                raise ValueError(f"line {number} has {len(row)} cells, expected {len(rows[0])}")
+        if len(rows) < 1:
+            raise ValueError("it is empty")
+        return rows
+
+
+def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
+    """The arrays of a safetensors file; those named are there, as numbers in so many dimensions."""
+    with reading(file):
+        arrays = load_file(file)
+        for name, ndim in dimensions.items():
+            if name not in arrays:
+                raise ValueError(f"it has no {name}")
+            if arrays[name].ndim != ndim or not np.isfinite(arrays[name]).all():
+                raise ValueError(f"{name} must be finite numbers in {ndim} dimensions")
+        return arrays
+
+
+def _parse(data: bytes) -> Any:
+    return json.loads(data, parse_int=_whole)
+
+
+def _whole(digits: str) -> int:
+    """A whole number that is also a float, so that it can be drawn and compared."""
+    if len(digits) > 300:
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _kept(value: Any, promise: type[_Promise]) -> dict[str, Any]:
+    promise.model_validate(value)
+    return dict(value)

@@ -1,0 +1,229 @@
+"""Data gone wrong: .npz files, folders of clients, IDX files, the CIFAR-10 archive; bombs."""
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from resource import RLIMIT_DATA, getrlimit, setrlimit
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mutations
+from fuzzing import chances, contents, judge, tries
+from helpers import Wecfl
+from wecfl.data.datasets import KNOWN, load
+from wecfl.errors import DataError
+
+Y = np.arange(30) % 3
+X = np.eye(3, dtype=np.float32)[Y]
+RANDOM = np.random.default_rng(0)
+
+
+def npz(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def idx(array: Any) -> bytes:
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + bytes(
+        array.tobytes()
+    )
+
+
+def pixels(*shape: int) -> Any:
+    return RANDOM.integers(0, 256, shape, dtype=np.uint8)
+
+
+FASHION = {
+    "train-images-idx3-ubyte": idx(pixels(20, 28, 28)),
+    "train-labels-idx1-ubyte": idx(np.arange(20, dtype=np.uint8) % 10),
+    "t10k-images-idx3-ubyte": idx(pixels(10, 28, 28)),
+    "t10k-labels-idx1-ubyte": idx(np.arange(10, dtype=np.uint8)),
+}
+RECORDS = (pixels(2, 3073) * np.r_[0, np.ones(3072)].astype(np.uint8)).tobytes()
+BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+
+
+def tar(change: Callable[[tarfile.TarInfo, bytes], bytes] = lambda _, body: body) -> bytes:
+    """The archive with two records in each batch; `change` may alter a header and its content."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in BATCHES:
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            body = RECORDS
+            info.size = len(body)
+            body = change(info, body)
+            archive.addfile(info, io.BytesIO(body.ljust(info.size, b"\0")))
+    return out.getvalue()
+
+
+def refused_or_read(name: str | Path, folder: Path) -> None:
+    """Arrays that can be used, or one line; in both cases nothing was written."""
+    before = contents(folder)
+    try:
+        data = load(name, None if isinstance(name, Path) else folder, fetch=False)
+    except DataError as error:
+        assert "\n" not in str(error)
+        assert str(folder) in str(error)
+    else:
+        assert np.isfinite(data.x).all() and len(data.x) == len(data.y) > data.n_train > 0
+        assert data.y.min() >= 0 and data.y.max() < data.classes
+    assert contents(folder) == before
+
+
+@tries(100)
+@given(rnd=chances)
+def test_npz(tmp_path: Path, rnd: Random) -> None:
+    tested = {"x_test": X[:9], "y_test": Y[:9]} if rnd.random() < 0.3 else {}
+    file = tmp_path / "a.npz"
+    file.write_bytes(mutations.as_npz(npz(x=X, y=Y, **tested), rnd))
+    refused_or_read(file, tmp_path)
+
+
+@tries(10)
+@given(rnd=chances)
+def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
+    folder = tmp_path / "clients"
+    folder.mkdir(exist_ok=True)
+    good = npz(x=X, y=Y)
+    for name in "abc":
+        data = mutations.as_npz(good, rnd) if name == "b" else good
+        (folder / f"{name}.npz").write_bytes(data)
+    before = contents(folder)
+    judge(wecfl("partition", "--dataset", folder, "--out", tmp_path / "p.svg"))
+    assert contents(folder) == before
+
+
+@tries(60)
+@given(rnd=chances)
+def test_fashion(tmp_path: Path, rnd: Random) -> None:
+    spoilt, packed = rnd.choice(sorted(FASHION)), rnd.random() < 0.5
+    inside = rnd.random() < 0.5
+    for name, data in FASHION.items():
+        for old in (tmp_path / name, tmp_path / f"{name}.gz"):
+            old.unlink(missing_ok=True)
+        written = mutations.wound(data, rnd) if name == spoilt and inside else data
+        written = gzip.compress(written, 1, mtime=0) if packed else written
+        written = mutations.wound(written, rnd) if name == spoilt and not inside else written
+        (tmp_path / (f"{name}.gz" if packed else name)).write_bytes(written)
+    refused_or_read("fashion-mnist", tmp_path)
+
+
+@tries(60)
+@given(rnd=chances)
+def test_cifar(tmp_path: Path, rnd: Random) -> None:
+    spoilt = rnd.choice(BATCHES)
+
+    def change(info: tarfile.TarInfo, body: bytes) -> bytes:
+        if not info.name.endswith(spoilt):
+            return body
+        match rnd.randrange(6):
+            case 0:
+                info.name = rnd.choice(("../" + info.name, "/etc/" + info.name, "x" * 300, "é\n"))
+            case 1:
+                info.type = rnd.choice((b"1", b"2", b"3", b"5", b"6", b"x", b"L", b"S", b"\0"))
+            case 2:
+                info.size = rnd.choice((0, 1, 3073, 3073 * 10001))
+            case 3:
+                info.linkname = "/etc/passwd"
+                info.type = tarfile.SYMTYPE
+            case 4:
+                body = mutations.wound(body, rnd)
+                info.size = len(body)
+            case _:
+                info.mtime, info.mode = -1, 0
+        return body
+
+    whole = tar(change) if rnd.random() < 0.6 else mutations.wound(tar(), rnd)
+    data = gzip.compress(whole, 1, mtime=0)
+    data = mutations.wound(data, rnd) if rnd.random() < 0.3 else data
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(data)
+    refused_or_read("cifar-10", tmp_path)
+
+
+# Small files that unpack to more than there is: nothing of the promised size is ever allocated
+
+
+@pytest.fixture
+def little_memory() -> Any:
+    """Half a gigabyte more than now; a larger allocation is a MemoryError, not a slow machine."""
+    used = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) << 10
+    soft, hard = getrlimit(RLIMIT_DATA)
+    setrlimit(RLIMIT_DATA, (used + (1 << 29), hard))
+    yield
+    setrlimit(RLIMIT_DATA, (soft, hard))
+
+
+def zeros(gigabytes: int) -> bytes:
+    """That many zeros as gzip, one member a gigabyte."""
+    return gzip.compress(bytes(1 << 24), 9) * (64 * gigabytes)
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT))
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", tarfile.REGTYPE])
+def test_a_tar_with_gigabytes_where_a_name_belongs(
+    tmp_path: Path, little_memory: None, kind: bytes
+) -> None:
+    file = tmp_path / "cifar-10-binary.tar.gz"
+    file.write_bytes(header("cifar-10-batches-bin/x", 8 << 30, kind) + zeros(8))
+    with pytest.raises(DataError, match="bytes inside"):
+        load("cifar-10", tmp_path)
+
+
+def test_an_idx_file_with_gigabytes_behind_its_end(tmp_path: Path, little_memory: None) -> None:
+    for name, data in FASHION.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data) + zeros(8))
+    with pytest.raises(DataError, match="got more"):
+        load("fashion-mnist", tmp_path)
+
+
+def test_an_npz_with_more_than_the_memory(tmp_path: Path, little_memory: None) -> None:
+    """A terabyte as its header and the archive's directory promise it, in 200 bytes."""
+    file, head = tmp_path / "a.npz", io.BytesIO()
+    like = {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 1)}
+    np.lib.format.write_array_header_1_0(head, like)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("y.npy", mutations.npy(Y))
+        archive.writestr("x.npy", head.getvalue())
+        archive.getinfo("x.npy").file_size += 1 << 40
+    with pytest.raises(DataError, match=r"this machine has|the header promises"):
+        load(file)
+
+
+class Trap:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (pytest.fail, ("unpickled",))
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    trap = np.array([Trap()], dtype=object)
+    fields = np.zeros(30, [("a", "O")])
+    for array in (trap, fields):
+        (tmp_path / "a.npz").write_bytes(npz(x=array, y=Y))
+        with pytest.raises(DataError, match="never unpickled"):
+            load(tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", pickle.dumps(Trap()))
+        archive.writestr("y.npy", mutations.npy(Y))
+    with pytest.raises(DataError, match="magic"):
+        load(tmp_path / "a.npz")
+
+
+def test_everything_that_is_downloaded_has_a_checksum() -> None:
+    for source in KNOWN.values():
+        assert bool(source.files) == bool(source.url or source.debian)
+        assert all(len(md5) == 32 for md5 in source.files.values())

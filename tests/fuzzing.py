@@ -1,0 +1,50 @@
+"""How far the fuzz tests go, and what any command may come to, whatever it is given.
+
+`WECFL_FUZZ=20` (`make fuzz`) tries twenty times as many inputs, other ones in every run; without
+it they are few and always the same.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from helpers import Outcome
+
+FACTOR = int(os.environ.get("WECFL_FUZZ", "0"))
+
+chances = st.randoms(use_true_random=False)
+"""What mutations draw from: Hypothesis looks for the smallest that fails."""
+
+
+def tries(count: int) -> settings:
+    """That many inputs, or a multiple."""
+    return settings(
+        max_examples=count * max(FACTOR, 1),
+        derandomize=not FACTOR,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder and its checksum."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def judge(outcome: Outcome) -> bool:
+    """Whether it worked; if not, one clear line must say why."""
+    code, out, err = outcome
+    if code == 0:
+        assert err == "", err
+        return True
+    assert (code, err.count("\n")) == (2, 1), (code, err)
+    assert err.startswith("wecfl: ") and err.endswith("\n")
+    assert len(err) > len("wecfl: ..\n") and "Traceback" not in err + out
+    return False

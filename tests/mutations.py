@@ -1,0 +1,251 @@
+"""Inputs gone wrong: what a disk, an editor, another program or an enemy makes of a good file.
+
+Every function takes a good thing and a `random.Random`: Hypothesis' own, which it can shrink.
+"""
+
+import copy
+import io
+import json
+import struct
+import tomllib
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+Damage = Callable[[bytes, Random], bytes]
+"""From the bytes of a good file to those of a bad one (or of one as good as before)."""
+
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-308, 1e308, -1e308, 2**31, 2**63, -(2**63), 2**64,
+    10**400, float("nan"), float("inf"), float("-inf"), "", "0", "nan", "a\x00b", "é\n\r\u2028💥",
+    "../../x", "</script><img src=x onerror=alert(1)>", "[red]{{ 7*7 }}%s", "x" * 5000, [], {},
+    [[]], [None], {"": None}, [1, "a"], [1.5] * 40, {"a": {"b": [1]}},
+)  # fmt: skip
+"""Values no one should write where another is expected."""
+
+
+def wound(data: bytes, rnd: Random) -> bytes:
+    """One to three wounds: cut short, bytes flipped, overwritten, lost, doubled or put in."""
+    damaged = bytearray(data)
+    for _ in range(rnd.choice((1, 1, 2, 3))):
+        at = rnd.randrange(len(damaged) + 1)
+        many = rnd.choice((1, 1, 2, 4, 8, 64, 1000))
+        match rnd.randrange(7):
+            case 0:
+                del damaged[at:]
+            case 1:
+                damaged[at : at + 1] = bytes(
+                    b ^ (1 << rnd.randrange(8)) for b in damaged[at : at + 1]
+                )
+            case 2:
+                damaged[at : at + many] = bytes([rnd.randrange(256)]) * many
+            case 3:
+                del damaged[at : at + many]
+            case 4:
+                damaged[at:at] = damaged[at : at + many]
+            case 5:
+                damaged[at : at + 4] = rnd.choice((b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff"))
+            case _:
+                damaged[at:at] = rnd.choice((b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\xc3("))
+    return bytes(damaged)
+
+
+def alter(tree: Any, rnd: Random) -> Any:
+    """One to three keys or items of a tree lost, renamed, doubled or replaced."""
+    tree = copy.deepcopy(tree)
+    for _ in range(rnd.choice((1, 1, 1, 2, 3))):
+        places = _places(tree)
+        if not places:
+            return rnd.choice(HOSTILE)
+        inside, key = rnd.choice(places)
+        match rnd.randrange(8):
+            case 0:
+                del inside[key]
+            case 1 if isinstance(inside, dict):
+                inside[rnd.choice(("", "config", f"{key}x", "ä\n", "round"))] = inside.pop(key)
+            case 1 | 2 if isinstance(inside, list):
+                inside.insert(key, copy.deepcopy(inside[key]))
+            case 3 if isinstance(inside, list):
+                rnd.shuffle(inside)
+            case 4 if isinstance(inside[key], int | float):
+                inside[key] = rnd.choice((-inside[key], inside[key] * 1000, inside[key] + 0.5))
+            case 5:
+                inside[key] = copy.deepcopy(rnd.choice(rnd.choice(places)[:1]))
+            case _:
+                inside[key] = copy.deepcopy(rnd.choice(HOSTILE))
+    return tree
+
+
+def _places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of the tree."""
+    keys = (
+        list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    )
+    return [each for key in keys for each in ((tree, key), *_places(tree[key]))]
+
+
+def as_json(data: bytes, rnd: Random) -> bytes:
+    """JSON with other values, or wounded."""
+    return wound(data, rnd) if rnd.random() < 0.3 else _dump(alter(json.loads(data), rnd))
+
+
+def as_json_lines(data: bytes, rnd: Random) -> bytes:
+    """JSON Lines with other values or lines, or wounded."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    lines = [json.loads(line) for line in data.splitlines()]
+    if rnd.random() < 0.2:
+        lines = alter(lines, rnd)
+        lines = lines if isinstance(lines, list) else [lines]
+    else:
+        at = rnd.randrange(len(lines))
+        lines[at] = alter(lines[at], rnd)
+    return b"\n".join(map(_dump, lines)) + b"\n"
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def as_toml(data: bytes, rnd: Random) -> bytes:
+    """TOML with other values, or wounded; what TOML has no word for is left out."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    altered = alter(tomllib.loads(data.decode()), rnd)
+    return tomli_w.dumps(sayable(altered) if isinstance(altered, dict) else {}).encode()
+
+
+def sayable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: sayable(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [sayable(each) for each in value if each is not None]
+    return value
+
+
+def as_csv(data: bytes, rnd: Random) -> bytes:
+    """A table with other cells, rows or columns, or wounded."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    rows = alter([line.split(",") for line in data.decode().splitlines()], rnd)
+    if not isinstance(rows, list):
+        return str(rows).encode()
+    lines = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def as_safetensors(data: bytes, rnd: Random) -> bytes:
+    """Tensors under other names, of other shapes, types or places than their header says."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    match rnd.randrange(3):
+        case 0:
+            text = _dump(alter(header, rnd))
+        case 1:
+            text, size = _dump(header), rnd.choice((0, 1, 2**31, 2**63, 2**64 - 1))
+            return struct.pack("<Q", size) + text + body
+        case _:  # what the header allows and no one expects: numbers that are none, empty tensors
+            text, body = _dump(header), rnd.choice((b"\xff", b"\0", b"\x7f\x80")) * len(body)
+    return struct.pack("<Q", len(text)) + text + body[: 8 * (len(body) // 8)]
+
+
+def as_npz(data: bytes, rnd: Random) -> bytes:
+    """Arrays under other names, of other shapes and types; headers that lie; or wounded."""
+    if rnd.random() < 0.3:
+        return wound(data, rnd)
+    with np.load(io.BytesIO(data)) as file:
+        arrays = dict(file)
+    out, key = io.BytesIO(), rnd.choice(sorted(arrays))
+    with zipfile.ZipFile(out, "w", rnd.choice(PACKINGS)) as archive:
+        for name, array in arrays.items():
+            content, member = npy(array), f"{name}.npy"
+            if name == key:
+                match rnd.randrange(5):
+                    case 0:
+                        content = npy(_other(array, rnd))
+                    case 1:
+                        content = lie(array, rnd)
+                    case 2:
+                        content = wound(content, rnd)
+                    case 3:
+                        member = rnd.choice(("../x.npy", "/x.npy", "y.npy", "x", "X.npy", ".npy"))
+                    case _:
+                        continue
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # a name twice
+                archive.writestr(member, content)
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    """The array as numpy writes it."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def lie(array: Any, rnd: Random) -> bytes:
+    """The array with another header."""
+    header: dict[str, Any] = {
+        "descr": array.dtype.str,
+        "fortran_order": False,
+        "shape": array.shape,
+    }
+    lies: Mapping[str, tuple[Any, ...]] = {
+        "shape": (
+            (2**40, 2**20),
+            (2**62,),
+            (-1,),
+            (),
+            (0,),
+            (10**30,),
+            (True,),
+            "x",
+            (1.5,),
+            (3, 0),
+        ),
+        "descr": (
+            "|O",
+            "<f8",
+            "<U9",
+            "|V0",
+            "<M8[s]",
+            "nope",
+            [("a", "<f4")],
+            "<c16",
+            "|S0",
+            "<f2",
+        ),
+        "fortran_order": (True, 3, None),
+        "more": (1,),
+    }
+    which = rnd.choice(sorted(lies))
+    header[which] = rnd.choice(lies[which])
+    text = repr(header).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(array.tobytes())
+
+
+def _other(array: Any, rnd: Random) -> Any:
+    """The array with other values, of another shape or another type."""
+    array = np.array(array)
+    match rnd.randrange(4):
+        case 0:
+            shapes = ((-1,), (1, -1), (-1, 1), (1, 1, -1), array.shape[::-1])
+            return array.reshape(rnd.choice(shapes))
+        case 1:
+            return array[: rnd.choice((0, 1, 2))]
+        case 2:
+            kinds = ("f2", "f8", "u1", "i8", "b", "U5", "c8", "O", "M8[s]", "u8", "S3")
+            return np.asarray(array.astype(float).round(), dtype=float).astype(rnd.choice(kinds))
+    wild = np.array(array, dtype=np.float64)
+    if wild.size:
+        wild.flat[rnd.randrange(wild.size)] = rnd.choice((np.nan, np.inf, -1, 1e300, 2.0**63, 0.5))
+    return wild

@@ -1,0 +1,361 @@
+"""Clients that are absent, lost, slow, broken or lying; and what the server does about it."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import norm
+from torch import nn
+
+import wecfl as library
+from helpers import BowlEngine, Wecfl, same_folders
+from wecfl import Federation, methods
+from wecfl.attacks import ATTACKS
+from wecfl.base import Plan, Reply, State
+from wecfl.bilevel.aggregation import AGGREGATIONS
+from wecfl.bilevel.clustering import AtLeast, KMeans
+from wecfl.bilevel.criteria import F
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.conditions import Conditions
+from wecfl.config import Config
+from wecfl.errors import ConfigError, DivergedError
+from wecfl.privacy import Privacy
+from wecfl.rounds import Setting, distribution, expectation, iterate, maximization, opening
+from wecfl.runs.experiment import config_of, run_config
+from wecfl.runs.folder import read_metrics, read_summary
+from wecfl.runs.record import replies
+
+EVERY = pytest.mark.parametrize("name", methods.METHODS)
+HARD: dict[str, Any] = {"participation": 0.6, "dropout": 0.2, "stragglers": 0.3}
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    partition = library.partitions.ClusterwiseDirichlet((0.1, 10.0), groups=3)
+    return Federation.from_dataset("digits", partition, clients=12, seed=SEED)
+
+
+def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
+    how = {"rounds": 4, "steps": 4, "lr": 0.05, "seed": SEED, "workers": 1, "objectives": False}
+    return library.run(fed, method, **(how | choices))
+
+
+# Absence
+
+
+@EVERY
+def test_every_method_under_hard_conditions(name: str, digits: Federation) -> None:
+    """Labels of the absent stay, their centers too; any number of workers, any order of clients."""
+    method, seen = methods.named(name, k=3), []
+
+    def watch(record: Any, states: Any) -> None:
+        seen.append(states[0])
+
+    result = run(digits, method, **HARD, rounds=6, watch=[watch])
+    again = run(digits, method, **HARD, rounds=6, workers=2)
+    for a, b in zip(result.states, again.states, strict=True):
+        assert a.models.tobytes() == b.models.tobytes()
+    if method.representation.server_side:
+        for before, after in pairwise(seen):
+            unheard = ~after.heard
+            assert unheard.any()
+            np.testing.assert_array_equal(after.labels[unheard], before.labels[unheard])
+            silent = set(range(method.k)) - set(after.labels[after.heard])
+            for k in silent:
+                np.testing.assert_array_equal(after.centers[k], before.centers[k])
+    order = np.random.default_rng(0).permutation(len(digits))
+    permuted = run(digits.subset(order), method, **HARD, rounds=6)
+    np.testing.assert_allclose(permuted.states[0].models, seen[-1].models[order], atol=1e-4)
+
+
+@EVERY
+def test_hard_conditions_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    config = Config(
+        method=name, clients=8, groups=2, clusters=2, rounds=5, steps=3, model="logistic",
+        workers=1, attack="sign-flip", **HARD,
+    )  # fmt: skip
+    run_config(config, out=tmp_path / "whole")
+    short = config.model_copy(update={"rounds": 3})
+    run_config(short, out=tmp_path / "parts")
+    longer = config_of(tmp_path / "parts").model_copy(update={"rounds": 5})
+    run_config(longer, out=tmp_path / "parts", resume=True)
+    same_folders(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_participation_is_that_share_of_the_clients_and_reaches_all_of_them() -> None:
+    conditions = Conditions(participation=0.3)
+    here = np.array([conditions.present(10, round, SEED) for round in range(60)])
+    assert (here.sum(axis=1) == 3).all()
+    assert (here.sum(axis=0) > 5).all()
+    assert Conditions(participation=0.01).present(10, 0, SEED).sum() == 1
+    assert Conditions().present(10, 0, SEED).all()
+
+
+def test_stragglers_take_fewer_steps_and_others_all() -> None:
+    steps = [Conditions(stragglers=0.4).steps(Plan(steps=5), 50, t, SEED) for t in range(40)]
+    counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000
+    assert counts[0] == 0
+    np.testing.assert_allclose(counts[1:], [0.1, 0.1, 0.1, 0.1, 0.6], atol=0.03)
+
+
+def test_a_lost_reply_leaves_the_model_but_the_client_remembers(digits: Federation) -> None:
+    plain = run(digits, methods.fedavg, rounds=1)
+    lossy = run(digits, methods.fedavg, rounds=1, dropout=0.5)
+    lost = ~lossy.states[0].heard
+    assert 0 < lost.sum() < 12
+    assert (replies(lossy.records, 12)[0][lost] == Reply.LOST).all()
+    momentum = [each.states[0].memory["momentum"] for each in (plain, lossy)]
+    np.testing.assert_array_equal(momentum[0], momentum[1])
+    heard_only = run(digits.subset(np.flatnonzero(~lost)), methods.fedavg, rounds=1)
+    np.testing.assert_allclose(heard_only.centers, lossy.centers, atol=1e-6)
+
+
+def test_clusters_are_found_although_few_take_part(digits: Federation) -> None:
+    """Labels keep their meaning over rounds, or absent clients would be in the wrong clusters."""
+    result = run(digits, methods.wecfl(k=3), participation=0.4, rounds=15)
+    assert result.records[-1]["ari"] == 1.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**20), share=st.floats(0.1, 0.9))
+def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
+    """F, over the clients heard, does not rise in M."""
+    draws = np.random.default_rng(seed)
+    engine: Any = BowlEngine(draws.normal(size=(9, 4)) * 3, draws.integers(1, 30, 9))
+    method = methods.wecfl(k=3)
+    conditions = Conditions(participation=share)
+    setting = Setting(method, engine, Plan(lr=0.1), seed, conditions=conditions)
+    path = iterate(setting, opening(setting))
+    for _ in range(3):
+        state = next(path)
+    trained, _ = engine.train(state, setting.plan, None, seed)
+    here = conditions.present(9, state.round, seed)
+    moved, told = conditions.received(state, trained, here, 4, seed)
+    state = state.replace(models=moved, replies=told, round=state.round + 1)
+    assigned = expectation(state, setting)
+    averaged = maximization(assigned, setting)
+    assert F(averaged, method, engine) <= F(assigned, method, engine) + 1e-6
+    assert distribution(averaged, setting).models.shape == state.models.shape
+
+
+# Refusal
+
+
+class Broken:
+    """An objective under which some clients send garbage from round 2 on."""
+
+    def __init__(self, garbage: dict[int, float]) -> None:
+        self.garbage = garbage
+
+    def __call__(self, state: State, layout: Any) -> Any:
+        offset = np.zeros((len(state.labels), layout.width), np.float32)
+        if state.round >= 1:
+            for client, value in self.garbage.items():
+                offset[client] = value
+        return library.Correction(offset=offset)
+
+
+def test_garbage_is_refused_counted_and_reported(digits: Federation, tmp_path: Path) -> None:
+    method = methods.wecfl(k=3).replace(objective=Broken({2: np.nan, 5: np.inf, 7: 1e6}))
+    result = run(digits, method, out=tmp_path / "run", rounds=5)
+    told = replies(result.records, 12)
+    assert (told[1:, [2, 5]] == Reply.NOT_FINITE).all()
+    assert (told[1:, 7] == Reply.TOO_LARGE).all()
+    assert (np.delete(told, [2, 5, 7], axis=1) == Reply.HEARD).all()
+    assert (told[0] == Reply.HEARD).all()
+    assert np.isfinite(result.states[0].models).all()
+    assert result.records[-1]["replies"] == {
+        "heard": 9, "absent": 0, "lost": 0, "not_finite": 2, "too_large": 1
+    }  # fmt: skip
+    assert result.clients["refused"].tolist() == [0, 0, 4, 0, 0, 4, 0, 4, 0, 0, 0, 0]
+    honest = run(digits.subset([0, 1, 3, 4, 6, 8, 9, 10, 11]), methods.wecfl(k=3), rounds=5)
+    assert abs(result.records[-1]["accuracy"] - honest.records[-1]["accuracy"]) < 0.2
+
+
+def test_a_cluster_of_which_all_are_refused_keeps_its_center(digits: Federation) -> None:
+    good = run(digits, methods.wecfl(k=3), rounds=1)
+    bad = {int(i): np.nan for i in np.flatnonzero(good.labels == 1)}
+    method = methods.wecfl(k=3).replace(objective=Broken(bad))
+    result = run(digits, method, rounds=3)
+    np.testing.assert_array_equal(result.centers[1], good.centers[1])
+    assert (result.labels == good.labels).all()
+    assert (result.centers[0] != good.centers[0]).any()
+
+
+def test_a_client_that_recovers_is_heard_again(digits: Federation) -> None:
+    """Its momentum was not finite either, and is cleared."""
+
+    class Once(Broken):
+        def __call__(self, state: State, layout: Any) -> Any:
+            return super().__call__(state, layout) if state.round == 1 else library.Correction()
+
+    result = run(digits, methods.fedavg.replace(objective=Once({4: np.nan})), rounds=4)
+    assert replies(result.records, 12)[:, 4].tolist() == [0, Reply.NOT_FINITE, 0, 0]
+
+
+def test_if_all_diverge_it_is_the_learning_rate(digits: Federation) -> None:
+    with pytest.raises(DivergedError, match=r"none of the 12 models .* lower lr"):
+        run(digits, methods.fedavg, lr=1e30)
+
+
+# Lies
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_every_attack_runs_and_is_measured(attack: str, engine: str, digits: Federation) -> None:
+    result = run(digits, methods.wecfl(k=3), attack=attack, attackers=0.25, engine=engine)
+    found = result.summary["attack"]
+    assert found.keys() == {"isolated", "exposed"} | (
+        {"success"} if attack == "backdoor" else set()
+    )
+    assert 0 <= found["exposed"] <= 1
+
+
+def test_attacks_hurt_and_the_median_helps(digits: Federation) -> None:
+    """All clients alike, so that the aggregation alone has to stand it."""
+    fed = Federation.from_dataset("digits", library.partitions.Iid(), clients=12, seed=SEED)
+
+    def accuracy(aggregation: str, **choices: Any) -> float:
+        method = methods.fedavg.replace(aggregation=AGGREGATIONS[aggregation]())
+        return float(run(fed, method, rounds=15, **choices).records[-1]["accuracy"])
+
+    lying: dict[str, Any] = {"attack": "sign-flip", "attackers": 0.34, "attack_strength": 3.0}
+    assert accuracy("mean") > 0.9
+    assert accuracy("mean", **lying) < 0.5
+    assert accuracy("median", **lying) > 0.8
+    assert accuracy("krum", **lying) > 0.8
+
+
+def test_a_backdoor_works_and_is_measured() -> None:
+    fed = Federation.from_dataset("digits", library.partitions.Iid(), clients=10, seed=SEED)
+    plain: dict[str, Any] = {"rounds": 20, "steps": 10}
+    result = run(fed, methods.fedavg, attack="backdoor", attackers=0.4, **plain)
+    assert result.summary["attack"]["success"] > 0.5
+    assert result.summary["accuracy"] > 0.85
+    assert result.summary["attack"]["exposed"] == 1.0
+
+
+def test_scores_are_those_of_honest_clients(digits: Federation) -> None:
+    result = run(digits, methods.fedavg, attack="noise", attackers=0.5)
+    record = result.records[-1]
+    liars = library.attacks.choose(digits.keys, 0.5, SEED)
+    honest = np.average(
+        np.array(record["clients"]["accuracy"])[~liars], weights=digits.sizes[~liars]
+    )
+    assert record["accuracy"] == pytest.approx(honest, abs=1e-6)
+
+
+# Privacy
+
+
+def test_what_leaves_a_client_is_short_and_noisy() -> None:
+    start = np.zeros((3, 4000), np.float32)
+    trained = np.full((3, 4000), 0.1, np.float32)
+    everyone, keys = np.array([True, True, False]), np.arange(3)
+    short = Privacy(1.0, 0.0)(start, trained, everyone, keys, round=0, seed=0)
+    assert np.linalg.norm(short, axis=1) == pytest.approx([1, 1, 0.1 * 4000**0.5])
+    noisy = Privacy(1.0, 2.0)(start, trained, everyone, keys, round=0, seed=0)
+    assert np.std(noisy[0]) == pytest.approx(2.0, rel=0.05)
+    assert (noisy[0] != noisy[1]).all()
+    np.testing.assert_array_equal(noisy[2], trained[2])
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 1), (10.0, 30), (40.0, 100)])
+def test_epsilon_is_an_upper_bound_and_a_tight_one(noise: float, rounds: int) -> None:
+    """Against the exact curve of the composed Gaussian mechanism (Balle & Wang, 2018)."""
+    mu, delta = 2 * np.sqrt(rounds) / noise, 1e-5  # sensitivity 2C, noise z·C, n times
+
+    def excess(epsilon: float) -> float:
+        tail = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        return float(tail - delta)
+
+    exact = brentq(excess, 1e-3, 400)
+    told = Privacy(1.0, noise).epsilon(rounds, delta)
+    assert exact <= told <= 1.25 * exact + 0.1
+
+
+def test_the_budget_is_that_of_who_took_part_most(tmp_path: Path) -> None:
+    choices: dict[str, Any] = {
+        "clients": 8, "groups": 2, "clusters": 2, "rounds": 6, "steps": 3, "model": "logistic",
+        "workers": 1,
+    }  # fmt: skip
+    config = Config(**choices, participation=0.5, clip=0.5, noise=20.0)
+    run_config(config, out=tmp_path / "run")
+    told = read_summary(tmp_path / "run")["privacy"]
+    took_part = (replies(read_metrics(tmp_path / "run"), 8) != Reply.ABSENT).sum(axis=0)
+    assert told["rounds"] == took_part.max() < 6
+    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0).epsilon(told["rounds"], 1e-5))
+    assert told["delta"] == 1e-5
+    quiet = run_config(Config(**choices, clip=0.5))
+    assert quiet.summary["privacy"]["epsilon"] is None
+
+
+# Small clusters
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**20), least=st.integers(1, 7))
+def test_no_cluster_is_smaller_than_asked(seed: int, least: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(12, 3))
+    clustering = AtLeast(KMeans(fresh=2), least)
+    labels, centers = clustering(
+        points, points[:5], np.ones(12), squared_euclidean, np.random.default_rng(0)
+    )
+    sizes = np.bincount(labels, minlength=5)
+    assert (sizes[sizes > 0] >= least).all()
+    if least == 1:
+        np.testing.assert_array_equal(labels, squared_euclidean(points, centers).argmin(axis=1))
+
+
+def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
+    seen: list[State] = []
+    method = methods.wecfl(k=3)
+    how: dict[str, Any] = {"min_cluster": 3, "participation": 0.5, "dropout": 0.3, "rounds": 8}
+    run(digits, method, watch=[lambda record, states: seen.append(states[0])], **how)
+    stayed = 0
+    for before, after in pairwise(seen):
+        heard = np.bincount(after.labels[after.heard], minlength=3)
+        for k in np.flatnonzero((heard > 0) & (heard < 3)):
+            stayed += 1
+            columns = np.flatnonzero(after.centers[k] != before.centers[k])
+            assert len(columns) == 0
+    assert stayed > 0
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (("--attackers", "0.2"), "attackers says nothing without attack"),
+        (("--noise", "1"), "noise says nothing without clip"),
+        (("--attack", "label-flip", "--attack-strength", "2"), "label-flip has no strength"),
+        (("--attack", "sign-flop"), "attack"),
+        (("--stragglers", "0.5", "--steps", "1"), "at least 2"),
+        (("--min-cluster", "99"), "can't form a cluster of 99"),
+        (("--method", "ifca", "--clip", "1", "--noise", "1"), "no noise protects"),
+        (("--aggregation", "median", "--tolerated", "0.1"), "does not ask how many liars"),
+        (("--participation", "0"), "participation"),
+        (("--dropout", "1"), "dropout"),
+        (("--attack", "noise", "--attackers", "0.99"), "nobody honest"),
+    ],
+)
+def test_bad_conditions_are_one_line(tokens: tuple[str, ...], said: str, wecfl: Wecfl) -> None:
+    outcome = wecfl("run", "--clients", "6", "--groups", "2", "--clusters", "2", *tokens)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert said in outcome.err
+
+
+def test_noise_on_batch_statistics_is_refused(fed: Federation) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        run(fed, methods.fedavg, model=model, clip=1.0, noise=1.0)
