@@ -34,7 +34,7 @@ from wecfl.report.page import page, write
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
 from wecfl.report.theory import check_run, rich_check, rich_rounds
-from wecfl.report.words import client_words, partition_words
+from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.experiment import (
     check,
     config_of,
@@ -43,7 +43,7 @@ from wecfl.runs.experiment import (
     method_of,
     run_config,
 )
-from wecfl.runs.folder import check_free, go_on, read_summary
+from wecfl.runs.folder import check_free, go_on, read_refused, read_summary
 from wecfl.runs.observe import Watcher
 from wecfl.track import TRACKERS, tracker
 
@@ -181,6 +181,9 @@ def _run_all(
             terminal.say(f"not begun: {', '.join(left)}")
         sys.exit(stopped.code)
     terminal.console.print(rich_table(results(folders)))
+    for config, folder in zip(configs, folders, strict=True):
+        for line in remarks(read_summary(folder), read_refused(folder)):
+            terminal.show(f"{config.method}: {line}")
 
 
 @app.command

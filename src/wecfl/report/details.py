@@ -18,13 +18,14 @@ from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Series, Spec, lines, plane
 from wecfl.report.planes import LEAST, planes
-from wecfl.report.words import client_words, partition_words
+from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.folder import (
     read_assignments,
     read_classes,
     read_clients,
     read_environment,
     read_metrics,
+    read_refused,
     read_summary,
 )
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
@@ -108,6 +109,7 @@ class Details:
     name: str
     lead: str
     facts: list[tuple[str, str]]
+    remarks: list[str]
     motion: Motion | None
     missing: str
     """Why there is no motion."""
@@ -216,6 +218,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         name=name,
         lead=lead,
         facts=_facts(run),
+        remarks=remarks(run.summary, read_refused(folder)),
         motion=motion,
         missing=missing,
         moves=picture if run.several else None,

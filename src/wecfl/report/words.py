@@ -9,7 +9,12 @@ import numpy as np
 
 from wecfl.base import Int
 
-__all__ = ["client_words", "partition_words"]
+OFTEN = 0.1
+"""Of the rounds: a client refused in more of them is named."""
+NAMED = 10
+"""Clients that are named."""
+
+__all__ = ["client_words", "partition_words", "remarks"]
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
@@ -31,3 +36,45 @@ def client_words(sizes: Int, groups: Int | None) -> str:
     hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
     samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
     return f"{len(sizes)} clients{hidden}, {samples}"
+
+
+def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
+    """What must not be overlooked about a run: lies, privacy, and clients often refused.
+
+    `refused` says in how many rounds the reply of each client was.
+
+    >>> for line in remarks({"rounds": 10, "attack": {"isolated": 0.5, "exposed": 0.25}},
+    ...                     {"a": 7, "b": 1}):
+    ...     print(line)
+    under attack: 50 % of attackers in clusters of their own, 25 % of honest clients beside one
+    8 replies refused: look at client a (7 of 10 rounds)
+    """
+    lines = []
+    if attack := summary.get("attack"):
+        found = [
+            f"{100 * attack[key]:.0f} % {words}"
+            for key, words in (
+                ("isolated", "of attackers in clusters of their own"),
+                ("exposed", "of honest clients beside one"),
+                ("success", "of triggers work"),
+            )
+            if attack.get(key) is not None
+        ]
+        lines.append(f"under attack: {', '.join(found)}")
+    if privacy := summary.get("privacy"):
+        epsilon = privacy["epsilon"]
+        lines.append(
+            "no privacy: updates are clipped, but without noise"
+            if epsilon is None
+            else f"privacy of a client's {privacy['rounds']} replies: ε = {epsilon:.3g} "
+            f"at δ = {privacy['delta']:g}"
+        )
+    if total := sum(refused.values()):
+        rounds = summary["rounds"]
+        worst = sorted(refused.items(), key=lambda each: -each[1])
+        often = [f"{name} ({n} of {rounds} rounds)" for name, n in worst if n > OFTEN * rounds]
+        shown = ", ".join(often[:NAMED]) + (
+            f" and {len(often) - NAMED} more" * (len(often) > NAMED)
+        )
+        lines.append(f"{total} replies refused" + (f": look at client {shown}" if often else ""))
+    return lines

@@ -74,6 +74,7 @@ __all__ = [
     "read_clients",
     "read_environment",
     "read_metrics",
+    "read_refused",
     "read_states",
     "read_summary",
     "tensor_names",
@@ -380,6 +381,15 @@ def read_clients(path: Path) -> pd.DataFrame:
             raise ValueError("it names no client, or a column twice")
         lines = [Client.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
+
+
+def read_refused(path: Path) -> dict[str, int]:
+    """By name, in how many rounds a client's reply was refused; only those of which one was."""
+    clients = read_clients(path)
+    if "refused" not in clients:
+        return {}
+    refused = clients[clients["refused"] > 0]
+    return dict(zip(refused["client"], refused["refused"], strict=True))
 
 
 def read_classes(path: Path) -> Int | None:

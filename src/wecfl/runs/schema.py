@@ -111,6 +111,12 @@ class RunConfig(_Promise):
         return self
 
 
+class _Budget(_Promise):
+    epsilon: Seconds | None
+    delta: Score
+    rounds: Count
+
+
 class Summary(_Promise):
     """`summary.json`."""
 
@@ -126,6 +132,8 @@ class Summary(_Promise):
     status: str
     engine: str = ""
     settled: Count | None = None
+    attack: dict[str, Score | None] = {}
+    privacy: _Budget | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Summary:
@@ -173,6 +181,7 @@ class Client(_Promise):
     samples: Count
     group: Annotated[Count | None, Empty]
     cluster: Count
+    refused: Count = 0
     accuracy: Score = 0.0
     macro_f1: Score = 0.0
 
