@@ -100,6 +100,8 @@ class State:
     replies: Int8 | None = None
     """(m,), what came of each client's last local update (`Reply`); None: the server has them
     all."""
+    met: Bool | None = None
+    """(m,), whom the server has heard in some round so far; None: everyone."""
 
     @property
     def heard(self) -> Bool:

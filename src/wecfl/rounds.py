@@ -44,7 +44,6 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.base import F32, F64, Bool, Correction, Engine, Int, Method, Plan, Rate, Reply, State
-from wecfl.bilevel.clustering import continued
 from wecfl.bilevel.criteria import gaps
 from wecfl.conditions import Conditions
 from wecfl.errors import ConfigError
@@ -82,26 +81,34 @@ class Setting:
 def expectation(state: State, setting: Setting) -> State:
     """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
 
-    Who was not heard of keeps its label, and a cluster that only they are in keeps its center; in
-    the clustering they count where the server last placed them.
+    Clients that were not heard in this round keep their label and count where the server last
+    placed them; a cluster that only they are in keeps its center. Who is heard for the first time
+    joins the nearest cluster: it did not start where the others did, so it can't tell them apart.
     """
     method, engine = setting.method, setting.engine
     before = method.representation.centers(state, engine)
-    labels, centers = method.clustering(
-        method.representation.clients(state, engine, setting.seed),
+    points = method.representation.clients(state, engine, setting.seed)
+    known, told = _known(state, setting)
+    found, centers = method.clustering(
+        points[known],
         before,
-        _importance(setting),
+        _importance(setting)[known],
         method.distance,
         rng.stream(setting.seed, "clustering", state.round),
     )
-    known = _known(state, setting)
-    if method.representation.server_side and not known.all():
-        # Numbers follow those who keep theirs: on the common start no center tells clusters apart.
-        number = continued(labels[~known], state.labels[~known], method.k)
-        labels, centers = number[labels], centers[np.argsort(number)]
-    labels = np.where(known, labels, state.labels)
-    centers = np.where(_enough(labels[known], setting)[:, None], centers, before)
-    return state.replace(labels=labels, centers=method.representation.place(state, centers, engine))
+    labels, new = state.labels.copy(), told & ~known
+    labels[known & told] = found[told[known]]
+    if new.any():
+        inhabited = np.unique(found)
+        near = method.distance(points[new], before[inhabited]).argmin(axis=1)
+        labels[new] = inhabited[near]
+    centers = np.where(_enough(labels[told], setting)[:, None], centers, before)
+    met = known | told
+    return state.replace(
+        labels=labels,
+        centers=method.representation.place(state, centers, engine),
+        met=None if met.all() else met,
+    )
 
 
 def maximization(state: State, setting: Setting) -> State:
@@ -121,17 +128,22 @@ def maximization(state: State, setting: Setting) -> State:
 def distribution(state: State, setting: Setting) -> State:
     """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay.
 
-    Also who was absent, which will find it there when it takes part again. A learning rate that
-    follows the run is set here, where both ω_i and Ω_k are at hand.
+    Also who was absent, which will find it there when it takes part again; who was never heard has
+    no cluster yet and finds the mean of all. A learning rate that follows the run is set here,
+    where both ω_i and Ω_k are at hand.
     """
     engine = setting.engine
     shared = engine.layout.columns(setting.method.shared)
-    if shared == slice(0, engine.layout.width):
-        sent = state.replace(models=state.own)
-    else:
-        models = state.models.copy()
-        models[:, shared] = state.own[:, shared]
-        sent = state.replace(models=models)
+    models = state.own
+    if state.met is not None and setting.method.representation.server_side:
+        weight = np.bincount(
+            state.labels[state.met], _importance(setting)[state.met], setting.method.k
+        )
+        models[~state.met] = (weight / weight.sum()) @ state.centers
+    if shared != slice(0, engine.layout.width):
+        received, models = models, state.models.copy()
+        models[:, shared] = received[:, shared]
+    sent = state.replace(models=models)
     if setting.rate is None:
         return sent
     gap = gaps(state, setting.method, engine)
@@ -175,15 +187,19 @@ def rates(state: State, setting: Setting) -> float | F32:
     return state.memory["lr"]
 
 
-def _known(state: State, setting: Setting) -> Bool:
-    """(m,), whose representation the server knows anew.
+def _known(state: State, setting: Setting) -> tuple[Bool, Bool]:
+    """(m,), whose representation the server has to cluster; and whom it has just heard of.
 
-    Where it follows from the models, that of the clients it has heard; where clients are asked for
-    it, that of those which take part in the coming local update.
+    Where it follows from the models: those heard in some round before, and in this one. Where
+    clients are asked for it: both times those which take part in the coming local update.
     """
-    if setting.method.representation.server_side:
-        return state.heard
-    return setting.conditions.present(len(state.labels), state.round, setting.seed)
+    if not setting.method.representation.server_side:
+        here = setting.conditions.present(len(state.labels), state.round, setting.seed)
+        return here, here
+    heard = state.heard
+    if state.round <= 1:  # all start alike, and nobody was known before
+        return heard, heard
+    return np.ones_like(heard) if state.met is None else state.met, heard
 
 
 def _enough(labels: Int, setting: Setting) -> Bool:

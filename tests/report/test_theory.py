@@ -134,7 +134,7 @@ def test_bad_records_are_said(
 
 
 def test_bad_folders_are_said(convex: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"it has no summary\.json"):
+    with pytest.raises(RunFolderError, match=r"it has no config\.toml"):
         check_run(tmp_path)
     folder = spoiled(convex, tmp_path, lambda record: None)
     (folder / "metrics.jsonl").write_text("", encoding="utf-8")

@@ -15,7 +15,7 @@ from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.threads import one_thread
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "KMeans", "Nearest", "continued", "isometric"]
+__all__ = ["AtLeast", "KMeans", "Nearest", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +152,6 @@ class AtLeast:
             others = np.where((sizes > 0) & (np.arange(len(centers)) != last), far, np.inf)
             members = labels == last
             labels[members] = others[members].argmin(axis=1)
-
-
-def continued(found: Int, before: Int, k: int) -> Int:
-    """(K,), a number for each of K clusters, so that most clients keep the one they had before.
-
-    >>> continued(np.array([2, 2, 0]), np.array([0, 0, 1]), k=3).tolist()     # 2 was called 0
-    [1, 2, 0]
-    """
-    stayed = np.zeros((k, k))
-    np.add.at(stayed, (found, before), 1)
-    # Where nobody tells them apart, clusters keep the number they have.
-    return linear_sum_assignment(-stayed - np.eye(k) / (k + 1))[1].astype(np.int64)
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:

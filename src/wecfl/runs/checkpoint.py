@@ -138,6 +138,8 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     if state.replies is not None:
         arrays["replies"] = state.replies
+    if state.met is not None:
+        arrays["met"] = state.met.astype(np.int8)
     if not all(
         (state.models[state.labels == k] == center).all() for k, center in enumerate(state.centers)
     ):
@@ -153,8 +155,11 @@ def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
     }
     centers, labels = arrays["centers"], arrays["labels"]
     state = State(int(arrays["round"][0]), centers, centers, labels, memory, arrays.get("replies"))
-    models = arrays.get("models")
-    return state.replace(models=state.own if models is None else models)
+    models, met = arrays.get("models"), arrays.get("met")
+    return state.replace(
+        models=state.own if models is None else models,
+        met=None if met is None else met.astype(np.bool_),
+    )
 
 
 def _manifest(file: Path) -> Manifest:
