@@ -17,7 +17,6 @@ from wecfl.base import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Series, Spec, lines, plane
-from wecfl.report.planes import LEAST, planes
 from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.folder import (
     read_assignments,
@@ -28,6 +27,7 @@ from wecfl.runs.folder import (
     read_refused,
     read_summary,
 )
+from wecfl.runs.planes import LEAST, planes
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
 from wecfl.runs.trace import cosines, read_trace, traced_rounds
 

@@ -12,7 +12,7 @@ import altair as alt
 import numpy as np
 
 from wecfl.base import F64, Int
-from wecfl.report.planes import apart
+from wecfl.report.room import apart
 
 __all__ = ["COLORS", "DASHES", "lines", "plane"]
 

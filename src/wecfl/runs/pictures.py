@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.linalg import orthogonal_procrustes
-from sklearn.manifold import TSNE
 from sklearn.metrics.pairwise import cosine_similarity
 
-from wecfl import rng
 from wecfl.base import F64, Int, Real, State
-from wecfl.bilevel.threads import one_thread
 from wecfl.config import Config
 from wecfl.data.federation import Federation
 from wecfl.models import layout_of, make
+from wecfl.runs.planes import planes
 from wecfl.runs.record import Record
+from wecfl.runs.trace import distances
 
 __all__ = ["Pictures"]
 
@@ -40,8 +38,8 @@ class Pictures:
         self._columns = layout_of(model).columns(config.representation)
         self._config = config
         self._groups = federation.groups
-        self._embedding: F64 | None = None
-        self._rounds: list[dict[str, Any]] = []
+        self._distances: list[F64] = []
+        self._labels: list[Int] = []
         self._cosine: dict[str, Any] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:
@@ -50,45 +48,28 @@ class Pictures:
             return
         clients, centers = state.models[:, self._columns], state.centers[:, self._columns]
         if state.round <= ROUNDS:
-            self._embedding = self._embed(clients, state.round)
-            self._rounds.append(
-                {
-                    "round": state.round,
-                    "cluster": state.labels.tolist(),
-                    "x": self._embedding[:, 0].round(2).tolist(),
-                    "y": self._embedding[:, 1].round(2).tolist(),
-                }
-            )
+            self._distances.append(distances(clients))
+            self._labels.append(state.labels)
         if state.round == self._config.rounds:
             self._cosine = self._cosines(clients, centers, state.labels)
 
     def data(self, records: Sequence[Record]) -> dict[str, Any]:
         """What was seen, with the objectives of the rounds' records."""
+        placed = planes(self._distances, self._config.seed)
         return {
             "group": None if self._groups is None else self._groups.tolist(),
-            "rounds": self._rounds,
+            "rounds": [
+                {
+                    "round": t,
+                    "cluster": labels.tolist(),
+                    "x": plane[:, 0].round(2).tolist(),
+                    "y": plane[:, 1].round(2).tolist(),
+                }
+                for t, (labels, plane) in enumerate(zip(self._labels, placed, strict=True), 1)
+            ],
             "cosine": self._cosine,
             **{name: _by_step([record[name] for record in records]) for name in ("F", "R")},
         }
-
-    def _embed(self, clients: Real, round: int) -> F64:
-        """t-SNE in the plane; from the second round on it starts where the last one ended.
-
-        It is turned (or mirrored) to lie on the last one, which leaves all distances as they are.
-        """
-        before = self._embedding
-        tsne = TSNE(
-            perplexity=min(30.0, (len(clients) - 1) / 3),
-            # scikit-learn's own scale of a start
-            init="pca" if before is None else before / before[:, 0].std() * 1e-4,
-            random_state=rng.derive(self._config.seed, "tsne", round),
-        )
-        with one_thread():
-            embedding: F64 = tsne.fit_transform(clients).astype(np.float64)
-        embedding -= embedding.mean(axis=0)
-        if before is not None:
-            embedding = embedding @ orthogonal_procrustes(embedding, before)[0]
-        return embedding
 
     def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:
         """Of all centers, and of some clients of the largest cluster."""
