@@ -116,6 +116,19 @@ def test_a_lost_reply_leaves_the_model_but_the_client_remembers(digits: Federati
     np.testing.assert_allclose(heard_only.centers, lossy.centers, atol=1e-6)
 
 
+@EVERY
+def test_rounds_in_which_nobody_is_heard(name: str, digits: Federation) -> None:
+    few = digits.subset(range(4))
+    result = run(few, methods.named(name, k=2), dropout=0.8, rounds=8)
+    told = replies(result.records, 4)
+    assert (told != Reply.HEARD).all(axis=1).any()
+    assert (told == Reply.HEARD).any()
+    assert np.isfinite(result.states[0].models).all()
+    unheard = run(few, methods.named(name, k=2), dropout=0.999, rounds=2)
+    start = run(few, methods.named(name, k=2), lr=0.0, rounds=1)
+    np.testing.assert_allclose(unheard.centers, start.centers, atol=1e-6)
+
+
 def test_clusters_are_found_although_few_take_part(digits: Federation) -> None:
     """Labels keep their meaning over rounds, or absent clients would be in the wrong clusters."""
     result = run(digits, methods.wecfl(k=3), participation=0.4, rounds=15)

@@ -89,8 +89,10 @@ def expectation(state: State, setting: Setting) -> State:
     before = method.representation.centers(state, engine)
     points = method.representation.clients(state, engine, setting.seed)
     known, told = _known(state, setting)
+    if not known.any():
+        return state.replace(met=known)
     found, centers = method.clustering(
-        points[known],
+        points if known.all() else points[known],
         before,
         _importance(setting)[known],
         method.distance,
@@ -135,7 +137,7 @@ def distribution(state: State, setting: Setting) -> State:
     engine = setting.engine
     shared = engine.layout.columns(setting.method.shared)
     models = state.own
-    if state.met is not None and setting.method.representation.server_side:
+    if state.met is not None and state.met.any() and setting.method.representation.server_side:
         weight = np.bincount(
             state.labels[state.met], _importance(setting)[state.met], setting.method.k
         )
@@ -197,9 +199,9 @@ def _known(state: State, setting: Setting) -> tuple[Bool, Bool]:
         here = setting.conditions.present(len(state.labels), state.round, setting.seed)
         return here, here
     heard = state.heard
-    if state.round <= 1:  # all start alike, and nobody was known before
-        return heard, heard
-    return np.ones_like(heard) if state.met is None else state.met, heard
+    met = np.full_like(heard, state.round > 1) if state.met is None else state.met
+    # Whoever is heard first is clustered at once: all start alike.
+    return met if met.any() else heard, heard
 
 
 def _enough(labels: Int, setting: Setting) -> Bool:
