@@ -138,8 +138,10 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     if state.replies is not None:
         arrays["replies"] = state.replies
+    # Row by row: all at once would be another matrix of m × P.
     if not all(
-        (state.models[state.labels == k] == center).all() for k, center in enumerate(state.centers)
+        np.array_equal(model, state.centers[k])
+        for model, k in zip(state.models, state.labels, strict=True)
     ):
         arrays["models"] = state.models
     return arrays
