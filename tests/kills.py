@@ -119,6 +119,8 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
                     raise AssertionError(f"{folder} ended with status {status}")
                 told["kills"] += 1
                 told["while writing"] += bool(inject)
+                # The last file of a run: what was killed after it had nothing left to do.
+                finished = (folder / "summary.json").is_file()
         same_folders(place / "whole", folder)
         told["runs"] += 1
     return told

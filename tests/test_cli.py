@@ -452,11 +452,13 @@ def wecfl_process(*tokens: str, cwd: Path, **environment: str) -> subprocess.Pop
     )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "engine"), [(signal.SIGINT, 130, "native"), (signal.SIGTERM, 143, "torch")]
+)
 def test_a_signal_leaves_a_readable_folder_and_no_process(
-    number: signal.Signals, code: int, tmp_path: Path
+    number: signal.Signals, code: int, engine: str, tmp_path: Path
 ) -> None:
-    tokens = small(rounds="1000000", workers="2", out="run")
+    tokens = small(rounds="1000000", workers="2", engine=engine, out="run")
     with wecfl_process("run", *tokens, cwd=tmp_path) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 3000):

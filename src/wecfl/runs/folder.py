@@ -204,6 +204,7 @@ class RunFolder:
                 self._write("classes.csv", table)
             for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
                 file.unlink(missing_ok=True)
+            checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
         self._written = before.manifest.round if before else 0
         self._began = perf_counter()
