@@ -133,9 +133,9 @@ def rounds(count: int, m: int) -> list[Line]:
     return [
         Line(f"{work}: last ÷ early", "mlp, digits", [ratio], most=FLAT, detail=said),
         *(
-            Line(f"{work}: more open {name}", "mlp, digits", [_growth(counts)], most=0,
+            Line(f"{work}: more {name}", "mlp, digits", [_growth(counts)], most=0,
                  detail=f"{min(counts)} to {max(counts)} at any time")
-            for name, counts in (("files", trail.files), ("threads", trail.threads))
+            for name, counts in (("open files", trail.files), ("threads", trail.threads))
         ),
         Line(f"{work}: peak memory", "mlp, digits", [peak], unit="GB"),
         Line(f"{work}: run folder", "mlp, digits", [folder / count / 1e3], unit="KB per round",
@@ -146,10 +146,10 @@ def rounds(count: int, m: int) -> list[Line]:
 def _rounds(place: Path, count: int, m: int) -> tuple[Trail, float, float, float]:
     with _bar("rounds", count) as advance:
         trail = Trail()
-        run_config(
-            Config(clients=m, rounds=count, objectives=False), out=place / "run",
-            watch=[trail.note, advance],
-        )  # fmt: skip
+        config = Config(
+            partition="clusterwise-nclass", clients=m, rounds=count, steps=1, objectives=False
+        )
+        run_config(config, out=place / "run", watch=[trail.note, advance])
     kept = _size(place / "run" / "checkpoints")
     return trail, peak_memory(), _size(place) - kept, kept
 
