@@ -233,9 +233,9 @@ def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
         yield lambda *_: progress.advance(task)
 
 
-PARTS: dict[str, tuple[Callable[..., list[Line]], dict[str, int], dict[str, int]]] = {
-    "kills": (kills, {"times": 15}, {"times": 1}),
-    "clients": (clients, {"m": 10_000, "rounds": 20}, {"m": 300, "rounds": 4}),
+PARTS: dict[str, tuple[Callable[..., list[Line]], dict[str, Any], dict[str, Any]]] = {
+    "kills": (kills, {"times": 15}, {"times": 1, "names": ["wecfl"]}),
+    "clients": (clients, {"m": 10_000, "rounds": 20}, {"m": 300, "rounds": 12}),
     "rounds": (rounds, {"count": 1000, "m": 200}, {"count": 20, "m": 20}),
     "model": (model, {"hidden": 24_150, "m": 4, "rounds": 4}, {"hidden": 500, "m": 4, "rounds": 4}),
 }
@@ -259,7 +259,7 @@ def main() -> None:
         work, *sizes = PARTS[name]
         size = sizes[chosen.quick]
         if name == "kills" and chosen.times:
-            size = {"times": chosen.times}
+            size = size | {"times": chosen.times}
         lines += work(**size)
     show(lines)
     if chosen.json:
