@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test fuzz browser check docs format bench peers sanitize clean
+.PHONY: help setup run test fuzz browser check docs format bench soak peers sanitize clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -41,6 +41,9 @@ docs: $(READY)  ## the site into site/; a broken link or an undocumented public 
 
 bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
+
+soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds and a 100 MB model: docs/reliability.md (an hour)
+	$(BIN)/python benchmarks/soak.py --json build/soak.json
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers
 

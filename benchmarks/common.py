@@ -90,7 +90,9 @@ class Line:
     def goal(self) -> str:
         """The bound, if there is one."""
         bounds = [("≥", self.least), ("≤", self.most)]
-        return " ".join(f"{sign} {bound:g} {self.unit}".rstrip() for sign, bound in bounds if bound)
+        return " ".join(
+            f"{sign} {bound:g} {self.unit}".rstrip() for sign, bound in bounds if bound is not None
+        )
 
     @property
     def verdict(self) -> str:
@@ -176,6 +178,34 @@ def random_clients(setting: Setting, clients: int) -> Federation:
     return Federation.from_arrays(xs, ys, classes=10)
 
 
+def clients_of_a_pool(
+    shape: tuple[int, ...], clients: int, *, train: int, test: int, apart: bool = False
+) -> Federation:
+    """Clients whose random samples come from 10,000 common ones, so that data take little memory.
+
+    All alike, or `apart`: ten groups, of which each holds three of the ten classes.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((10_000, *shape), np.float32)
+    y = rng.integers(0, 10, len(x))
+    rows = rng.integers(0, len(x), (clients, train + test))
+    groups = None
+    if apart:
+        groups = np.arange(clients) % 10
+        y = np.arange(len(x)) % 10
+        rows = rows - rows % 10 + (groups[:, None] + rows % 3) % 10
+    return Federation(
+        x,
+        y,
+        train=tuple(rows[:, :train]),
+        test=tuple(rows[:, train:]),
+        classes=10,
+        keys=np.arange(clients),
+        names=tuple(map(str, range(clients))),
+        groups=groups,
+    )
+
+
 @cache
 def training_sets(setting: Setting, clients: int) -> list[TensorDataset]:
     """The training samples of `random_clients`, for torch."""
@@ -219,9 +249,21 @@ def peak_memory() -> float:
 
     Not `ru_maxrss` where it can be helped: on Linux a process inherits that of its parent.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e9
+    if STATUS.exists():
+        return _status("VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def resident_memory() -> float:
+    """The resident memory this process has now, in GB (Linux)."""
+    return _status("VmRSS")
+
+
+STATUS = Path("/proc/self/status")
+
+
+def _status(key: str) -> float:
+    """A number of KB that the system tells about this process, in GB."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024 / 1e9

@@ -13,8 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from common import SETTINGS, Line, in_a_fresh_process, main, peak_memory
-from wecfl import Federation, methods, run
+from common import SETTINGS, Line, clients_of_a_pool, in_a_fresh_process, main, peak_memory
+from wecfl import methods, run
 
 SETTING = SETTINGS[0]
 SIZES = {100: 21, 1_000: 6, 10_000: 3}
@@ -45,19 +45,7 @@ def lines(steps: int = 5) -> list[Line]:
 
 def _run(clients: int, rounds: int, steps: int) -> tuple[list[float], float]:
     """Seconds per client of each round, and the peak memory in GB."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((10_000, *SETTING.shape), np.float32)
-    y = rng.integers(0, 10, len(x))
-    rows = rng.integers(0, len(x), (clients, 40))
-    fed = Federation(
-        x,
-        y,
-        train=tuple(rows[:, :32]),
-        test=tuple(rows[:, 32:]),
-        classes=10,
-        keys=np.arange(clients),
-        names=tuple(map(str, range(clients))),
-    )
+    fed = clients_of_a_pool(SETTING.shape, clients, train=32, test=8)
     times = [perf_counter()]
     run(
         fed,

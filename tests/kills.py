@@ -1,5 +1,7 @@
 """Kills runs at random moments and goes on with them: `python tests/kills.py --times 100`.
 
+Of each of the methods on each of the engines, if several are named; a line for each pair.
+
 A run is begun in a child process, which is killed (SIGKILL) after a random time, or by itself
 in the middle of writing a file; another child goes on with it; and so on until it is finished.
 It must then be the same, to the bit, as one that was left alone.
@@ -12,6 +14,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,6 +119,8 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
                     raise AssertionError(f"{folder} ended with status {status}")
                 told["kills"] += 1
                 told["while writing"] += bool(inject)
+                # The last file of a run: what was killed after it had nothing left to do.
+                finished = (folder / "summary.json").is_file()
         same_folders(place / "whole", folder)
         told["runs"] += 1
     return told
@@ -125,15 +130,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--method", default="wecfl")
-    parser.add_argument("--engine", choices=["native", "torch"], default="native")
+    parser.add_argument("--method", nargs="+", default=["wecfl"])
+    parser.add_argument("--engine", nargs="+", choices=["native", "torch"], default=["native"])
     chosen = parser.parse_args()
-    config = Config(
-        method=chosen.method, engine=chosen.engine, clusters=2, clients=6, groups=2, rounds=8,
-        steps=3, model="logistic", workers=1,
-    )  # fmt: skip
-    with TemporaryDirectory() as place:
-        print(kill_and_resume(config, chosen.times, chosen.seed, Path(place)))
+    for method, engine in product(chosen.method, chosen.engine):
+        config = Config(
+            method=method, engine=engine, clusters=2, clients=6, groups=2, rounds=8,
+            steps=3, model="logistic", workers=1,
+        )  # fmt: skip
+        with TemporaryDirectory() as place:
+            print(kill_and_resume(config, chosen.times, chosen.seed, Path(place)), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,14 @@ def test_a_figure_is_a_median_beside_its_goal(module: Callable[[str], ModuleType
     assert line("w", "m", [1.0, 3.9, 9.0], least=4).verdict == "missed"
     assert line("w", "m", [1.6], most=1.5, unit="GB").verdict == "missed"
     assert line("w", "m", [1.6], most=1.5, unit="GB").goal == "≤ 1.5 GB"
+    assert line("w", "m", [1], most=0).goal == "≤ 0"
     assert line("w", "m", [1.0, 2.0, 3.0]).figure == "2 [1.5–2.5]"
     assert line("w", "m", [], least=4, detail="not installed").verdict == ""
 
 
 def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     asked = {question.__name__ for question in module("all").QUESTIONS}
-    helpers = {"all", "common", "peer_training"}
+    helpers = {"all", "common", "peer_training", "soak"}  # soak is asked by `make soak`
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers
 
 
@@ -37,3 +38,30 @@ def test_growth_runs_the_public_interface(module: Callable[[str], ModuleType]) -
     assert len(seconds) == 1
     assert seconds[0] > 0
     assert peak > 0.1
+
+
+def test_soak_measures_what_it_says(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, where it runs in one of its own, and as small as can be."""
+    soak = module("soak")
+    monkeypatch.setattr(soak, "in_a_fresh_process", lambda work, *rest: work(*rest))
+    peak, flat, _ = soak.clients(m=20, rounds=2)
+    assert peak.values[0] > 0
+    assert flat.values[0] == pytest.approx(1, abs=0.5)
+    _, files, threads, _, folder = soak.rounds(count=4, m=10)
+    assert files.verdict == threads.verdict == "reached"
+    assert folder.values[0] > 0.5
+    same, *peaks = soak.model(hidden=8, m=4, rounds=2)
+    assert same.verdict == "reached"
+    assert all(line.values[0] > 1 for line in peaks)
+    monkeypatch.setattr(soak, "ENGINES", ["native"])
+    stood, total = soak.kills(times=2, names=["wecfl"])
+    assert stood.values == [1]
+    assert total.values[0] >= 2
+
+
+def test_soak_tells_growth_from_what_comes_and_goes(module: Callable[[str], ModuleType]) -> None:
+    growth = module("soak")._growth
+    assert growth([5, 7, 5, 8, 7, 5, 9, 5]) == 0
+    assert growth([5, 6, 6, 7, 7, 8, 8, 9]) == 3

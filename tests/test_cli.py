@@ -16,6 +16,7 @@ import pytest
 
 from helpers import Wecfl
 from wecfl import __version__
+from wecfl.cli.terminal import Stopped, Stopping
 from wecfl.config import Config
 from wecfl.methods import METHODS
 from wecfl.runs.folder import read_metrics, read_states, read_summary
@@ -451,15 +452,20 @@ def wecfl_process(*tokens: str, cwd: Path, **environment: str) -> subprocess.Pop
     )
 
 
-def test_ctrl_c_leaves_a_readable_folder_and_no_process(tmp_path: Path) -> None:
-    tokens = small(rounds="1000000", workers="2", out="run")
+@pytest.mark.parametrize(
+    ("number", "code", "engine"), [(signal.SIGINT, 130, "native"), (signal.SIGTERM, 143, "torch")]
+)
+def test_a_signal_leaves_a_readable_folder_and_no_process(
+    number: signal.Signals, code: int, engine: str, tmp_path: Path
+) -> None:
+    tokens = small(rounds="1000000", workers="2", engine=engine, out="run")
     with wecfl_process("run", *tokens, cwd=tmp_path) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 3000):
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        os.killpg(process.pid, number)  # as a terminal does: the workers get it too
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert err == (
         "wecfl: stopping after this round; once more to stop at once\n"
         "wecfl: interrupted; go on with: wecfl resume run\n"
@@ -470,6 +476,15 @@ def test_ctrl_c_leaves_a_readable_folder_and_no_process(tmp_path: Path) -> None:
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == len(records) >= 2
     assert read_states(tmp_path / "run")[0].round == len(records)
+
+
+def test_a_second_signal_does_not_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    with Stopping():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.code == 143
+    assert "once more to stop at once" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:

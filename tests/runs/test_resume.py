@@ -97,6 +97,14 @@ def test_the_last_two_checkpoints_are_kept(whole: Path) -> None:
     assert [state.round for state in read_states(whole)] == [6]
 
 
+def test_what_a_kill_left_of_older_checkpoints_goes(whole: Path, tmp_path: Path) -> None:
+    """Killed in the last round, between the two files of the checkpoint that it drops."""
+    run = stop_after(6, TINY, tmp_path / "run")
+    (run / "checkpoints" / "000004.safetensors").write_bytes(b"old")
+    go_on(run)
+    same_folders(whole, run)
+
+
 def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
     arrays = load_file(whole / "checkpoints" / "000006.safetensors")
     assert arrays.keys() == {"0.round", "0.centers", "0.labels", "0.memory.momentum"}

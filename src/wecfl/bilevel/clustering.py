@@ -166,7 +166,7 @@ def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
     >>> a.shape, squared_euclidean(a, b).round(9).tolist()
     ((3, 4), [[1.0], [1.0], [1.0]])
     """
-    both = np.concatenate([points, centers]).astype(np.float64)
+    both = np.concatenate([points, centers], dtype=np.float64)
     if both.shape[1] >= 4 * len(both):
         both -= both.mean(axis=0)
         values, vectors = np.linalg.eigh(both @ both.T)

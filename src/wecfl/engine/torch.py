@@ -23,6 +23,7 @@ from math import prod
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Lock
+from multiprocessing.util import Finalize
 from typing import Any, Literal, final
 
 import numpy as np
@@ -77,6 +78,8 @@ class TorchEngine(LocalEngine):
         self._next, lock = fork.RawValue("q", 0), fork.Lock()
         self._pipes: list[Connection] = []
         self._processes: list[ForkProcess] = []
+        # At the exit multiprocessing ends what is left by SIGTERM, which workers leave to the run.
+        Finalize(self, _end, (self._pipes, self._processes), exitpriority=0)
         for number in range(self.workers):
             ours, theirs = fork.Pipe()
             process = fork.Process(
@@ -135,13 +138,7 @@ class TorchEngine(LocalEngine):
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.kill()  # whatever it is doing: a worker has nothing to clean up
-            process.join()
-            process.close()
-        self._pipes, self._processes = [], []
+        _end(self._pipes, self._processes)
 
     def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
         """From the board, where the workers write them; a client's share may be limited."""
@@ -258,11 +255,23 @@ def _shared(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[An
     return np.frombuffer(buffer, dtype, prod(shape)).reshape(shape)
 
 
+def _end(pipes: list[Connection], processes: list[ForkProcess]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.kill()  # whatever it is doing: a worker has nothing to clean up
+        process.join()
+        process.close()
+    pipes.clear()
+    processes.clear()
+
+
 def _serve(
     local: _Local, pipe: Connection, following: Any, lock: Lock, others: list[Connection]
 ) -> None:
     """A worker: wait for an order, take clients one by one, report; until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the parent to handle
+        signal.signal(number, signal.SIG_IGN)
     for inherited in others:
         inherited.close()
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ from wecfl.base import State
 from wecfl.errors import RunFolderError
 from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors
 
-__all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "write"]
+__all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "tidy", "write"]
 
 FORMAT = 1
 """Of run folders. Folders without a number are older; they have no checkpoints."""
@@ -88,6 +88,12 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
     manifest = asdict(Manifest(FORMAT, round, len(states), size, digest, **about))
     signed = {"manifest": manifest, "sha256": _digest(manifest)}
     replace_file(place / f"{round:06}.json", [json.dumps(signed, indent=2).encode()])
+    tidy(folder)
+
+
+def tidy(folder: Path) -> None:
+    """Drop the checkpoints before the last two, and what a crash left of others."""
+    place = folder / FOLDER
     for file in sorted(place.glob("*.json"))[:-KEPT]:
         file.unlink()
     names = {file.stem for file in place.glob("*.json")}
@@ -140,8 +146,10 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
         arrays["replies"] = state.replies
     if state.met is not None:
         arrays["met"] = state.met.astype(np.int8)
+    # Row by row: all at once would be another matrix of m × P.
     if not all(
-        (state.models[state.labels == k] == center).all() for k, center in enumerate(state.centers)
+        np.array_equal(model, state.centers[k])
+        for model, k in zip(state.models, state.labels, strict=True)
     ):
         arrays["models"] = state.models
     return arrays

@@ -351,6 +351,7 @@ def _train(
         )
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
     states = saved.states if saved else tuple(opening(setting) for setting in settings)
+    del saved  # or its matrices stay while the run moves on
     watched = None
     if diagnostics:
         watched = Diagnostics(settings[0], states[0], records[-1] if records else None)

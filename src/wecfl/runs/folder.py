@@ -164,7 +164,7 @@ class RunFolder:
 
     @property
     def saved(self) -> Checkpoint | None:
-        """Where the run stood when it was last written down."""
+        """Where the run stood when it was last written down; None once it goes on."""
         return self._saved
 
     @property
@@ -205,8 +205,10 @@ class RunFolder:
                 self._write("classes.csv", table)
             for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
                 file.unlink(missing_ok=True)
+            checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
         self._written = before.manifest.round if before else 0
+        self._saved = None
         self._began = perf_counter()
 
     def round(self, record: Record, states: Sequence[State]) -> None:

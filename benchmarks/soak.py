@@ -1,0 +1,273 @@
+"""Load and faults, for longer than a test may take: what docs/reliability.md promises.
+
+kills    every method on both engines, killed at random moments and gone on with (tests/kills.py)
+clients  10,000 clients with a CNN, 20 rounds, through a run folder
+rounds   1,000 rounds of 200 clients on digits
+model    a model of 100 MB, stopped and gone on with to the bit
+
+All of them unless some are named. Needs Linux (/proc) and, for `clients`, 4 GB of disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from torch import nn
+
+from common import (
+    Line,
+    clients_of_a_pool,
+    in_a_fresh_process,
+    peak_memory,
+    resident_memory,
+    show,
+)
+from wecfl import Config, Federation, methods, run, run_config
+from wecfl.methods import METHODS
+from wecfl.runs.folder import environment
+
+FLAT = 1.05
+"""The largest memory after the last round, as a multiple of that after a quarter of the rounds."""
+ENGINES = ("native", "torch")
+KILLS = Path(__file__).parents[1] / "tests" / "kills.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """What a process holds after each round."""
+
+    resident: list[float] = field(default_factory=list)
+    """GB."""
+    files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def note(self, *_: object) -> None:
+        """After a round, as a watcher of a run."""
+        self.resident.append(resident_memory())
+        self.files.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 (iterdir is slower)
+        self.threads.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
+
+    @property
+    def flatness(self) -> tuple[float, str]:
+        """Memory after the last round ÷ after a quarter of them, and the two."""
+        count = len(self.resident)
+        early, last = self.resident[max(count // 4, 1) - 1], self.resident[-1]
+        said = f"{early:.3f} GB after round {max(count // 4, 1)}, {last:.3f} GB after {count}"
+        return last / early, said
+
+
+def kills(times: int, names: Sequence[str] = tuple(METHODS)) -> list[Line]:
+    """`times` kills of each method on each engine; each run must come to the same bits."""
+    command = [sys.executable, str(KILLS), "--times", str(times), "--method", *names]
+    command += ["--engine", *ENGINES]
+    pairs = len(names) * len(ENGINES)
+    told: list[dict[str, int]] = []
+    with (
+        _bar("kills", pairs) as advance,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        for line in process.stdout or ():
+            told.append(ast.literal_eval(line))
+            advance()
+    total = {key: sum(each[key] for each in told) for key in ("kills", "while writing", "runs")}
+    detail = f"{total['runs']} runs, {total['while writing']} kills in the middle of writing"
+    if process.returncode:
+        detail = f"failed in pair {len(told) + 1} of method and engine; {detail}"
+    return [
+        Line("methods × engines that stood all kills", "logistic", [len(told)], least=pairs),
+        Line("kills, none of which changed a bit", "logistic", [total["kills"]], detail=detail),
+    ]
+
+
+def clients(m: int, rounds: int) -> list[Line]:
+    """The memory of many clients."""
+    title = "CNN, 29,830 parameters"
+    trail, peak, folder = _alone(_clients, m, rounds)
+    ratio, said = trail.flatness
+    work = f"{m:,} clients × {rounds} rounds"
+    return [
+        Line(f"{work}: peak memory", title, [peak], most=8, unit="GB"),
+        Line(f"{work}: last ÷ early", title, [ratio], most=FLAT, detail=said),
+        Line(f"{work}: run folder", title, [folder], unit="GB"),
+    ]
+
+
+def _clients(place: Path, m: int, rounds: int) -> tuple[Trail, float, float]:
+    fed = clients_of_a_pool((1, 8, 8), m, train=8, test=2, apart=True)
+    with _bar("clients", rounds) as advance:
+        trail = Trail()
+        run(
+            fed, methods.wecfl(k=10), model=_cnn, rounds=rounds, steps=1, batch=8,
+            objectives=False, out=place / "run", watch=[trail.note, advance],
+        )  # fmt: skip
+    return trail, peak_memory(), _size(place) / 1e9
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 180), nn.ReLU(), nn.Linear(180, 10),
+    )  # fmt: skip
+
+
+def rounds(count: int, m: int) -> list[Line]:
+    """What grows over many rounds."""
+    trail, peak, folder, kept = _alone(_rounds, count, m)
+    ratio, said = trail.flatness
+    work = f"{count:,} rounds × {m} clients"
+    return [
+        Line(f"{work}: last ÷ early", "mlp, digits", [ratio], most=FLAT, detail=said),
+        *(
+            Line(f"{work}: more {name}", "mlp, digits", [_growth(counts)], most=0,
+                 detail=f"{min(counts)} to {max(counts)} at any time")
+            for name, counts in (("open files", trail.files), ("threads", trail.threads))
+        ),
+        Line(f"{work}: peak memory", "mlp, digits", [peak], unit="GB"),
+        Line(f"{work}: run folder", "mlp, digits", [folder / count / 1e3], unit="KB per round",
+             detail=f"{folder / 1e6:.1f} MB, and {kept / 1e6:.1f} MB of checkpoints"),
+    ]  # fmt: skip
+
+
+def _rounds(place: Path, count: int, m: int) -> tuple[Trail, float, float, float]:
+    with _bar("rounds", count) as advance:
+        trail = Trail()
+        config = Config(
+            partition="clusterwise-nclass", clients=m, rounds=count, steps=1, objectives=False
+        )
+        run_config(config, out=place / "run", watch=[trail.note, advance])
+    kept = _size(place / "run" / "checkpoints")
+    return trail, peak_memory(), _size(place) - kept, kept
+
+
+def _growth(counts: Sequence[int]) -> int:
+    """From the first quarter of the rounds to the last: what is open only for a while is not."""
+    quarter = max(len(counts) // 4, 1)
+    return min(counts[-quarter:]) - min(counts[:quarter])
+
+
+def model(hidden: int, m: int, rounds: int) -> list[Line]:
+    """A large model: the memory of a run, of going on with one, and whether they agree."""
+    half, size = rounds // 2, _width(hidden) * 4 / 1e9
+    title = f"MLP, {size * 1e3:.3g} MB"
+    with TemporaryDirectory() as place, _bar("model", 3) as advance:
+        whole, stopped = Path(place) / "whole", Path(place) / "stopped"
+        peaks = {}
+        for work, folder, count in (("run", whole, rounds), ("", stopped, half),
+                                    ("resume", stopped, rounds)):  # fmt: skip
+            peaks[work] = in_a_fresh_process(_model, folder, hidden, m, count, work == "resume")
+            advance()
+        same = _digests(whole) == _digests(stopped)
+        checkpoint = _size(whole / "checkpoints") / 2 / 1e9
+    multiple = f"{checkpoint / size:.1f} × the model in a checkpoint"
+    return [
+        Line(f"{m} clients, 2 clusters: same checkpoints after a stop", title, [same], least=1,
+             detail=f"stopped after round {half} of {rounds}, gone on in another process"),
+        *(
+            Line(f"{m} clients, 2 clusters: peak of a {work}", title, [peaks[work] / size],
+                 unit="× the model", detail=f"{peaks[work]:.2f} GB; {multiple}")
+            for work in ("run", "resume")
+        ),
+    ]  # fmt: skip
+
+
+FEATURES, CLASSES = 1024, 10
+
+
+def _width(hidden: int) -> int:
+    return (FEATURES + 1) * hidden + (hidden + 1) * CLASSES
+
+
+def _model(out: Path, hidden: int, m: int, rounds: int, resume: bool) -> float:
+    rng = np.random.default_rng(0)
+    fed = Federation.from_arrays(
+        [rng.standard_normal((40, FEATURES), np.float32) for _ in range(m)],
+        [rng.integers(0, CLASSES, 40) for _ in range(m)],
+        classes=CLASSES,
+    )
+    run(
+        fed, methods.wecfl(k=2), rounds=rounds, steps=2, out=out, resume=resume,
+        model=lambda: nn.Sequential(
+            nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+        ),
+    )  # fmt: skip
+    return peak_memory()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the states that a run folder keeps, by checkpoint."""
+    files = sorted((folder / "checkpoints").glob("*.json"))
+    return {file.stem: json.loads(file.read_bytes())["manifest"]["sha256"] for file in files}
+
+
+def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process and a folder of its own."""
+    with TemporaryDirectory() as place:
+        return in_a_fresh_process(work, Path(place), *arguments)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar; the function that moves it on may be a watcher of a run."""
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda *_: progress.advance(task)
+
+
+PARTS: dict[str, tuple[Callable[..., list[Line]], dict[str, Any], dict[str, Any]]] = {
+    "kills": (kills, {"times": 15}, {"times": 1, "names": ["wecfl"]}),
+    "clients": (clients, {"m": 10_000, "rounds": 20}, {"m": 300, "rounds": 12}),
+    "rounds": (rounds, {"count": 1000, "m": 200}, {"count": 20, "m": 20}),
+    "model": (model, {"hidden": 24_150, "m": 4, "rounds": 4}, {"hidden": 500, "m": 4, "rounds": 4}),
+}
+"""The work, its size, and its size with --quick."""
+
+
+def main() -> None:
+    """Measure, print, write down."""
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    flags.add_argument("--quick", action="store_true", help="a minute in all; figures say little")
+    flags.add_argument("--times", type=int, help="kills of each method on each engine")
+    flags.add_argument("--json", type=Path, help="a file to write the figures to")
+    chosen = flags.parse_args()
+    if unknown := set(chosen.parts) - set(PARTS):
+        flags.error(f"unknown part {min(unknown)}: choose of {', '.join(PARTS)}")
+    lines: list[Line] = []
+    for name in chosen.parts or PARTS:
+        work, *sizes = PARTS[name]
+        size = sizes[chosen.quick]
+        if name == "kills" and chosen.times:
+            size = size | {"times": chosen.times}
+        lines += work(**size)
+    show(lines)
+    if chosen.json:
+        told = [asdict(line) | {"goal": line.goal, "verdict": line.verdict} for line in lines]
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps({**environment(), "lines": told}, indent=2) + "\n")
+    sys.exit(any(line.verdict == "missed" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
