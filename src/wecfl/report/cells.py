@@ -13,7 +13,8 @@ from wecfl.runs.queue import Store, Stored, chosen
 
 __all__ = ["NOT_RUN", "Block", "Row", "averaged", "row_of"]
 
-Row = dict[str, Any]
+Row = dict[Any, Any]
+"""One of the records of a data frame."""
 Block = tuple[str, list[str], list[list[str]]]
 """Title, heads and rows of text; what stands between ** is emphasized."""
 

@@ -67,7 +67,7 @@ def _scores(
     rows: pd.DataFrame, columns: Sequence[str], name: str, best: Callable[[list[float]], float]
 ) -> list[str]:
     """In the order of the columns, the best in bold."""
-    found: dict[str, Row] = {each["aggregation"]: dict(each) for each in rows.to_dict("records")}
+    found: dict[str, Row] = {each["aggregation"]: each for each in rows.to_dict("records")}
     texts = [_score(found[column], name) if column in found else "–" for column in columns]
     means = [round(found[column][name], 1) for column in columns if column in found]
     known = [mean for mean in means if not isnan(mean)]
