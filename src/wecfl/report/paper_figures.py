@@ -216,11 +216,13 @@ def _robustness(found: Found) -> AnyChart:
             if (scores := [100 * each["accuracy"] for each in results if each["accuracy"]])
         ]
     )
-    panels = [_map(each, str(method)) for method, each in values.groupby("method", sort=False)]
+    low = 10 * int(values["accuracy"].min() // 10)
+    by_method = values.groupby("method", sort=False)
+    panels = [_map(each, str(method), low) for method, each in by_method]
     return styled(alt.concat(*panels, columns=3, spacing=24))
 
 
-def _map(values: pd.DataFrame, title: str) -> alt.LayerChart:
+def _map(values: pd.DataFrame, title: str, low: int) -> alt.LayerChart:
     across, down = ([*dict.fromkeys(values[key])] for key in ("aggregation", "attack"))
     base = alt.Chart(values, title=title).encode(
         x=alt.X("aggregation:N", title=None, sort=across, axis=alt.Axis(labelAngle=-40)),
@@ -230,9 +232,10 @@ def _map(values: pd.DataFrame, title: str) -> alt.LayerChart:
     color = alt.Color(
         "accuracy:Q",
         title=["accuracy of", "honest clients %"],
-        scale=alt.Scale(scheme="viridis", domain=[0, 100]),
+        scale=alt.Scale(scheme="viridis", domain=[low, 100]),
     )
-    ink = alt.condition("datum.accuracy < 60", alt.value("white"), alt.value("black"))
+    dark = f"datum.accuracy < {(low + 100) / 2}"
+    ink = alt.condition(dark, alt.value("white"), alt.value("black"))
     numbers = base.mark_text(fontSize=11).encode(text=alt.Text("accuracy:Q", format=".0f"))
     chart: alt.LayerChart = base.mark_rect().encode(color=color) + numbers.encode(color=ink)
     return chart.properties(width=36 * len(across), height=24 * len(down))

@@ -49,10 +49,11 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
         ]
         title = "Triggers of the backdoor that work on honest clients, in %"
         yield title, ["method", *columns, "n"], lines
-    plain = frame[frame["aggregation"] == "mean"]
+    plain = frame[(frame["aggregation"] == "mean") & (frame["k"] > 1)]
     if len(plain):
         heads = ["method", "attack", "isolated %", "exposed %", "ARI", "accuracy %", "n"]
-        lines = [_defence(each) for each in plain.to_dict("records")]
+        by_method = plain.groupby(["method", "k"], sort=False)
+        lines = [_defence(each) for _, rows in by_method for each in rows.to_dict("records")]
         yield "Clustering as a defence (aggregation: mean)", heads, lines
 
 
@@ -66,12 +67,13 @@ def _defence(each: Row) -> list[str]:
 def _scores(
     rows: pd.DataFrame, columns: Sequence[str], name: str, best: Callable[[list[float]], float]
 ) -> list[str]:
-    """In the order of the columns, the best in bold."""
+    """In the order of the columns, the best in bold if all are of as many seeds."""
     found: dict[str, Row] = {each["aggregation"]: each for each in rows.to_dict("records")}
     texts = [_score(found[column], name) if column in found else "–" for column in columns]
     means = [round(found[column][name], 1) for column in columns if column in found]
     known = [mean for mean in means if not isnan(mean)]
-    top = f"{best(known):.1f}" if len(known) > 1 else None
+    alike = len(known) > 1 and rows["n"].nunique() == 1
+    top = f"{best(known):.1f}" if alike else None
     return [f"**{text}**" if text.split(" ")[0] == top else text for text in texts]
 
 

@@ -154,5 +154,5 @@ def score(mean: float, std: float, factor: float = 1, digits: int = 2) -> str:
     """
     if isnan(mean):
         return "–"
-    text = f"{mean * factor:.{digits}f}"
+    text = f"{mean * factor:z.{digits}f}"
     return text if isnan(std) else f"{text} ± {std * factor:.{digits}f}"
