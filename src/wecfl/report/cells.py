@@ -19,6 +19,7 @@ Block = tuple[str, list[str], list[list[str]]]
 """Title, heads and rows of text; what stands between ** is emphasized."""
 
 NOT_RUN = "not run"
+"""What stands in the place of a score that nobody has computed."""
 
 
 def row_of(cell: Cell, store: Store) -> tuple[Row, list[Stored]]:
