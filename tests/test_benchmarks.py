@@ -49,7 +49,7 @@ def test_soak_measures_what_it_says(
     peak, flat, _ = soak.clients(m=20, rounds=2)
     assert peak.values[0] > 0
     assert flat.values[0] == pytest.approx(1, abs=0.5)
-    _, files, threads, _, folder = soak.rounds(count=4, m=10)
+    _, files, threads, _, folder = soak.rounds(count=12, m=10)
     assert files.verdict == threads.verdict == "reached"
     assert folder.values[0] > 0.5
     same, *peaks = soak.model(hidden=8, m=4, rounds=2)

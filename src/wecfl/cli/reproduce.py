@@ -39,7 +39,7 @@ from wecfl.runs.definitions import (
     select,
 )
 from wecfl.runs.observe import OnRound
-from wecfl.runs.queue import Store, chosen, estimate, queue, work
+from wecfl.runs.queue import Store, chosen, estimator, queue, work
 from wecfl.runs.record import Record
 
 __all__ = ["reproduce"]
@@ -100,10 +100,11 @@ def reproduce(
     for definition in named:
         if definition.figure:
             _figure(definition, store, federation)
+        if definition.figure and not definition.table:
             continue
         shown = [cell for cell in definition.cells if cell in wanted]
-        beside = paper.beside_the_paper(definition, store, shown)
-        for table in paper.rich_tables(definition, beside):
+        frame = paper.frame_of(definition, store, shown)
+        for table in paper.rich_tables(definition, frame):
             terminal.wide(table)
         if results.is_dir():
             terminal.show(f"written: {', '.join(map(str, paper.write(definition, store)))}")
@@ -140,7 +141,7 @@ def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store) -> None:
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("run", no_wrap=True)
     table.add_column("estimate", justify="right", no_wrap=True)
-    times = [estimate(each, stored) for each in todo]
+    times = [*map(estimator(stored), todo)]
     for each, time in zip(todo, times, strict=True):
         table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
     terminal.wide(table)
@@ -172,8 +173,7 @@ def _work(
             current = progress.add_task("", total=1, note="", visible=False)
 
             def watcher(run: Run, todo: Sequence[Run]) -> OnRound:
-                stored = store.all()
-                times = [estimate(each, stored) for each in todo]
+                times = [*map(estimator(store.all()), todo)]
                 known = [time for time in times if time is not None]
                 more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
                 total = done + failed + elsewhere + len(todo)

@@ -1,28 +1,29 @@
-"""The paper's tables, regenerated: stored results beside the published figures."""
+"""The tables, made from stored results: those of the paper beside the published figures."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Sequence
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from wecfl.report import robustness
+from wecfl.report.cells import NOT_RUN, Block, row_of
 from wecfl.report.tables import score
-from wecfl.runs.definitions import SHIPPED, Cell, Definition, Run
-from wecfl.runs.queue import Store, Stored, chosen
+from wecfl.runs.definitions import SHIPPED, Cell, Definition
+from wecfl.runs.queue import Store, Stored
 
-__all__ = ["beside_the_paper", "fill", "published", "rich_tables", "write"]
+__all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
-NOT_RUN = "not run"
+BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 def published(table: str) -> pd.DataFrame:
@@ -39,7 +40,7 @@ def published(table: str) -> pd.DataFrame:
     )
 
 
-def beside_the_paper(
+def frame_of(
     definition: Definition, store: Store, cells: Sequence[Cell] | None = None
 ) -> pd.DataFrame:
     """One row per cell, in percent: mean and std over the stored seeds, the paper's, the gap.
@@ -48,7 +49,9 @@ def beside_the_paper(
     stored seeds (0: not run).
     """
     cells = definition.cells if cells is None else cells
-    frame = pd.DataFrame([_row(cell, store) for cell in cells])
+    if definition.table == "robustness":
+        return robustness.frame(cells, store)
+    frame = pd.DataFrame([row_of(cell, store)[0] for cell in cells])
     if definition.paper:
         key = ["dataset", "partition", "k", "method"]
         paper = published(definition.paper).add_prefix("paper_")
@@ -62,32 +65,13 @@ def beside_the_paper(
     return frame.reset_index(drop=True)
 
 
-def _row(cell: Cell, store: Store) -> dict[str, Any]:
-    run = chosen(cell, 0, store)
-    stored = store.seeds(run) if run else []
-    label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
-    row: dict[str, Any] = {
-        "dataset": cell.config.dataset,
-        "partition": cell.config.partition,
-        "k": cell.config.clusters,
-        "method": cell.config.method,
-        "label": label,
-        "n": len(stored),
-    }
-    for name, factor in (("accuracy", 100), ("macro_f1", 100), ("ari", 1)):
-        values = [factor * result[name] for result in stored if result[name] is not None]
-        row[name] = np.mean(values) if values else nan
-        row[f"{name}_std"] = np.std(values, ddof=1) if len(values) > 1 else nan
-    return row
+def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
+    robust = definition.table == "robustness"
+    return robustness.blocks(frame) if robust else _beside_the_paper(frame)
 
 
-def _tuned(cell: Cell, run: Run | None) -> str:
-    rates = ", ".join(f"{lr:g}" for lr in cell.tune)
-    return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"
-
-
-def _blocks(frame: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, heads and rows of text, one block for each data set and partition."""
+def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
+    """One block for each data set and partition."""
     paper = "paper_accuracy" in frame
     for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
         labels = ["what"] if rows["label"].any() else []
@@ -120,8 +104,8 @@ def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
 
 
 def rich_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[Table]:
-    """For the terminal, one table for each data set and partition."""
-    for title, heads, rows in _blocks(frame):
+    """For the terminal, one table for each block."""
+    for title, heads, rows in _blocks(definition, frame):
         table = Table(
             title=f"{definition.title}: {title}",
             title_justify="left",
@@ -131,18 +115,19 @@ def rich_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[Table]:
             padding=(0, 1, 0, 0),
         )
         for head in heads:
-            text = head in ("method", "what")
+            text = head in ("method", "what", "attack")
             table.add_column(head, justify="left" if text else "right", no_wrap=True)
         for row in rows:
             style = "dim" if NOT_RUN in row else None
-            table.add_row(*map(escape, row), style=style)
+            texts = (BOLD.sub(r"[bold]\1[/bold]", escape(text)) for text in row)
+            table.add_row(*texts, style=style)
         yield table
 
 
-def markdown(frame: pd.DataFrame) -> str:
+def markdown(definition: Definition, frame: pd.DataFrame) -> str:
     """Blocks of Markdown."""
     parts = []
-    for title, heads, rows in _blocks(frame):
+    for title, heads, rows in _blocks(definition, frame):
         lines = [heads, ["---"] * len(heads), *rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append(f"**{title}**\n\n{body}\n")
@@ -152,7 +137,7 @@ def markdown(frame: pd.DataFrame) -> str:
 def latex(definition: Definition, frame: pd.DataFrame) -> str:
     """Tables for LaTeX, with booktabs."""
     parts = []
-    for title, heads, rows in _blocks(frame):
+    for title, heads, rows in _blocks(definition, frame):
         body = " \\\\\n".join(" & ".join(map(_tex, row)) for row in rows)
         parts.append(
             f"\\begin{{table}}\n\\caption{{{_tex(f'{definition.title}: {title}')}}}\n"
@@ -166,7 +151,7 @@ def latex(definition: Definition, frame: pd.DataFrame) -> str:
 def _tex(text: str) -> str:
     for plain, tex in (("%", r"\%"), ("±", r"$\pm$"), ("Δ", r"$\Delta$"), ("–", "--")):
         text = text.replace(plain, tex)
-    return text
+    return BOLD.sub(r"\\textbf{\1}", text)
 
 
 def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
@@ -209,15 +194,17 @@ def cost(store: Store) -> str:
 
 
 def write(definition: Definition, store: Store) -> list[Path]:
-    """The table as Markdown, CSV and LaTeX beside the results; in the page RESULTS.md if it asks.
+    """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
 
-    A page asks with the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them
-    is replaced (NAME: that of the definition, or ``cost``). ``RESULTS/note.md``, if there, is what
-    must be said of all tables made from these results.
+    These are RESULTS.md and NAME.md beside the folder of results. They ask with the lines
+    ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME: that of
+    the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all tables
+    beside the paper's.
     """
-    base, frame = store.folder / definition.name, beside_the_paper(definition, store)
+    base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
-    parts = [markdown(frame), differing(frame), note.read_text("utf-8") if note.exists() else ""]
+    said = note.read_text("utf-8") if definition.paper and note.exists() else ""
+    parts = [markdown(definition, frame), differing(frame), said]
     text = "\n".join(part for part in parts if part)
     made = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
     files = {
@@ -227,11 +214,11 @@ def write(definition: Definition, store: Store) -> list[Path]:
     }
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
-    page = store.folder.with_suffix(".md")
-    if page.exists():
-        old = page.read_text(encoding="utf-8")
-        new = fill(fill(old, definition.name, text), "cost", cost(store))
-        page.write_text(new, encoding="utf-8")
+    for page in (store.folder.with_suffix(".md"), store.folder.with_name(f"{definition.name}.md")):
+        if page.exists():
+            old = page.read_text(encoding="utf-8")
+            new = fill(fill(old, definition.name, text), "cost", cost(store))
+            page.write_text(new, encoding="utf-8")
     return [base.with_suffix(suffix) for suffix in files]
 
 

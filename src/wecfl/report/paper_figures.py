@@ -201,6 +201,46 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
     return chart
 
 
+def _robustness(found: Found) -> AnyChart:
+    """Accuracy of honest clients by attack and aggregation, mean over seeds, one map per method."""
+    values = pd.DataFrame(
+        [
+            {
+                "method": _name(cell.config, several=True),
+                "attack": cell.label or cell.config.attack,
+                "aggregation": cell.config.aggregation,
+                "accuracy": float(np.mean(scores)),
+                "seeds": len(scores),
+            }
+            for cell, results in found
+            if (scores := [100 * each["accuracy"] for each in results if each["accuracy"]])
+        ]
+    )
+    low = 10 * int(values["accuracy"].min() // 10)
+    by_method = values.groupby("method", sort=False)
+    panels = [_map(each, str(method), low) for method, each in by_method]
+    return styled(alt.concat(*panels, columns=3, spacing=24))
+
+
+def _map(values: pd.DataFrame, title: str, low: int) -> alt.LayerChart:
+    across, down = ([*dict.fromkeys(values[key])] for key in ("aggregation", "attack"))
+    base = alt.Chart(values, title=title).encode(
+        x=alt.X("aggregation:N", title=None, sort=across, axis=alt.Axis(labelAngle=-40)),
+        y=alt.Y("attack:N", title=None, sort=down),
+        tooltip=["attack:N", "aggregation:N", alt.Tooltip("accuracy:Q", format=".2f"), "seeds:Q"],
+    )
+    color = alt.Color(
+        "accuracy:Q",
+        title=["accuracy of", "honest clients %"],
+        scale=alt.Scale(scheme="viridis", domain=[low, 100]),
+    )
+    dark = f"datum.accuracy < {(low + 100) / 2}"
+    ink = alt.condition(dark, alt.value("white"), alt.value("black"))
+    numbers = base.mark_text(fontSize=11).encode(text=alt.Text("accuracy:Q", format=".0f"))
+    chart: alt.LayerChart = base.mark_rect().encode(color=color) + numbers.encode(color=ink)
+    return chart.properties(width=36 * len(across), height=24 * len(down))
+
+
 def _setting(config: Config) -> str:
     numbers = config.completed().alpha or config.completed().classes_per or ()
     inside = ", ".join(f"{number:g}" for number in numbers)
@@ -216,5 +256,6 @@ FIGURES: dict[str, Callable[[Found], AnyChart]] = {
     "cosine": _cosine,
     "tsne": _tsne,
     "objectives": _objectives,
+    "robustness": _robustness,
 }
 """By name, how a figure is drawn; beside them `partition`, which needs no run."""

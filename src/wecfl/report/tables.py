@@ -146,7 +146,7 @@ def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield above + key, value
 
 
-def score(mean: float, std: float, factor: float = 1) -> str:
+def score(mean: float, std: float, factor: float = 1, digits: int = 2) -> str:
     """Mean ± standard deviation, if there is one.
 
     >>> score(0.7095, 0.0357, 100), score(70.95, float("nan"))
@@ -154,5 +154,5 @@ def score(mean: float, std: float, factor: float = 1) -> str:
     """
     if isnan(mean):
         return "–"
-    text = f"{mean * factor:.2f}"
-    return text if isnan(std) else f"{text} ± {std * factor:.2f}"
+    text = f"{mean * factor:z.{digits}f}"
+    return text if isnan(std) else f"{text} ± {std * factor:.{digits}f}"

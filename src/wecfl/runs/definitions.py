@@ -9,6 +9,10 @@ of its values, and a set for all their combinations. `[base]` holds what the set
     tune       learning rates: the one that does best, seed 0, on a fifth of the training data, held
                out from training, is used with all of it
     trace      also keep what pictures need: F and R, t-SNE of the first rounds, cosines of the last
+
+A definition itself says its `title`; `paper`, `table` and `figure`, how it is shown
+(`wecfl.report.paper`, `wecfl.report.paper_figures`); and, of many short runs, `together`: their
+results are lines of one file, not files of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -62,6 +66,8 @@ class Run:
     """Keep also what pictures need."""
     label: str = field(default="", compare=False)
     """Of the cell it was asked for by; cells may share a run."""
+    pool: str = field(default="", compare=False)
+    """The file of results it belongs to, if not one of its own."""
 
     @property
     def parts(self) -> tuple[Run, ...]:
@@ -71,7 +77,8 @@ class Run:
             return ()
         # FedAvg+ is a vote of FedAvg: the same for any K, so K = 5 and K = 10 share their members.
         plain = {"method": self.config.method.removesuffix("+"), "clusters": 1}
-        return tuple(Run(self.config.model_copy(update=plain), j) for j in range(members))
+        config = self.config.model_copy(update=plain)
+        return tuple(Run(config, j, pool=self.pool) for j in range(members))
 
     @property
     def hash(self) -> str:
@@ -105,6 +112,8 @@ class Run:
     def __str__(self) -> str:
         config = self.config
         words = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
+        words += [config.attack] if config.attack else []
+        words += [config.aggregation] if config.aggregation != "mean" else []
         words += [f"seed {config.seed}"]
         words += [f"member {self.member}"] if self.member else []
         words += [f"({self.label})"] if self.label else []
@@ -120,22 +129,24 @@ class Cell:
     label: str = ""
     tune: tuple[float, ...] = ()
     trace: bool = False
+    pool: str = ""
 
     @property
     def words(self) -> list[str]:
         """What `--cells` may ask for.
 
-        >>> Cell(Config(clusters=5)).words
-        ['digits', 'clusterwise-dirichlet', 'wecfl', 'k=5']
+        >>> Cell(Config(clusters=5, attack="noise", aggregation="krum")).words
+        ['digits', 'clusterwise-dirichlet', 'wecfl', 'k=5', 'krum', 'noise']
         """
         config = self.config
         named = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
-        return named + self.label.split()
+        attack = [config.attack] if config.attack else []
+        return [*named, config.aggregation, *attack, *self.label.split()]
 
     def run(self, seed: int, **changes: Any) -> Run:
         """The run of a seed."""
         config = self.config.model_copy(update={"seed": seed, **changes})
-        return Run(config, trace=self.trace, label=self.label)
+        return Run(config, trace=self.trace, label=self.label, pool=self.pool)
 
     @property
     def candidates(self) -> list[Run]:
@@ -155,8 +166,10 @@ class Definition:
     title: str
     paper: str | None
     """The table of the paper beside which it is shown."""
+    table: Literal["robustness"] | None
+    """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.report.paper`)."""
     figure: str | None
-    """How it is drawn (`wecfl.report.paper_figures`), if it is no table."""
+    """How it is drawn (`wecfl.report.paper_figures`); without `table` it is no table."""
     sets: tuple[tuple[int, int, tuple[Cell, ...]], ...]
     """(priority, seeds, cells)."""
 
@@ -220,7 +233,9 @@ class _Written(BaseModel):
 
     title: str
     paper: str | None = None
+    table: Literal["robustness"] | None = None
     figure: str | None = None
+    together: bool = False
     base: dict[str, Any] = {}
     sets: list[dict[str, Any]]
 
@@ -242,15 +257,16 @@ def _definition(file: Path) -> Definition:
     try:
         said = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         sets = [_Set.model_validate({**said.base, **each}) for each in said.sets]
-        entries = tuple((each.priority, each.seeds, _cells(each)) for each in sets)
+        pool = file.stem if said.together else ""
+        entries = tuple((each.priority, each.seeds, _cells(each, pool)) for each in sets)
     except ValidationError as error:
         raise ConfigError(f"can't read the definition {file}: {one_line(error, None)}") from None
     except (ConfigError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read the definition {file}: {error}") from None
-    return Definition(file.stem, said.title, said.paper, said.figure, entries)
+    return Definition(file.stem, said.title, said.paper, said.table, said.figure, entries)
 
 
-def _cells(said: _Set) -> tuple[Cell, ...]:
+def _cells(said: _Set, pool: str) -> tuple[Cell, ...]:
     choices = said.model_extra or {}
     lists = [
         value if isinstance(value, list) and key not in LISTS else [value]
@@ -261,7 +277,7 @@ def _cells(said: _Set) -> tuple[Cell, ...]:
     return tuple(
         Cell(
             resolve(preset=said.preset, flags=dict(zip(choices, each, strict=True))),
-            said.label, tuple(said.tune), said.trace,
+            said.label, tuple(said.tune), said.trace, pool,
         )
         for each in product(*lists)
     )  # fmt: skip

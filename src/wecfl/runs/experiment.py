@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from inspect import signature
-from math import isfinite, isnan
+from math import isfinite
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
@@ -39,7 +39,7 @@ from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, environment, read_config, read_metrics
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
-from wecfl.runs.record import Record, Recorder, last_rounds, replies, settled
+from wecfl.runs.record import Record, Recorder, last_attack, last_rounds, replies, settled
 from wecfl.runs.trace import MOST, Trace
 
 __all__ = [
@@ -140,11 +140,7 @@ class Result:
     @property
     def _told(self) -> dict[str, Any]:
         """What a run with attackers or with privacy has to tell besides."""
-        told: dict[str, Any] = {}
-        if self.records and "attack" in self.records[-1]:
-            last = pd.DataFrame([record["attack"] for record in self.records[-3:]], dtype=float)
-            means = last.mean().round(6).to_dict()
-            told["attack"] = {name: None if isnan(mean) else mean for name, mean in means.items()}
+        told: dict[str, Any] = {**last_attack(self.records)}
         if self.privacy:
             rounds = int((replies(self.records, len(self.federation)) != Reply.ABSENT).sum(0).max())
             epsilon = self.privacy.epsilon(rounds, self.delta)

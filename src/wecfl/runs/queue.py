@@ -3,6 +3,7 @@
 ::
 
     RESULTS/NAME.json                 one finished run: choices, seed, scores, curve, time, versions
+    RESULTS/DEFINITION.jsonl          the same, a line for each run, of a definition with hundreds
     RESULTS/models/NAME.safetensors   the model of the last three rounds of a run with one cluster,
                                       so that soft votes (FedAvg+, FedProx+) share their members
     RESULTS/claims/NAME               locked by the process that does the run
@@ -17,10 +18,10 @@ import platform
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -37,18 +38,22 @@ from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import DivergedError, EngineError
 from wecfl.models import make
+from wecfl.runs.assault import Assault
 from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import method_of, run_config
 from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound
 from wecfl.runs.pictures import Pictures
-from wecfl.runs.record import Record, Recorder, last_rounds
-from wecfl.runs.schema import Outcome, read_json, read_tensors
+from wecfl.runs.record import Record, Recorder, last_attack, last_rounds
+from wecfl.runs.schema import Outcome, read_json, read_json_lines, read_tensors
 
-__all__ = ["Store", "Stored", "chosen", "estimate", "perform", "queue", "work"]
+__all__ = ["Store", "Stored", "chosen", "estimator", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
 """A finished run, as in its JSON file (`wecfl.runs.schema.Outcome`)."""
+
+Key = tuple[str, int, int, bool]
+"""What tells a run from all others: hash, seed, member, whether it has a trace."""
 
 LAST = 3
 """Rounds over which the paper's tables average, and whose models a soft vote needs."""
@@ -62,7 +67,7 @@ class Store:
 
     def file(self, run: Run) -> Path:
         """Where the result of a run is, or will be."""
-        return self.folder / f"{run.stem}.json"
+        return self.folder / (f"{run.pool}.jsonl" if run.pool else f"{run.stem}.json")
 
     def models(self, run: Run) -> Path:
         """Where the last models of a run with one cluster are, or will be."""
@@ -70,25 +75,25 @@ class Store:
 
     def read(self, run: Run) -> Stored | None:
         """The result of a run, if it was finished with the same choices."""
-        stored = _read(self.file(run))
+        stored = _read(self.file(run)).get((run.hash, run.config.seed, run.member, run.trace))
         return stored if stored and _same(stored, run) else None
 
     def seeds(self, run: Run) -> list[Stored]:
         """The results of a run with any seed."""
-        found = (_read(file) for file in sorted(self.folder.glob(f"*_{run.hash}.json")))
+        asked = (run.hash, run.member, run.trace)
+        alone = self.folder.glob(f"*_{run.hash}.json")
+        files = [self.file(run)] if run.pool else sorted(alone)
         return [
             stored
-            for stored in found
-            if stored
-            and stored["member"] == run.member
-            and ("trace" in stored) == run.trace
-            and _same(stored, run)
+            for file in files
+            for (name, _, member, trace), stored in _read(file).items()
+            if (name, member, trace) == asked and _same(stored, run)
         ]
 
     def all(self) -> list[Stored]:
         """All results, also of runs that no definition asks for."""
-        found = (_read(file) for file in sorted(self.folder.glob("*.json")))
-        return [stored for stored in found if stored is not None]
+        files = sorted(self.folder.glob("*.json")) + sorted(self.folder.glob("*.jsonl"))
+        return [stored for file in files for stored in _read(file).values()]
 
     def write(self, run: Run, outcome: Stored) -> Stored:
         """Keep a finished run; a reader sees all of it or nothing."""
@@ -100,8 +105,16 @@ class Store:
             "votes": len(run.parts),
             **outcome,
         }
-        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in stored.items())
-        self._whole(self.file(run), lambda path: path.write_text(f"{{\n{lines}\n}}\n"))
+        file = self.file(run)
+        if run.pool:
+            with self._claimed(file.name, wait=True):
+                kept = {**_read(file), _key(stored): stored}
+                # In order, so that the file does not tell who was first where several work.
+                lines = "".join(f"{json.dumps(kept[key])}\n" for key in sorted(kept))
+                self._whole(file, lambda path: path.write_text(lines))
+        else:
+            lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in stored.items())
+            self._whole(file, lambda path: path.write_text(f"{{\n{lines}\n}}\n"))
         return stored
 
     def write_models(self, run: Run, models: F32) -> None:
@@ -116,17 +129,24 @@ class Store:
     @contextmanager
     def claim(self, run: Run) -> Iterator[bool]:
         """Whether this process has the run for itself; the claim dies with the process."""
-        path = self.folder / "claims" / run.stem
+        with self._claimed(run.stem) as path:
+            yield path is not None
+            # Else another process could hold the removed file and we a new one.
+            if path and self.read(run):
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _claimed(self, name: str, *, wait: bool = False) -> Iterator[Path | None]:
+        """A file that this process has locked; None if another one has, and is not waited for."""
+        path = self.folder / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                yield False
+                yield None
                 return
-            yield True
-            if self.read(run):  # else another process could hold the removed file and we a new one
-                path.unlink(missing_ok=True)
+            yield path
 
     def _whole(self, path: Path, write: Callable[[Path], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +206,7 @@ def work(
     while todo := [run for run in queue(asked, store) if run not in tried]:
         run = todo[0]
         left = float("inf") if budget is None else budget - (perf_counter() - began)
-        if left <= (estimate(run, store.all()) or 0):
+        if budget is not None and left <= (estimator(store.all())(run) or 0):
             return
         tried.add(run)
         with store.claim(run) as mine:
@@ -242,28 +262,27 @@ def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRou
     return {"engine": result.engine, **_scores(result.records), **traced}
 
 
-def estimate(run: Run, results: Sequence[Stored]) -> float | None:
-    """Seconds a run may take, from results of the same data set; None if there is none.
+def estimator(results: Sequence[Stored]) -> Callable[[Run], float | None]:
+    """The seconds a run may take, from results of the same data set; None if there is none.
 
     The nearest count: those of the same method and K, else of the method, else of the data set.
     """
-    choices, vote = _choices(run.config), bool(run.parts)
-    alike = [
-        stored
-        for stored in results
-        if stored["config"]["dataset"] == choices["dataset"]
-        and bool(stored["votes"]) == vote
-        and "error" not in stored
-    ]
-    for keys in (("method", "clusters"), ("method",), ()):
-        times = [
-            stored["seconds"] / _work(stored["config"])
-            for stored in alike
-            if all(stored["config"][key] == choices[key] for key in keys)
-        ]
-        if times:
-            return float(median(times) * _work(choices))
-    return None
+    times: dict[tuple[Any, ...], list[float]] = {}
+    for stored in results:
+        if "error" not in stored:
+            choices = stored["config"]
+            alike = (choices["dataset"], bool(stored["votes"]))
+            for key in (alike, (*alike, m := choices["method"]), (*alike, m, choices["clusters"])):
+                times.setdefault(key, []).append(stored["seconds"] / _work(choices))
+    rates = {key: median(each) for key, each in times.items()}
+
+    def estimate(run: Run) -> float | None:
+        config = run.config
+        key = (config.dataset, bool(run.parts), config.method, config.clusters)
+        known = [rates[key[:n]] for n in (4, 3, 2) if key[:n] in rates]
+        return known[0] * _work(config.model_dump(include=set(WORK))) if known else None
+
+    return estimate
 
 
 def _same(stored: Stored, run: Run) -> bool:
@@ -272,9 +291,12 @@ def _same(stored: Stored, run: Run) -> bool:
     return all(now[key] == value for key, value in stored["config"].items() if key in now)
 
 
+WORK = ("rounds", "clients", "steps", "batch")
+
+
 def _work(choices: Mapping[str, Any]) -> int:
     """Sample gradients, to which the time is about proportional."""
-    return prod(choices[key] for key in ("rounds", "clients", "steps", "batch"))
+    return prod(choices[key] for key in WORK)
 
 
 def _complete(run: Run, store: Store) -> bool:
@@ -293,8 +315,19 @@ def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
     m, first = len(federation), config.rounds - len(stacks) + 1
     labels = np.zeros(m, dtype=np.int64)
-    with make_engine(config.engine, federation, model, **options) as engine:
-        recorder = Recorder(method, engine, federation.groups, objectives=False)
+    assault = None
+    if config.attack:
+        assault = Assault.on(
+            federation, config.attack, config.attackers, config.attack_strength, config.seed
+        )
+    with ExitStack() as stack:
+        engine = stack.enter_context(make_engine(config.engine, federation, model, **options))
+        trap = None
+        if assault and assault.bait:
+            trap = stack.enter_context(make_engine(config.engine, assault.bait, model, **options))
+        recorder = Recorder(
+            method, engine, federation.groups, objectives=False, assault=assault, trap=trap
+        )
         records = [
             recorder.round(
                 [State(t, np.repeat(row[None], m, axis=0), row[None], labels) for row in rows]
@@ -314,7 +347,7 @@ def _scores(records: Sequence[Record]) -> Stored:
         key: None if mean is None else round(mean, 6)
         for key, mean in last_rounds(records, LAST).items()
     }
-    return {**means, "curve": curve}
+    return {**means, **last_attack(records, LAST), "curve": curve}
 
 
 def _choices(config: Config) -> dict[str, Any]:
@@ -362,5 +395,22 @@ def _commit() -> str | None:
         return None
 
 
-def _read(file: Path) -> Stored | None:
-    return read_json(file, Outcome, "remove it") if file.exists() else None
+def _key(stored: Stored) -> Key:
+    return stored["config_hash"], stored["seed"], stored["member"], "trace" in stored
+
+
+def _read(file: Path) -> Mapping[Key, Stored]:
+    """The results that a file holds; parsed again only where it has changed."""
+    if not file.exists():
+        return {}
+    seen = file.stat()
+    return _parsed(file, seen.st_ino, seen.st_mtime_ns, seen.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(file: Path, *_stamp: int) -> Mapping[Key, Stored]:
+    if file.suffix == ".jsonl":
+        found = read_json_lines(file, Outcome)
+    else:
+        found = [read_json(file, Outcome, "remove it")]
+    return {_key(stored): stored for stored in found}

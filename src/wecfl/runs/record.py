@@ -21,6 +21,7 @@ __all__ = [
     "KEYS",
     "Record",
     "Recorder",
+    "last_attack",
     "last_rounds",
     "replies",
     "settled",
@@ -199,6 +200,25 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
         values = [record[key] for record in records[-count:] if record[key] is not None]
         means[key] = round(float(np.mean(values)), 12) if values else None
     return means
+
+
+def last_attack(records: Sequence[Record], count: int = 3) -> dict[str, dict[str, float | None]]:
+    """What an attack came to, as means over the last rounds; nothing without an attack.
+
+    >>> last_attack([{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)])
+    {'attack': {'isolated': 0.75, 'exposed': None}}
+    >>> last_attack([{}])
+    {}
+    """
+    told = [record["attack"] for record in records[-count:] if "attack" in record]
+    if not told:
+        return {}
+    values = {key: [each[key] for each in told if each[key] is not None] for key in told[0]}
+    return {
+        "attack": {
+            key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
+        }
+    }
 
 
 def settled(records: Sequence[Record]) -> int | None:

@@ -249,13 +249,21 @@ class _Pictures(_Promise):
         return _equally_long(self, *known, *(plane.x for plane in self.rounds))
 
 
+class _Attack(_Promise):
+    isolated: Score | None
+    exposed: Score | None
+    success: Score | None = None
+
+
 class _Machine(_Promise):
     cpu: str
     cores: Count | None
 
 
 class Outcome(_Promise):
-    """A finished run; besides `error` if training diverged, `trace` if pictures were asked for."""
+    """A finished run; besides `error` if training diverged, `attack` if clients lied, `trace` for
+    pictures.
+    """
 
     config: _Choices
     config_hash: str
@@ -270,6 +278,7 @@ class Outcome(_Promise):
     curve: _Curve
     made_by: _Machine
     error: str = ""
+    attack: _Attack = Field(default=None, validate_default=False)  # type: ignore[assignment]
     trace: _Pictures = Field(default=None, validate_default=False)  # type: ignore[assignment]
 
 
