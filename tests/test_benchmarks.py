@@ -50,7 +50,9 @@ def test_soak_measures_what_it_says(
     assert peak.values[0] > 0
     assert flat.values[0] == pytest.approx(1, abs=0.5)
     _, files, threads, _, folder = soak.rounds(count=12, m=10)
-    assert files.verdict == threads.verdict == "reached"
+    # A file that is just being written is open in some rounds; a leak would be one in each.
+    assert files.values[0] <= 1
+    assert threads.values[0] <= 1
     assert folder.values[0] > 0.5
     same, *peaks = soak.model(hidden=8, m=4, rounds=2)
     assert same.verdict == "reached"

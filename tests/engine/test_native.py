@@ -144,17 +144,17 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     found = engine.gradients(rows)
     for own, row, ours in zip(fed.train, rows, found, strict=True):
         module, x, y = fill(model, row), fed.x[own], fed.y[own]
-        width = 32 if by_batch else len(own)
-        exact = autograd(module, x, y, torch.float64, width, by_batch)
+        how = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
+        exact = autograd(module, x, y, torch.float64, **how)
         # As in training: torch's own error where the network is badly conditioned.
         shaken = [x, np.nextafter(x, 9), np.nextafter(x, -9)]
-        single = [autograd(module, each, y, torch.float32, width, by_batch) for each in shaken]
+        single = [autograd(module, each, y, torch.float32, **how) for each in shaken]
         theirs = max(np.abs(each - exact).max() for each in single)
         assert np.abs(ours - exact).max() <= max(2 * theirs, 2e-4 * np.abs(exact).max())
 
 
 def autograd(
-    module: nn.Module, x: Any, y: Any, dtype: torch.dtype, width: int, by_batch: bool
+    module: nn.Module, x: Any, y: Any, dtype: torch.dtype, *, width: int, by_batch: bool
 ) -> Any:
     """The gradient of the mean loss, batch by batch of this width."""
     copy = deepcopy(module).to(dtype).eval()
