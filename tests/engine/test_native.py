@@ -144,7 +144,7 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     found = engine.gradients(rows)
     for own, row, ours in zip(fed.train, rows, found, strict=True):
         module, x, y = fill(model, row), fed.x[own], fed.y[own]
-        how = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
+        how: Any = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
         exact = autograd(module, x, y, torch.float64, **how)
         # As in training: torch's own error where the network is badly conditioned.
         shaken = [x, np.nextafter(x, 9), np.nextafter(x, -9)]
