@@ -23,7 +23,7 @@ from wecfl.bilevel.criteria import F
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.conditions import Conditions
 from wecfl.config import Config
-from wecfl.errors import ConfigError, DivergedError
+from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.privacy import Privacy
 from wecfl.rounds import Setting, distribution, expectation, iterate, maximization, opening
 from wecfl.runs.experiment import config_of, run_config
@@ -210,6 +210,15 @@ def test_a_client_that_recovers_is_heard_again(digits: Federation) -> None:
 
     result = run(digits, methods.fedavg.replace(objective=Once({4: np.nan})), rounds=4)
     assert replies(result.records, 12)[:, 4].tolist() == [0, Reply.NOT_FINITE, 0, 0]
+
+
+def test_models_of_another_shape_are_refused() -> None:
+    engine: Any = BowlEngine(np.zeros((3, 4)), np.ones(3, np.int64))
+    setting = Setting(methods.fedavg, engine, Plan())
+    state = opening(setting)
+    engine.train = lambda *_: (np.zeros((3, 5), np.float32), {})
+    with pytest.raises(EngineError, match=r"of shape \(3, 6\), got \(3, 5\)"):
+        next(iterate(setting, state))
 
 
 def test_if_all_diverge_it_is_the_learning_rate(digits: Federation) -> None:

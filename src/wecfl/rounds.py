@@ -46,7 +46,7 @@ from wecfl import rng
 from wecfl.base import F32, F64, Bool, Correction, Engine, Int, Method, Plan, Rate, Reply, State
 from wecfl.bilevel.criteria import gaps
 from wecfl.conditions import Conditions
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, EngineError
 
 __all__ = [
     "Observer",
@@ -169,6 +169,11 @@ def local_update(state: State, setting: Setting) -> State:
     here = conditions.present(m, round, seed)
     active = None if here.all() else np.flatnonzero(here).tolist()
     trained, memory = engine.train(state, plan, correction, seed, active)
+    if np.shape(trained) != state.models.shape:
+        raise EngineError(
+            f"the engine {engine.name} must return models of shape {state.models.shape}, got "
+            f"{np.shape(trained)}"
+        )
     models, replies = conditions.received(state, trained, here, engine.layout.trainable, seed)
     if replies is not None:
         for kept in memory.values():
