@@ -30,7 +30,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
@@ -41,6 +40,7 @@ from wecfl.models import make
 from wecfl.runs.assault import Assault
 from wecfl.runs.definitions import Cell, Run
 from wecfl.runs.experiment import method_of, run_config
+from wecfl.runs.files import replace_file, replace_tensors
 from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound
 from wecfl.runs.pictures import Pictures
@@ -106,20 +106,22 @@ class Store:
             **outcome,
         }
         file = self.file(run)
+        self.folder.mkdir(parents=True, exist_ok=True)
         if run.pool:
             with self._claimed(file.name, wait=True):
                 kept = {**_read(file), _key(stored): stored}
                 # In order, so that the file does not tell who was first where several work.
                 lines = "".join(f"{json.dumps(kept[key])}\n" for key in sorted(kept))
-                self._whole(file, lambda path: path.write_text(lines))
+                replace_file(file, [lines.encode()])
         else:
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in stored.items())
-            self._whole(file, lambda path: path.write_text(f"{{\n{lines}\n}}\n"))
+            replace_file(file, [f"{{\n{lines}\n}}\n".encode()])
         return stored
 
     def write_models(self, run: Run, models: F32) -> None:
         """Keep the models of the last rounds (rounds, P)."""
-        self._whole(self.models(run), lambda path: save_file({"models": models}, path))
+        self.models(run).parent.mkdir(parents=True, exist_ok=True)
+        replace_tensors(self.models(run), {"models": models})
 
     def read_models(self, run: Run) -> F32:
         """The models of the last rounds (rounds, P)."""
@@ -147,15 +149,6 @@ class Store:
                 yield None
                 return
             yield path
-
-    def _whole(self, path: Path, write: Callable[[Path], object]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            write(partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def chosen(cell: Cell, seed: int, store: Store) -> Run | None:
