@@ -18,7 +18,6 @@ from wecfl.bilevel.aggregation import (
     Krum,
     Mean,
     Median,
-    MultiKrum,
     NormClip,
     TrimmedMean,
     robust,
@@ -119,7 +118,7 @@ def test_krum_and_multi_krum_are_those_of_brute_force(n: int, share: float, f: i
         np.testing.assert_array_equal(center(Krum(share), rows, weight), rows[order[0]])
         kept = order[: n - f]
         np.testing.assert_allclose(
-            center(MultiKrum(share), rows, weight),
+            center(Krum(share, several=True), rows, weight),
             np.average(rows[kept], axis=0, weights=weight[kept]),
             atol=1e-6,
         )
@@ -192,7 +191,7 @@ def test_krum_takes_a_member_however_few_there_are() -> None:
     rows = np.array([[0.0, 0], [9, 9], [9, 10]])
     assert center(Krum(), rows[:2]).tolist() in rows[:2].tolist()
     assert center(Krum(0.4), rows).tolist() in rows[1:].tolist()
-    np.testing.assert_allclose(center(MultiKrum(), rows), rows.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(center(Krum(several=True), rows), rows.mean(axis=0), atol=1e-6)
 
 
 @pytest.mark.parametrize("aggregation", EVERY)
@@ -227,7 +226,7 @@ def test_aggregations_are_described_without_addresses() -> None:
         return methods.components(methods.fedavg.replace(aggregation=aggregation))["aggregation"]
 
     assert word(TrimmedMean(0.1, data_size)) == "TrimmedMean(share=0.1, data_size)"
-    assert [word(Mean()), word(Krum())] == ["Mean()", "Krum(attackers=0.2)"]
+    assert [word(Mean()), word(Krum())] == ["Mean()", "Krum(attackers=0.2, several=False)"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ def test_aggregations_are_described_without_addresses() -> None:
         lambda: TrimmedMean(0.5),
         lambda: TrimmedMean(-0.1),
         lambda: Krum(0.5),
-        lambda: MultiKrum(-1),
+        lambda: Krum(-1, several=True),
         lambda: GeometricMedian(steps=0),
         lambda: GeometricMedian(smoothing=0),
         lambda: robust("medain", like=Mean()),
@@ -314,7 +313,7 @@ def test_krum_leaves_out_scattered_attackers(n: int, f: int) -> None:
     chosen = center(Krum(f / n), rows, weight)
     assert (chosen == rows[f:]).all(axis=1).any()
     mean = np.average(rows[f:], axis=0, weights=weight[f:])
-    np.testing.assert_allclose(center(MultiKrum(f / n), rows, weight), mean, atol=1e-5)
+    np.testing.assert_allclose(center(Krum(f / n, several=True), rows, weight), mean, atol=1e-5)
 
 
 def test_the_mean_breaks() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import floor
 
@@ -28,7 +29,6 @@ __all__ = [
     "Krum",
     "Mean",
     "Median",
-    "MultiKrum",
     "NormClip",
     "TrimmedMean",
     "robust",
@@ -146,48 +146,25 @@ class Krum:
 
     Equal scores are settled by the models' bytes, which do not depend on the order of clients.
 
+    `several` takes the λ-mean of the n − f members with the least scores (multi-Krum). With the
+    default no one is left out of fewer than five members: there that is the mean.
+
     >>> state = State(1, np.array([[0], [1], [1.5], [3], [99]], np.float32),
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
     >>> Krum(0.2)(state, np.ones(5), sizes=np.ones(5, int)).tolist()
     [[1.0]]
-    """
-
-    attackers: float = 0.2
-    importance: Importance | None = None
-    """Decides who is a member (λ_i > 0), nothing else."""
-
-    def __post_init__(self) -> None:
-        _check_attackers(self.attackers)
-
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
-        return _each(state, _own(self.importance, importance, sizes), self._center)
-
-    def _center(self, rows: F32, weight: F64) -> F32:
-        """(P,) from the members' rows."""
-        best, _ = _by_score(rows, self.attackers)
-        center: F32 = rows[best[0]]
-        return center
-
-
-@dataclass(frozen=True, slots=True)
-class MultiKrum:
-    """Weighted mean of the n − f members with the least Krum scores (Blanchard et al.).
-
-    Who is chosen depends on counts as in `Krum`, with the same f; the chosen are averaged with λ.
-    With the default no one is left out of fewer than five members: there it is the mean.
-
-    >>> state = State(1, np.array([[0], [1], [1.5], [3], [99]], np.float32),
-    ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
-    >>> MultiKrum(0.2)(state, np.array([1.0, 2, 2, 3, 9]), sizes=np.ones(5, int)).tolist()
+    >>> Krum(0.2, several=True)(state, np.array([1.0, 2, 2, 3, 9]), np.ones(5, int)).tolist()
     [[1.75]]
     """
 
     attackers: float = 0.2
+    several: bool = False
     importance: Importance | None = None
+    """Of one member alone, it decides who is a member (λ_i > 0) and nothing else."""
 
     def __post_init__(self) -> None:
-        _check_attackers(self.attackers)
+        if not 0 <= self.attackers < 0.5:
+            raise ConfigError(f"Krum: attackers must lie in [0, 0.5), got {self.attackers}")
 
     def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
         """(K, P)."""
@@ -195,11 +172,13 @@ class MultiKrum:
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,) from the members' rows."""
-        best, f = _by_score(rows, self.attackers)
-        chosen = np.zeros_like(weight)
-        kept = best[: len(rows) - f]
-        chosen[kept] = weight[kept]
-        return _mix(chosen, rows)
+        n = len(rows)
+        f = min(floor(self.attackers * n * (1 + EXACT)), max(n - 3, 0) // 2)
+        near = np.sort(_squared_distances(rows), axis=1)[:, 1 : max(n - f - 2, 0) + 1]
+        scores = near.sum(axis=1)
+        best = sorted(range(n), key=lambda i: (scores[i], rows[i].tobytes()))
+        kept = best[: n - f] if self.several else best[:1]
+        return _mix(weight[kept], rows[kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +285,7 @@ AGGREGATIONS: dict[str, Callable[..., Aggregation]] = {
     "median": Median,
     "trimmed-mean": TrimmedMean,
     "krum": Krum,
-    "multi-krum": MultiKrum,
+    "multi-krum": partial(Krum, several=True),
     "geometric-median": GeometricMedian,
     "norm-clip": NormClip,
 }
@@ -390,21 +369,7 @@ def _squared_distances(rows: F32) -> F64:
     return np.maximum(own[:, None] + own - 2 * gram, 0)
 
 
-def _by_score(rows: F32, attackers: float) -> tuple[list[int], int]:
-    """The members from the least Krum score to the greatest, and f."""
-    n = len(rows)
-    f = min(floor(attackers * n * (1 + EXACT)), max(n - 3, 0) // 2)
-    near = np.sort(_squared_distances(rows), axis=1)[:, 1 : max(n - f - 2, 0) + 1]
-    scores = near.sum(axis=1)
-    return sorted(range(n), key=lambda i: (scores[i], rows[i].tobytes())), f
-
-
 def _mix(mixture: F64, rows: F32) -> F32:
     """(P,): the mean of the rows with these weights."""
     center: F32 = (mixture / mixture.sum()).astype(np.float32) @ rows
     return center
-
-
-def _check_attackers(share: float) -> None:
-    if not 0 <= share < 0.5:
-        raise ConfigError(f"Krum: attackers must be a share in [0, 0.5), got {share}")
