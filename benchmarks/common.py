@@ -33,7 +33,7 @@ from wecfl.base import Int
 from wecfl.config import resolve
 from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.models import build
-from wecfl.runs.experiment import federation_of
+from wecfl.runs.configured import federation_of
 
 T = TypeVar("T")
 

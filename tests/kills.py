@@ -26,7 +26,7 @@ from wecfl.config import Config
 from wecfl.engine import make_engine
 from wecfl.models import make
 from wecfl.runs import files
-from wecfl.runs.experiment import config_of, federation_of, run_config
+from wecfl.runs.configured import config_of, federation_of, run_config
 
 OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}
 """What the writing of a run folder is made of, but for the content of its files."""

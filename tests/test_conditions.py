@@ -1,5 +1,6 @@
 """Clients that are absent, lost, slow, broken or lying; and what the server does about it."""
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from wecfl.config import Config
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.privacy import Privacy
 from wecfl.rounds import Setting, distribution, expectation, iterate, maximization, opening
-from wecfl.runs.experiment import config_of, run_config
+from wecfl.runs.configured import config_of, run_config
 from wecfl.runs.folder import read_metrics, read_summary
 from wecfl.runs.record import replies
 
@@ -90,15 +91,15 @@ def test_hard_conditions_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
 
 def test_participation_is_that_share_of_the_clients_and_reaches_all_of_them() -> None:
     conditions = Conditions(participation=0.3)
-    here = np.array([conditions.present(10, round, SEED) for round in range(60)])
+    here = np.array([conditions.present(10, round) for round in range(60)])
     assert (here.sum(axis=1) == 3).all()
     assert (here.sum(axis=0) > 5).all()
-    assert Conditions(participation=0.01).present(10, 0, SEED).sum() == 1
-    assert Conditions().present(10, 0, SEED).all()
+    assert Conditions(participation=0.01).present(10, 0).sum() == 1
+    assert Conditions().present(10, 0).all()
 
 
 def test_stragglers_take_fewer_steps_and_others_all() -> None:
-    steps = [Conditions(stragglers=0.4).steps(Plan(steps=5), 50, t, SEED) for t in range(40)]
+    steps = [Conditions(stragglers=0.4).steps(Plan(steps=5), 50, t) for t in range(40)]
     counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], [0.1, 0.1, 0.1, 0.1, 0.6], atol=0.03)
@@ -142,13 +143,13 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     draws = np.random.default_rng(seed)
     engine: Any = BowlEngine(draws.normal(size=(9, 4)) * 3, draws.integers(1, 30, 9))
     method = methods.wecfl(k=3)
-    conditions = Conditions(participation=share)
+    conditions = Conditions(participation=share, seed=seed)
     setting = Setting(method, engine, Plan(lr=0.1), seed, conditions=conditions)
     path = iterate(setting, opening(setting))
     for _ in range(3):
         state = next(path)
     trained, _ = engine.train(state, setting.plan, None, seed)
-    here = conditions.present(9, state.round, seed)
+    here = conditions.present(9, state.round)
     moved, told = conditions.received(state, trained, here, 4, seed)
     state = state.replace(models=moved, replies=told, round=state.round + 1)
     assigned = expectation(state, setting)
@@ -312,11 +313,33 @@ def test_the_budget_is_that_of_who_took_part_most(tmp_path: Path) -> None:
     run_config(config, out=tmp_path / "run")
     told = read_summary(tmp_path / "run")["privacy"]
     took_part = (replies(read_metrics(tmp_path / "run"), 8) != Reply.ABSENT).sum(axis=0)
-    assert told["rounds"] == took_part.max() < 6
-    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0).epsilon(told["rounds"], 1e-5))
+    assert told["replies"] == took_part.max() < 6
+    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0).epsilon(told["replies"], 1e-5))
     assert told["delta"] == 1e-5
     quiet = run_config(Config(**choices, clip=0.5))
     assert quiet.summary["privacy"]["epsilon"] is None
+
+
+def test_a_vote_costs_the_privacy_of_all_its_members(digits: Federation) -> None:
+    """Whoever takes part in a round trains, and sends, a model of each."""
+    private: dict[str, Any] = {"clip": 0.5, "noise": 20.0, "participation": 0.5, "rounds": 6}
+    one = run(digits, methods.fedavg, model="logistic", **private)
+    three = run(digits, methods.fedavg_plus(3), model="logistic", **private)
+    for state in three.states:
+        np.testing.assert_array_equal(state.replies, one.states[0].replies)
+    assert (three.states[0].centers != three.states[1].centers).any()
+    told = [each.summary["privacy"] for each in (one, three)]
+    assert told[1]["replies"] == 3 * told[0]["replies"]
+    assert told[1]["epsilon"] > told[0]["epsilon"]
+
+
+def test_privacy_that_could_not_be_told_is_not_begun(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
+    with pytest.raises(ConfigError, match=r"pip install 'wecfl\[privacy\]'"):
+        run(digits, methods.fedavg, clip=1.0, noise=1.0, model="logistic", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # Small clusters
@@ -375,6 +398,24 @@ def test_bad_conditions_are_one_line(tokens: tuple[str, ...], said: str, wecfl: 
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
     assert said in outcome.err
+
+
+def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) -> None:
+    outcome = wecfl(
+        "run", "--method", "fedavg,ifca", "--model", "logistic", "--clip", "1", "--noise", "1"
+    )
+    assert outcome.code == 2
+    assert "clients of ifca" in outcome.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [{"attackers": 0.2}, {"attack_strength": 2.0}, {"noise": 1.0}, {"clip": 1.0, "delta": 0.1}],
+)
+def test_choices_that_would_be_ignored_are_refused(alone: Any, digits: Federation) -> None:
+    with pytest.raises(ConfigError, match="says nothing without"):
+        run(digits, methods.fedavg, **alone)
 
 
 def test_noise_on_batch_statistics_is_refused(fed: Federation) -> None:

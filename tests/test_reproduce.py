@@ -18,8 +18,8 @@ from wecfl.attacks import ATTACKS
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.config import Config
 from wecfl.report.paper import published
+from wecfl.runs.configured import federation_of
 from wecfl.runs.definitions import Run, ordered, read_definitions
-from wecfl.runs.experiment import federation_of
 from wecfl.runs.folder import read_summary
 from wecfl.runs.queue import Store
 

@@ -19,7 +19,9 @@ from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.engine import NativeEngine, TorchEngine, make_engine
 from wecfl.layout import Layout
-from wecfl.runs.experiment import Result, run, run_config
+from wecfl.runs.configured import run_config
+from wecfl.runs.experiment import run
+from wecfl.runs.result import Result
 
 __all__ = [
     "Config",

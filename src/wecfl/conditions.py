@@ -23,7 +23,7 @@ __all__ = ["Conditions"]
 class Conditions:
     """Under which conditions clients take part; the default is that nothing is in the way.
 
-    >>> Conditions(participation=0.5).present(4, round=0, seed=0).tolist()
+    >>> Conditions(participation=0.5).present(4, round=0).tolist()
     [False, False, True, True]
     """
 
@@ -45,6 +45,8 @@ class Conditions:
     """A center is made of at least so many models, or it stays."""
     keys: Int | None = None
     """(m,), who clients are, for keyed randomness; None: their positions."""
+    seed: int = 0
+    """Of who takes part, is lost or late: the same for all soft-voted runs."""
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
@@ -57,7 +59,14 @@ class Conditions:
         if self.least < 1:
             raise ConfigError(f"least must be at least 1, got {self.least}")
 
-    def present(self, m: int, round: int, seed: int) -> Bool:
+    def check(self, plan: Plan, m: int) -> None:
+        """Refuse what can't be with this plan and m clients."""
+        if self.stragglers and plan.steps < 2:
+            raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
+        if self.least > m:
+            raise ConfigError(f"{m} clients can't form a cluster of {self.least}")
+
+    def present(self, m: int, round: int) -> Bool:
         """(m,), who takes part in the local update after `round` rounds.
 
         Every client draws a number and the least take part, so the order of clients does not
@@ -66,17 +75,15 @@ class Conditions:
         here = np.ones(m, dtype=np.bool_)
         if self.participation < 1:
             count = max(1, int(np.round(self.participation * m)))
-            draws = self._draws("participation", m, round, seed)
+            draws = self._draws("participation", m, round)
             here[np.argsort(draws, kind="stable")[count:]] = False
         return here
 
-    def steps(self, plan: Plan, m: int, round: int, seed: int) -> Int | None:
+    def steps(self, plan: Plan, m: int, round: int) -> Int | None:
         """(m,), how many of the Q steps each client gets to; None: all."""
         if not self.stragglers:
             return None
-        if plan.steps < 2:
-            raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
-        late = self._draws("stragglers", m, round, seed)
+        late = self._draws("stragglers", m, round)
         # Given that it is late, the draw is as good as a new one.
         few = 1 + np.floor(late / self.stragglers * (plan.steps - 1)).astype(np.int64)
         return np.where(late < self.stragglers, few, plan.steps)
@@ -102,7 +109,7 @@ class Conditions:
             )
         replies = np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
         if self.dropout:
-            replies[here & (self._draws("reply", m, round, seed) < self.dropout)] = Reply.LOST
+            replies[here & (self._draws("reply", m, round) < self.dropout)] = Reply.LOST
         arrived = replies == Reply.HEARD
         length = _lengths(trained, sent.models)
         finite = np.isfinite(length)
@@ -120,10 +127,10 @@ class Conditions:
         models = np.where((replies == Reply.HEARD)[:, None], trained, sent.models)
         return models, replies
 
-    def _draws(self, purpose: str, m: int, round: int, seed: int) -> F64:
+    def _draws(self, purpose: str, m: int, round: int) -> F64:
         """(m,), one number in [0, 1) for each client."""
         keys = range(m) if self.keys is None else self.keys
-        return np.array([rng.stream(seed, purpose, round, int(key)).random() for key in keys])
+        return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
 
 
 def _lengths(trained: F32, start: F32) -> F64:

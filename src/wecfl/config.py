@@ -18,6 +18,7 @@ __all__ = [
     "PARTITIONING",
     "PRESETS",
     "Config",
+    "check_together",
     "one_line",
     "resolve",
 ]
@@ -251,10 +252,21 @@ def resolve(
         config = Config.model_validate(values | lists, strict=True)
     except ValidationError as error:
         raise ConfigError(where + one_line(error)) from None
-    for part, without in TOGETHER.items():
-        if getattr(config, part) is not None and getattr(config, without) is None:
-            raise ConfigError(f"{where}{part} says nothing without {without}")
+    check_together(where, **config.model_dump())
     return config.completed()
+
+
+def check_together(where: str = "", **choices: Any) -> None:
+    """Refuse choices that say nothing without another one.
+
+    >>> check_together(attack=None, attackers=0.2)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: attackers says nothing without attack
+    """
+    for part, whole in TOGETHER.items():
+        if choices.get(part) is not None and choices[whole] is None:
+            raise ConfigError(f"{where}{part} says nothing without {whole}")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, Bool, Int
+from wecfl.base import F32, Bool, Int, Method
 from wecfl.errors import ConfigError
+from wecfl.layout import Layout
 
-__all__ = ["Privacy"]
+__all__ = ["Privacy", "check_private"]
 
 ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 """α, of the Rényi divergences that are tried."""
@@ -35,7 +36,7 @@ class Privacy:
     >>> Privacy(clip=1.0, noise=0.0)(start, trained, everyone, keys, round=0, seed=0)
     array([[0.6, 0.8],
            [0.3, 0.4]], dtype=float32)
-    >>> round(Privacy(clip=1.0, noise=10.0).epsilon(rounds=1, delta=1e-5), 2)
+    >>> round(Privacy(clip=1.0, noise=10.0).epsilon(replies=1, delta=1e-5), 2)
     0.79
     """
 
@@ -63,11 +64,11 @@ class Privacy:
             private[i] = start[i] + update
         return private
 
-    def epsilon(self, rounds: int, delta: float) -> float:
-        """ε of (ε, δ) for a client whose replies of `rounds` rounds are known (Opacus' RDP)."""
+    def epsilon(self, replies: int, delta: float) -> float:
+        """ε of (ε, δ) for a client of which so many replies are known (Opacus' RDP)."""
         if not 0 < delta < 1:
             raise ConfigError(f"delta must lie in (0, 1), got {delta}")
-        if rounds == 0:
+        if replies == 0:
             return 0.0
         if self.noise == 0:
             return float("inf")
@@ -77,8 +78,33 @@ class Privacy:
             raise ConfigError(
                 f"privacy needs an extra: pip install 'wecfl[privacy]' ({error})"
             ) from None
-        spent = rdp.compute_rdp(q=1.0, noise_multiplier=self.noise / 2, steps=rounds, orders=ORDERS)
+        spent = rdp.compute_rdp(
+            q=1.0, noise_multiplier=self.noise / 2, steps=replies, orders=ORDERS
+        )
         with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
             warnings.filterwarnings("ignore", "Optimal order")
             epsilon, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=delta)
         return float(epsilon)
+
+
+def check_private(method: Method, layout: Layout) -> None:
+    """Refuse what the noise would not protect, or would spoil.
+
+    >>> from wecfl import methods
+    >>> check_private(methods.ifca(2), Layout.of([("w", (1,), ["head"])]))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: clients of ifca tell the server which model they like best, which no \
+noise protects: choose a method that clusters by models
+    """
+    if not method.representation.server_side:
+        raise ConfigError(
+            f"clients of {method.name} tell the server which model they like best, which no noise "
+            f"protects: choose a method that clusters by models"
+        )
+    shared = np.arange(layout.width)[layout.columns(method.shared)]
+    if (shared >= layout.trainable).any():
+        raise ConfigError(
+            "noise on BatchNorm's statistics or on frozen parameters makes no sense: with privacy, "
+            "use a model without them"
+        )

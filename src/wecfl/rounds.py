@@ -164,9 +164,9 @@ def local_update(state: State, setting: Setting) -> State:
     correction = setting.method.objective(state, engine.layout)
     if not isinstance(correction, Correction):
         raise ConfigError(f"an objective must return a Correction, got {correction!r}")
-    steps = conditions.steps(setting.plan, m, round, seed)
+    steps = conditions.steps(setting.plan, m, round)
     plan = replace(setting.plan, lr=rates(state, setting), done=steps)
-    here = conditions.present(m, round, seed)
+    here = conditions.present(m, round)
     active = None if here.all() else np.flatnonzero(here).tolist()
     trained, memory = engine.train(state, plan, correction, seed, active)
     if np.shape(trained) != state.models.shape:
@@ -201,7 +201,7 @@ def _known(state: State, setting: Setting) -> tuple[Bool, Bool]:
     clients are asked for it: both times those which take part in the coming local update.
     """
     if not setting.method.representation.server_side:
-        here = setting.conditions.present(len(state.labels), state.round, setting.seed)
+        here = setting.conditions.present(len(state.labels), state.round)
         return here, here
     heard = state.heard
     met = np.full_like(heard, state.round > 1) if state.met is None else state.met

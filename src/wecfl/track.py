@@ -26,10 +26,10 @@ from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.report.charts import save
 from wecfl.report.figures import overview
-from wecfl.runs.experiment import Result
 from wecfl.runs.folder import toml
 from wecfl.runs.observe import Watcher
 from wecfl.runs.record import Record
+from wecfl.runs.result import Result
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "numbers", "tracker"]
 

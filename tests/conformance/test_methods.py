@@ -18,8 +18,8 @@ from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.models import build
-from wecfl.runs.experiment import Result
 from wecfl.runs.folder import RunFolder, read_states
+from wecfl.runs.result import Result
 
 SEED = 5
 EVERY = pytest.mark.parametrize("name", methods.METHODS)

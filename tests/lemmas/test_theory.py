@@ -16,8 +16,8 @@ from wecfl.bilevel.rate import theory
 from wecfl.models import make
 from wecfl.report.theory import check_run
 from wecfl.rounds import Setting, iterate, opening
+from wecfl.runs.configured import federation_of
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.experiment import federation_of
 from wecfl.runs.record import Record
 
 EPS = 1e-5  # rows are float32

@@ -22,7 +22,7 @@ from wecfl.report.alluvial import alluvial, telling
 from wecfl.report.page import page, write
 from wecfl.report.room import apart
 from wecfl.report.tables import cells, results
-from wecfl.runs.experiment import run_config
+from wecfl.runs.configured import run_config
 from wecfl.runs.folder import read_metrics, read_summary
 from wecfl.runs.planes import planes
 

@@ -21,7 +21,7 @@ from wecfl import Federation, methods
 from wecfl.config import Config
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.runs import checkpoint, files
-from wecfl.runs.experiment import config_of, federation_of, run_config
+from wecfl.runs.configured import config_of, federation_of, run_config
 from wecfl.runs.folder import RunFolder, read_metrics, read_states, read_summary
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
 from wecfl.report.theory import check_run, rich_check, rich_rounds
 from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.experiment import (
+from wecfl.runs.configured import (
     check,
     config_of,
     federation_of,

@@ -29,8 +29,9 @@ from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.report.charts import AnyChart, save
-from wecfl.runs.experiment import Result, federation_of, holds_clients, load_pool
+from wecfl.runs.configured import federation_of, holds_clients, load_pool
 from wecfl.runs.record import Record
+from wecfl.runs.result import Result
 
 __all__ = [
     "Stopped",

@@ -23,7 +23,7 @@ from wecfl.config import resolve
 from wecfl.errors import RunFolderError
 from wecfl.methods import components
 from wecfl.models import MODELS
-from wecfl.runs.experiment import method_of
+from wecfl.runs.configured import method_of
 from wecfl.runs.folder import read_metrics, read_summary, tensor_names
 from wecfl.runs.record import Record
 

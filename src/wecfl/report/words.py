@@ -66,7 +66,7 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
         lines.append(
             "no privacy: updates are clipped, but without noise"
             if epsilon is None
-            else f"privacy of a client's {privacy['rounds']} replies: ε = {epsilon:.3g} "
+            else f"privacy of a client's {privacy['replies']} replies: ε = {epsilon:.3g} "
             f"at δ = {privacy['delta']:g}"
         )
     if total := sum(refused.values()):

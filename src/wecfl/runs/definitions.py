@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import INCIDENTAL, Config, one_line, resolve
 from wecfl.errors import ConfigError, unknown
-from wecfl.runs.experiment import method_of
+from wecfl.runs.configured import method_of
 
 __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions", "select"]
 

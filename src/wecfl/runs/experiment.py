@@ -4,174 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from inspect import signature
-from math import isfinite
+from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from wecfl import rng
 from wecfl.attacks import DataAttack, ModelAttack
-from wecfl.base import F32, Aggregation, Int, Method, Plan, Reply, State
-from wecfl.bilevel.aggregation import robust
-from wecfl.bilevel.clustering import AtLeast, KMeans
-from wecfl.bilevel.importance import Batches, data_size, uniform
+from wecfl.base import Method, Plan
+from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
-from wecfl.bilevel.representation import Columns, Losses
 from wecfl.conditions import Conditions
-from wecfl.config import PARTITIONING, Config, resolve
-from wecfl.data import partition as partitions
-from wecfl.data.datasets import KNOWN, Dataset, load
+from wecfl.config import check_together
 from wecfl.data.federation import Federation
-from wecfl.data.fetch import Progress
 from wecfl.engine import LocalEngine, make_engine
 from wecfl.errors import ConfigError
-from wecfl.methods import components, named
-from wecfl.models import Model, Module, Vote, fill, layout_of, make
-from wecfl.privacy import Privacy
+from wecfl.methods import components
+from wecfl.models import Model, Module, layout_of, make
+from wecfl.privacy import Privacy, check_private
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.folder import RunFolder, environment, read_config, read_metrics
+from wecfl.runs.folder import RunFolder, environment, read_metrics
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
-from wecfl.runs.record import Record, Recorder, last_attack, last_rounds, replies, settled
+from wecfl.runs.record import Record, Recorder
+from wecfl.runs.result import Result, Status
 from wecfl.runs.trace import MOST, Trace
 
-__all__ = [
-    "Result",
-    "Status",
-    "check",
-    "config_of",
-    "federation_of",
-    "holds_clients",
-    "method_of",
-    "run",
-    "run_config",
-]
-
-Status = Literal["finished", "interrupted", "failed"]
-"""How a run ended: all rounds were done, Ctrl-C, or an error."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What a run found: the groups, a model for each, and how well each client is served.
-
-    >>> result = run_config(Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False))
-    >>> list(result.history.columns[:6])
-    ['round', 'accuracy', 'macro_f1', 'ari', 'nmi', 'clusters']
-    >>> result.clients.columns.tolist()
-    ['client', 'samples', 'group', 'cluster', 'accuracy', 'macro_f1']
-    >>> type(result.model(client=3)).__name__
-    'Sequential'
-    """
-
-    method: Method
-    federation: Federation
-    records: list[Record]
-    """One per round, as in `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
-    states: tuple[State, ...]
-    """The final state; several for a soft vote."""
-    architecture: Module
-    engine: str
-    """What trained the clients, as part of the reproducibility key."""
-    seconds: float
-    seed: int
-    status: Status = "finished"
-    folder: Path | None = None
-    privacy: Privacy | None = None
-    delta: float = 1e-5
-
-    @property
-    def labels(self) -> Int:
-        """(m,), the cluster of each client, r_ik = [labels_i = k] (of the first soft-voted run)."""
-        return self.states[0].labels
-
-    @property
-    def centers(self) -> F32:
-        """(K, P), the clusters' models Ω_k as rows (of the first soft-voted run)."""
-        return self.states[0].centers
-
-    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """The model that serves a client, or that of a cluster, ready to predict."""
-        if (client is None) == (cluster is None):
-            raise ConfigError("name one: model(client=17) or model(cluster=3)")
-        kind, number = ("client", client) if cluster is None else ("cluster", cluster)
-        stack = [state.models if cluster is None else state.centers for state in self.states]
-        if number is None or not 0 <= number < len(stack[0]):
-            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {len(stack[0]) - 1}")
-        rows = [rows[number] for rows in stack]
-        members = [fill(self.architecture, row) for row in rows]
-        return members[0] if len(members) == 1 else Vote(members).eval()
-
-    @property
-    def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The clusters' models by name, `cluster.K.NAME`, as in `models.safetensors`."""
-        layout, several = layout_of(self.architecture), len(self.states) > 1
-        return {
-            f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
-            for j, state in enumerate(self.states)
-            for k, center in enumerate(state.centers)
-            for name, tensor in layout.tensors(center).items()
-        }
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Means of the last three rounds, groups found, time and status, as in `summary.json`."""
-        return {
-            "method": self.method.name,
-            "engine": self.engine,
-            "k": max(self.method.k, self.method.members),
-            "rounds": len(self.records),
-            **last_rounds(self.records),
-            "clusters": self.records[-1]["clusters"] if self.records else None,
-            "settled": settled(self.records),
-            **self._told,
-            "seconds": round(self.seconds, 3),
-            "seed": self.seed,
-            "status": self.status,
-        }
-
-    @property
-    def _told(self) -> dict[str, Any]:
-        """What a run with attackers or with privacy has to tell besides."""
-        told: dict[str, Any] = {**last_attack(self.records)}
-        if self.privacy:
-            rounds = int((replies(self.records, len(self.federation)) != Reply.ABSENT).sum(0).max())
-            epsilon = self.privacy.epsilon(rounds, self.delta)
-            told["privacy"] = {
-                "epsilon": epsilon if isfinite(epsilon) else None,
-                "delta": self.delta,
-                "rounds": rounds,
-            }
-        return told
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """The records as a table, one row per round."""
-        flat = [{k: v for k, v in record.items() if k != "clients"} for record in self.records]
-        return pd.json_normalize(flat)
-
-    @property
-    def clients(self) -> pd.DataFrame:
-        """One row per client: its data, its cluster and its scores in the last round."""
-        fed = self.federation
-        last = self.records[-1]["clients"] if self.records else {}
-        columns = {"client": fed.names, "samples": fed.sizes, "group": fed.groups}
-        refused = (replies(self.records, len(fed)) >= Reply.NOT_FINITE).sum(axis=0)
-        if refused.any():
-            columns["refused"] = refused
-        shown = {name: values for name, values in last.items() if name != "reply"}
-        return pd.DataFrame(columns | {"cluster": self.labels} | shown)
-
-    def table(self) -> pd.DataFrame:
-        """The result in one line: accuracy, macro-F1, groups found, ARI, seconds."""
-        return pd.DataFrame([self.summary]).set_index("method")
+__all__ = ["run"]
 
 
 def run(
@@ -208,7 +71,7 @@ def run(
     checkpoint_every: int = 1,
     resume: bool = False,
     watch: Sequence[Watcher | OnRound] = (),
-    config: Config | None = None,
+    written: Mapping[str, Any] | None = None,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,
 ) -> Result:
@@ -252,7 +115,7 @@ def run(
             what it comes to is the same to the bit as without the stop.
         watch: told when the run begins, after each round and when it ends, see
             `wecfl.runs.observe`; a function is called after each round.
-        config: the configuration to write into the run folder, if it came from one.
+        written: what to write into `config.toml`; by default a description of these values.
         members: which of a soft vote's independent runs to train, by number. Default: all of them.
         observe: called after each step of a round (of the first member of a soft vote).
 
@@ -272,6 +135,10 @@ def run(
     )  # fmt: skip
     if resume and out is None:
         raise ConfigError("resume goes on with a run folder: name it as out")
+    check_together(
+        attack=attack, attackers=attackers, attack_strength=attack_strength, clip=clip,
+        noise=noise, delta=delta,
+    )  # fmt: skip
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     check_clusters(method, len(federation))
     rate = theory if lr == "theory" else None
@@ -281,6 +148,10 @@ def run(
         method = method.replace(clustering=AtLeast(method.clustering, min_cluster))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
     privacy = None if clip is None else Privacy(clip, noise or 0.0)
+    delta = 1e-5 if delta is None else delta
+    if privacy:
+        check_private(method, layout_of(module))
+        privacy.epsilon(1, delta)  # what can't be told in the end is not begun
     assault = None
     if attack is not None:
         assault = Assault.on(federation, attack, attackers, attack_strength, seed)
@@ -288,9 +159,9 @@ def run(
         participation, dropout, stragglers,
         attack=assault.forging if assault else None,
         attackers=assault.attackers if assault else None,
-        privacy=privacy, most=refuse_above, least=min_cluster, keys=federation.keys,
+        privacy=privacy, most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
     )  # fmt: skip
-    _check_conditions(conditions, method, plan, module, len(federation))
+    conditions.check(plan, len(federation))
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
     with ExitStack() as stack:
         folder = None
@@ -309,7 +180,8 @@ def run(
             )
             for j in (range(method.members) if members is None else members)
         ]  # fmt: skip
-        written = _written(config) if config else _described(settings[0], model, rounds, seed)
+        if written is None:
+            written = _described(settings[0], model, rounds, seed)
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
         recorder = Recorder(
             method, runner, federation.groups, objectives=objectives, assault=assault, trap=trap
@@ -317,7 +189,7 @@ def run(
         return _train(
             settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            diagnostics=diagnostics, trace=trace, delta=1e-5 if delta is None else delta,
+            diagnostics=diagnostics, trace=trace, delta=delta,
         )  # fmt: skip
 
 
@@ -390,148 +262,6 @@ def _train(
     return result
 
 
-def run_config(
-    config: Config,
-    federation: Federation | None = None,
-    out: str | Path | None = None,
-    watch: Sequence[Watcher | OnRound] = (),
-    *,
-    resume: bool = False,
-    members: Sequence[int] | None = None,
-    observe: Observer | None = None,
-) -> Result:
-    """Run what a configuration describes (on a federation already made from it, if given).
-
-    >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
-    'fedavg'
-    """
-    passed_on = (signature(run).parameters.keys() & Config.model_fields) - {"method"}
-    return run(
-        federation or federation_of(config),
-        method_of(config),
-        out=out,
-        resume=resume,
-        watch=watch,
-        config=config.completed(),
-        members=members,
-        observe=observe,
-        **config.model_dump(include=passed_on),
-    )
-
-
-def config_of(folder: str | Path) -> Config:
-    """The configuration of a run folder, as `wecfl resume` reads it."""
-    path = Path(folder)
-    written = read_config(path)
-    if "components" in written:
-        raise ConfigError(
-            f"{path} was made from Python values, which config.toml can't hold: "
-            f"go on with it in Python, by run(…, out={str(path)!r}, resume=True)"
-        )
-    return resolve(path / "config.toml")
-
-
-def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
-    """The clients a configuration describes (from its data set, if it was loaded already)."""
-    config = config.completed()
-    federation = _all_data(config, pool)
-    return (
-        federation.validating(config.validation, config.seed) if config.validation else federation
-    )
-
-
-def _all_data(config: Config, pool: Dataset | None) -> Federation:
-    if holds_clients(config):
-        return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
-    partition = partitions.build(
-        config.partition,
-        alpha=config.alpha or (),
-        n=config.classes_per or (),
-        groups=config.groups,
-    )
-    data = pool or load_pool(config)
-    return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
-
-
-def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
-    """The data set a configuration names, before it is shared out."""
-    place = Path(config.data_dir) if config.data_dir else None
-    return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)
-
-
-def holds_clients(config: Config) -> bool:
-    """The data set is a folder of clients, so nothing is left to partition."""
-    name = config.dataset
-    return bool(name) and name not in KNOWN and Path(name).is_dir()
-
-
-def check(config: Config, federation: Federation) -> None:
-    """Raise what a run of this configuration would raise before its first round."""
-    method = method_of(config)
-    check_clusters(method, len(federation))
-    if config.lr == "theory":
-        check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))
-    model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
-    if isinstance(method.representation, Columns):
-        layout_of(model).columns(method.representation.which)
-
-
-def method_of(config: Config) -> Method:
-    """The method a configuration describes, with the choices that apply to it.
-
-    >>> method_of(Config(method="ifca", clusters=3, loss_batches=3)).representation
-    Losses(batches=3)
-    """
-    method = named(config.method, config.clusters, config.mu)
-    if isinstance(method.representation, Columns):
-        method = method.replace(representation=Columns(config.representation))
-    if isinstance(method.representation, Losses):
-        method = method.replace(representation=Losses(config.loss_batches))
-    if isinstance(method.clustering, KMeans):
-        method = method.replace(clustering=KMeans(warm=config.warm_start))
-    if config.aggregation != "mean":
-        method = method.replace(aggregation=_robust(config, method))
-    if config.importance != "method":
-        chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
-        method = method.replace(importance=chosen[config.importance])
-    return method
-
-
-def _robust(config: Config, method: Method) -> Aggregation:
-    """The aggregation that a configuration names, weighing clients as the method does."""
-    known = {"trimmed-mean": "share", "krum": "attackers", "multi-krum": "attackers"}
-    if config.tolerated is None:
-        return robust(config.aggregation, method.aggregation)
-    if config.aggregation not in known:
-        raise ConfigError(f"{config.aggregation} does not ask how many liars are tolerated")
-    return robust(
-        config.aggregation, method.aggregation, **{known[config.aggregation]: config.tolerated}
-    )
-
-
-def _check_conditions(
-    conditions: Conditions, method: Method, plan: Plan, module: Module, m: int
-) -> None:
-    """Refuse what can't be simulated, or would promise what it does not keep."""
-    conditions.steps(plan, 1, 0, 0)
-    if conditions.least > m:
-        raise ConfigError(f"{m} clients can't form a cluster of {conditions.least}")
-    if conditions.privacy is None:
-        return
-    if not method.representation.server_side:
-        raise ConfigError(
-            f"clients of {method.name} tell the server which model they like best, which no noise "
-            f"protects: choose a method that clusters by models"
-        )
-    layout = layout_of(module)
-    shared = np.arange(layout.width)[layout.columns(method.shared)]
-    if (shared >= layout.trainable).any():
-        raise ConfigError(
-            "noise on BatchNorm's statistics or on frozen parameters makes no sense: with privacy, "
-            "use a model without them"
-        )
-
-
 def _check_whole(**numbers: tuple[Any, int]) -> None:
     """Each a whole number, and not below its least."""
     for name, (number, least) in numbers.items():
@@ -546,12 +276,6 @@ def _number(lr: float | str) -> float:
     if lr != "theory":
         raise ConfigError(f"lr must be a number or 'theory', got '{lr}'")
     return 0.0
-
-
-def _written(config: Config) -> dict[str, Any]:
-    """`config.toml` holds the choices that applied, so that it repeats the run."""
-    idle = PARTITIONING if holds_clients(config) else ()
-    return {key: value for key, value in config.toml().items() if key not in idle}
 
 
 def _described(setting: Setting, model: object, rounds: int, seed: int) -> dict[str, Any]:

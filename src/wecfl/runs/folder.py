@@ -62,7 +62,7 @@ from wecfl.runs.schema import (
 )
 
 if TYPE_CHECKING:
-    from wecfl.runs.experiment import Result
+    from wecfl.runs.result import Result
 
 __all__ = [
     "RunFolder",

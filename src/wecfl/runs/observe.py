@@ -11,7 +11,7 @@ from wecfl.data.federation import Federation
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
-    from wecfl.runs.experiment import Result
+    from wecfl.runs.result import Result
 
 __all__ = ["AfterRound", "OnRound", "Watcher"]
 

@@ -38,8 +38,8 @@ from wecfl.engine import make_engine
 from wecfl.errors import DivergedError, EngineError
 from wecfl.models import make
 from wecfl.runs.assault import Assault
+from wecfl.runs.configured import method_of, run_config
 from wecfl.runs.definitions import Cell, Run
-from wecfl.runs.experiment import method_of, run_config
 from wecfl.runs.files import replace_file, replace_tensors
 from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound

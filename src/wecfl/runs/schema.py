@@ -114,7 +114,7 @@ class RunConfig(_Promise):
 class _Budget(_Promise):
     epsilon: Seconds | None
     delta: Score
-    rounds: Count
+    replies: Count
 
 
 class Summary(_Promise):

@@ -1,0 +1,142 @@
+"""What a run found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from wecfl.base import F32, Int, Method, Reply, State
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.privacy import Privacy
+from wecfl.runs.record import Record, last_attack, last_rounds, replies, settled
+
+__all__ = ["Result", "Status"]
+
+Status = Literal["finished", "interrupted", "failed"]
+"""How a run ended: all rounds were done, Ctrl-C, or an error."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a run found: the groups, a model for each, and how well each client is served.
+
+    >>> from wecfl import Config, run_config
+    >>> result = run_config(Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False))
+    >>> list(result.history.columns[:6])
+    ['round', 'accuracy', 'macro_f1', 'ari', 'nmi', 'clusters']
+    >>> result.clients.columns.tolist()
+    ['client', 'samples', 'group', 'cluster', 'accuracy', 'macro_f1']
+    >>> type(result.model(client=3)).__name__
+    'Sequential'
+    """
+
+    method: Method
+    federation: Federation
+    records: list[Record]
+    """One per round, as in `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+    states: tuple[State, ...]
+    """The final state; several for a soft vote."""
+    architecture: Module
+    engine: str
+    """What trained the clients, as part of the reproducibility key."""
+    seconds: float
+    seed: int
+    status: Status = "finished"
+    folder: Path | None = None
+    privacy: Privacy | None = None
+    delta: float = 1e-5
+
+    @property
+    def labels(self) -> Int:
+        """(m,), the cluster of each client, r_ik = [labels_i = k] (of the first soft-voted run)."""
+        return self.states[0].labels
+
+    @property
+    def centers(self) -> F32:
+        """(K, P), the clusters' models Ω_k as rows (of the first soft-voted run)."""
+        return self.states[0].centers
+
+    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
+        """The model that serves a client, or that of a cluster, ready to predict."""
+        if (client is None) == (cluster is None):
+            raise ConfigError("name one: model(client=17) or model(cluster=3)")
+        kind, number = ("client", client) if cluster is None else ("cluster", cluster)
+        stack = [state.models if cluster is None else state.centers for state in self.states]
+        if number is None or not 0 <= number < len(stack[0]):
+            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {len(stack[0]) - 1}")
+        rows = [rows[number] for rows in stack]
+        members = [fill(self.architecture, row) for row in rows]
+        return members[0] if len(members) == 1 else Vote(members).eval()
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The clusters' models by name, `cluster.K.NAME`, as in `models.safetensors`."""
+        layout, several = layout_of(self.architecture), len(self.states) > 1
+        return {
+            f"{f'member.{j}.' if several else ''}cluster.{k}.{name}": np.ascontiguousarray(tensor)
+            for j, state in enumerate(self.states)
+            for k, center in enumerate(state.centers)
+            for name, tensor in layout.tensors(center).items()
+        }
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Means of the last three rounds, groups found, time and status, as in `summary.json`."""
+        return {
+            "method": self.method.name,
+            "engine": self.engine,
+            "k": max(self.method.k, self.method.members),
+            "rounds": len(self.records),
+            **last_rounds(self.records),
+            "clusters": self.records[-1]["clusters"] if self.records else None,
+            "settled": settled(self.records),
+            **self._told,
+            "seconds": round(self.seconds, 3),
+            "seed": self.seed,
+            "status": self.status,
+        }
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """What a run with attackers or with privacy has to tell besides."""
+        told: dict[str, Any] = {**last_attack(self.records)}
+        if self.privacy:
+            took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
+            # Of each soft-voted run a client sends a model.
+            most = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
+            epsilon = self.privacy.epsilon(most, self.delta)
+            told["privacy"] = {
+                "epsilon": epsilon if isfinite(epsilon) else None,
+                "delta": self.delta,
+                "replies": most,
+            }
+        return told
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The records as a table, one row per round."""
+        flat = [{k: v for k, v in record.items() if k != "clients"} for record in self.records]
+        return pd.json_normalize(flat)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row per client: its data, its cluster and its scores in the last round."""
+        fed = self.federation
+        last = self.records[-1]["clients"] if self.records else {}
+        columns = {"client": fed.names, "samples": fed.sizes, "group": fed.groups}
+        refused = (replies(self.records, len(fed)) >= Reply.NOT_FINITE).sum(axis=0)
+        if refused.any():
+            columns["refused"] = refused
+        shown = {name: values for name, values in last.items() if name != "reply"}
+        return pd.DataFrame(columns | {"cluster": self.labels} | shown)
+
+    def table(self) -> pd.DataFrame:
+        """The result in one line: accuracy, macro-F1, groups found, ARI, seconds."""
+        return pd.DataFrame([self.summary]).set_index("method")
