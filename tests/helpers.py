@@ -78,10 +78,17 @@ class BowlEngine:
         return np.asarray(length - np.log1p(length), dtype=np.float64)
 
     def losses(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+        self,
+        models: F32,
+        *,
+        batches: int | None = None,
+        seed: int = 0,
+        round: int = 0,
+        active: Sequence[int] | None = None,
     ) -> F64:
         m = len(self.targets)
-        return np.stack([self.risk(np.repeat(row[None], m, axis=0)) for row in models], axis=1)
+        each = [self.risk(np.repeat(row[None], m, axis=0)) for row in models]
+        return np.stack(each, axis=1)[slice(None) if active is None else active]
 
     def confusion(self, models: F32, split: Split) -> Int:
         return np.ones((len(self.sizes), 1, 1), dtype=np.int64)

@@ -98,6 +98,22 @@ def test_participation_is_that_share_of_the_clients_and_reaches_all_of_them() ->
     assert Conditions().present(10, 0).all()
 
 
+def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
+    engine: Any = BowlEngine(np.random.default_rng(0).normal(size=(10, 4)), np.ones(10, np.int64))
+    asked, losses = [], engine.losses
+
+    def watched(*arguments: Any, active: Any, **options: Any) -> Any:
+        asked.append(active)
+        return losses(*arguments, active=active, **options)
+
+    engine.losses = watched
+    conditions = Conditions(participation=0.3)
+    setting = Setting(methods.ifca(2), engine, Plan(), conditions=conditions)
+    next(iterate(setting, opening(setting)))
+    here = [np.flatnonzero(conditions.present(10, round)).tolist() for round in range(2)]
+    assert asked == here
+
+
 def test_stragglers_take_fewer_steps_and_others_all() -> None:
     steps = [Conditions(stragglers=0.4).steps(Plan(steps=5), 50, t) for t in range(40)]
     counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000

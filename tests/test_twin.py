@@ -36,7 +36,12 @@ def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, e
     seed, rounds = 3, 4
     partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
     fed = wecfl.Federation.from_dataset("digits", partition, clients=9, seed=seed)
-    given = cnn() if architecture == "cnn" else build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
+    # The same CNN each time: of some thousand starts, one lets float error flip a ReLU.
+    given = (
+        reinitialized(cnn(), seed, 0)
+        if architecture == "cnn"
+        else build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
+    )
     inits = [given, *(reinitialized(given, seed, j) for j in range(1, k))]
     plan = wecfl.Plan(steps=7, batch=16, lr=0.05)
 

@@ -218,10 +218,17 @@ class Engine(Protocol):
         """
 
     def losses(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+        self,
+        models: F32,
+        *,
+        batches: int | None = None,
+        seed: int = 0,
+        round: int = 0,
+        active: Sequence[int] | None = None,
     ) -> F64:
         """(m, K), the mean training loss L(Ω_k, D_i) of each of the K models on each client.
 
+        Only the clients in `active` are asked, if it is given: a row for each, by rising number.
         `batches` limits the estimate to that many mini-batches drawn for (seed, round, client).
         """
 
@@ -254,8 +261,8 @@ class Representation(Protocol):
     def server_side(self) -> bool:
         """The server can tell g_i from the models it holds, without asking the clients."""
 
-    def clients(self, state: State, engine: Engine, seed: int) -> Real:
-        """(m, p), g_i."""
+    def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
+        """(m, p), g_i; or of those clients alone of whom `who` (m,) is true."""
 
     def centers(self, state: State, engine: Engine) -> Real:
         """(K, p), G_k."""

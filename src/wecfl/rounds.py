@@ -87,12 +87,11 @@ def expectation(state: State, setting: Setting) -> State:
     """
     method, engine = setting.method, setting.engine
     before = method.representation.centers(state, engine)
-    points = method.representation.clients(state, engine, setting.seed)
     known, told = _known(state, setting)
     if not known.any():
         return state.replace(met=known)
     found, centers = method.clustering(
-        points if known.all() else points[known],
+        method.representation.clients(state, engine, setting.seed, known),
         before,
         _importance(setting)[known],
         method.distance,
@@ -102,8 +101,8 @@ def expectation(state: State, setting: Setting) -> State:
     labels[known & told] = found[told[known]]
     if new.any():
         inhabited = np.unique(found)
-        near = method.distance(points[new], before[inhabited]).argmin(axis=1)
-        labels[new] = inhabited[near]
+        points = method.representation.clients(state, engine, setting.seed, new)
+        labels[new] = inhabited[method.distance(points, before[inhabited]).argmin(axis=1)]
     centers = np.where(_enough(labels[told], setting)[:, None], centers, before)
     met = known | told
     return state.replace(

@@ -200,6 +200,8 @@ def test_evaluation_agrees_with_torch(batchnorm: Any) -> None:
             rows = np.stack([row_of(model), row_of(model) * 0.5])
             rows[:, -48:] = np.abs(rows[:, -48:]) + 0.1  # variances
             each = engine.losses(rows, batches=1, seed=3, round=2)
+            asked = engine.losses(rows, batches=1, seed=3, round=2, active=[1])
+            assert asked.tobytes() == each[1:].tobytes()
             slopes = [engine.gradients(rows), engine.gradients(rows, batches=1, seed=3, round=2)]
             found.append((engine.risk(rows), each, engine.confusion(rows, "test"), *slopes))
     for ours, theirs in zip(*found, strict=True):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.base import F32, F64, Distance, Engine, Real, State
+from wecfl.base import F32, F64, Bool, Distance, Engine, Real, State
 
 __all__ = ["Columns", "Losses"]
 
@@ -30,9 +30,10 @@ class Columns:
     def __repr__(self) -> str:
         return f"Columns({self.which!r})"
 
-    def clients(self, state: State, engine: Engine, seed: int) -> F32:
-        """(m, p), a view where the columns are adjacent."""
-        return state.models[:, engine.layout.columns(self.which)]
+    def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
+        """(m, p), a view where the columns are adjacent and all clients are asked for."""
+        columns = engine.layout.columns(self.which)
+        return state.models[:, columns] if who is None or who.all() else state.models[who, columns]
 
     def centers(self, state: State, engine: Engine) -> F32:
         """(K, p)."""
@@ -69,9 +70,12 @@ class Losses:
     batches: int | None = None
     server_side: ClassVar[bool] = False
 
-    def clients(self, state: State, engine: Engine, seed: int) -> F64:
+    def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
         """(m, K)."""
-        return engine.losses(state.centers, batches=self.batches, seed=seed, round=state.round)
+        asked = None if who is None or who.all() else np.flatnonzero(who).tolist()
+        return engine.losses(
+            state.centers, batches=self.batches, seed=seed, round=state.round, active=asked
+        )
 
     def centers(self, state: State, engine: Engine) -> F64:
         """(K, K), the identity."""

@@ -103,25 +103,32 @@ class LocalEngine(ABC):
         """Q local steps of each active client: new models and memory (`wecfl.base.Engine`)."""
 
     @abstractmethod
-    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
-        """Logits of each client's samples under row `which[i]` of `models`, client by client."""
+    def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        """Logits of the samples of these clients, the i-th under row `which[i]` of `models`."""
 
     @abstractmethod
     def _gradients(self, models: F32, samples: Samples) -> F32:
         """(m, trainable), the gradient of each client's mean loss on its samples, at its row."""
 
     def losses(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+        self,
+        models: F32,
+        *,
+        batches: int | None = None,
+        seed: int = 0,
+        round: int = 0,
+        active: Sequence[int] | None = None,
     ) -> F64:
         """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
-        samples = self._drawn(batches, seed, round)
-        everyone = np.zeros(len(self.sizes), np.int64)
-        each = [self._loss(models[k : k + 1], everyone, samples) for k in range(len(models))]
+        samples, clients = self._drawn(batches, seed, round), self._active(active)
+        same = np.zeros(len(clients), np.int64)
+        each = [self._loss(model[None], same, samples, clients) for model in models]
         return np.stack(each, axis=1)
 
     def risk(self, models: F32) -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
-        return self._loss(models, np.arange(len(self.sizes)), Samples("train"))
+        everyone = self._active(None)
+        return self._loss(models, everyone, Samples("train"), everyone)
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
@@ -134,7 +141,7 @@ class LocalEngine(ABC):
         federation, classes = self._federation, self._federation.classes
         own = np.arange(len(self.sizes))
         votes = [
-            self._logits(member, own, Samples(split)).astype(np.float64)
+            self._logits(member, own, Samples(split), own).astype(np.float64)
             for member in models.reshape(-1, *models.shape[-2:])
         ]
         guess = sum(votes[1:], start=votes[0]).argmax(axis=1)
@@ -164,9 +171,9 @@ class LocalEngine(ABC):
         limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
         return Samples("train", limit, seed, round)
 
-    def _rows(self, samples: Samples) -> list[Int]:
-        """The samples of every client, as rows of the pool."""
-        return [samples.of(self._federation, client) for client in range(len(self.sizes))]
+    def _rows(self, samples: Samples, clients: Int) -> list[Int]:
+        """The samples of each client, as rows of the pool."""
+        return [samples.of(self._federation, int(client)) for client in clients]
 
     def _active(self, active: Sequence[int] | None) -> Int:
         """The clients that train, in rising order; all by default."""
@@ -185,10 +192,10 @@ class LocalEngine(ABC):
             )
         return done
 
-    def _loss(self, models: F32, which: Int, samples: Samples) -> F64:
-        """(m,), mean cross-entropy of each client on its samples."""
-        logits = self._logits(models, which, samples).astype(np.float64)
-        rows = self._rows(samples)
+    def _loss(self, models: F32, which: Int, samples: Samples, clients: Int) -> F64:
+        """Mean cross-entropy of each of these clients on its samples."""
+        logits = self._logits(models, which, samples, clients).astype(np.float64)
+        rows = self._rows(samples, clients)
         truth = self._federation.y[np.concatenate(rows)]
         top = logits.max(axis=1, keepdims=True)
         log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]

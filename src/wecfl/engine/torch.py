@@ -140,15 +140,15 @@ class TorchEngine(LocalEngine):
         """End the workers; the engine can't be used afterwards."""
         _end(self._pipes, self._processes)
 
-    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
+    def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         """From the board, where the workers write them; a client's share may be limited."""
         self._board.models[: len(models)] = models
-        self._board.index[:] = which
-        self._each("logits", self._active(None), samples=asdict(samples))
+        self._board.index[clients] = which
+        self._each("logits", clients, samples=asdict(samples))
         sizes = [len(rows) for rows in getattr(self._federation, samples.split)]
         taken = sizes if samples.limit is None else np.minimum(sizes, samples.limit)
         starts = np.cumsum([0, *sizes[:-1]])
-        parts = [self._board.logits[a : a + n] for a, n in zip(starts, taken, strict=True)]
+        parts = [self._board.logits[starts[i] : starts[i] + taken[i]] for i in clients]
         return np.concatenate(parts)
 
     def _gradients(self, models: F32, samples: Samples) -> F32:

@@ -136,14 +136,15 @@ class NativeEngine(LocalEngine):
     def close(self) -> None:
         """Nothing to give back: threads end with each call."""
 
-    def _logits(self, models: F32, which: Int, samples: Samples) -> F32:
-        rows = self._rows(samples)
+    def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        rows = self._rows(samples, clients)
         out = np.empty((sum(map(len, rows)), self._federation.classes), np.float32)
         self._evaluate("logits", (models, which, self._x), rows, out)
         return out
 
     def _gradients(self, models: F32, samples: Samples) -> F32:
-        rows, which = self._rows(samples), np.arange(len(self.sizes))
+        which = self._active(None)
+        rows = self._rows(samples, which)
         out = np.empty((len(rows), self.layout.trainable), np.float32)
         self._evaluate("gradients", (models, which, self._x, self._federation.y), rows, out)
         return out
