@@ -4,7 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class BowlEngine:
     """
 
     name = "bowl"
+    workers = 1
     U = 1.0
 
     def __init__(self, targets: F64, sizes: Int) -> None:
@@ -92,6 +93,9 @@ class BowlEngine:
 
     def confusion(self, models: F32, split: Split) -> Int:
         return np.ones((len(self.sizes), 1, 1), dtype=np.int64)
+
+    def notes(self) -> dict[str, Any]:
+        return {}
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         rows = [np.random.default_rng([seed, j]).normal(size=self.layout.width) for j in which]

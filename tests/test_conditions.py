@@ -165,8 +165,8 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     for _ in range(3):
         state = next(path)
     trained, _ = engine.train(state, setting.plan, None, seed)
-    here = conditions.present(9, state.round)
-    moved, told = conditions.received(state, trained, here, 4, seed)
+    replies = np.where(conditions.present(9, state.round), Reply.HEARD, Reply.ABSENT)
+    moved, told = conditions.received(state, trained, replies, 4, seed)
     state = state.replace(models=moved, replies=told, round=state.round + 1)
     assigned = expectation(state, setting)
     averaged = maximization(assigned, setting)

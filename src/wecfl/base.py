@@ -30,6 +30,7 @@ __all__ = [
     "F64",
     "Aggregation",
     "Bool",
+    "Clients",
     "Clustering",
     "Correction",
     "Distance",
@@ -45,6 +46,7 @@ __all__ = [
     "Reply",
     "Representation",
     "State",
+    "Update",
 ]
 
 F32 = NDArray[np.float32]
@@ -75,6 +77,8 @@ class Reply(IntEnum):
     """Refused: it holds NaN or infinity."""
     TOO_LARGE = 4
     """Refused: it is far longer than those of the others."""
+    MALFORMED = 5
+    """Refused: it is not what was asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,12 +193,59 @@ class Correction:
     offset: F32 | None = None
 
 
+class Clients(Protocol):
+    """What a run knows of its clients, whether it holds their data (`Federation`) or not."""
+
+    def __len__(self) -> int:
+        """m, the number of clients."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What to call each client."""
+
+    @property
+    def keys(self) -> Int:
+        """(m,), who each client is, for keyed randomness."""
+
+    @property
+    def sizes(self) -> Int:
+        """(m,), |D_i|."""
+
+    @property
+    def groups(self) -> Int | None:
+        """(m,), the hidden groups that generated the data, where they are known."""
+
+    @property
+    def held(self) -> Int | None:
+        """(classes, m), the training samples of each class, where they are known."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    @property
+    def classes(self) -> int:
+        """C, how many there are."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the clients of one run from those of another."""
+
+
+Update = tuple[F32, dict[str, F32]] | tuple[F32, dict[str, F32], Int8]
+"""What a local update comes to: models (m, P), memory, and what came of each reply, if not all."""
+
+
 class Engine(Protocol):
     """The only object that may touch client data D_i. m clients, models as rows."""
 
     @property
     def name(self) -> str:
         """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
+
+    @property
+    def workers(self) -> int:
+        """How many clients are at work at once."""
 
     @property
     def layout(self) -> Layout:
@@ -211,10 +262,11 @@ class Engine(Protocol):
         correction: Correction,
         seed: int,
         active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
+    ) -> Update:
         """Q local steps of each client from its row of `state.models`: new models and memory.
 
-        Only the clients in `active` train, if it is given; the rows of the others stay.
+        Only the clients in `active` train, if it is given; the rows of the others stay. Where a
+        client may not answer, also what came of each (`Reply`); its row stays then, too.
         """
 
     def losses(
@@ -228,7 +280,8 @@ class Engine(Protocol):
     ) -> F64:
         """(m, K), the mean training loss L(Ω_k, D_i) of each of the K models on each client.
 
-        Only the clients in `active` are asked, if it is given: a row for each, by rising number.
+        Only the clients in `active` are asked, if it is given: a row for each, by rising number;
+        NaN where there is no answer.
         `batches` limits the estimate to that many mini-batches drawn for (seed, round, client).
         """
 
@@ -247,11 +300,14 @@ class Engine(Protocol):
         """(m, C, C), truth by prediction of each client's own row on its own data.
 
         All scores derive from it. `models` may be a stack (n, m, P): then the logits of the n
-        models of a client are averaged (soft vote).
+        models of a client are averaged (soft vote). Zeros of a client that does not answer.
         """
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P), initial models by number: 0 is the model as given, others are drawn anew."""
+
+    def notes(self) -> dict[str, Any]:
+        """What else is worth writing down about the round that ends; nothing of most engines."""
 
 
 class Representation(Protocol):

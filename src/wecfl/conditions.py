@@ -89,14 +89,15 @@ class Conditions:
         return np.where(late < self.stragglers, few, plan.steps)
 
     def received(
-        self, sent: State, trained: F32, here: Bool, trainable: int, seed: int
+        self, sent: State, trained: F32, replies: Int8, trainable: int, seed: int
     ) -> tuple[F32, Int8 | None]:
         """What the server has after the local update: models, and what came of each reply.
 
         `sent` is the state with the models that clients received, `trained` (m, P) what they made
-        of them. Where nothing came that can be used, the row stays as it was sent.
+        of them, `replies` (m,) what is known of each so far. Where nothing came that can be used,
+        the row stays as it was sent.
         """
-        m, round = len(trained), sent.round
+        m, round, here = len(trained), sent.round, replies == Reply.HEARD
         keys = np.arange(m) if self.keys is None else self.keys
         liars = here & self.attackers if self.attackers is not None else np.zeros_like(here)
         if self.privacy:
@@ -107,7 +108,7 @@ class Conditions:
             trained = self.attack.forge(
                 Replies(sent.models, trained, liars, sent.labels, keys, trainable, seed, round)
             )
-        replies = np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
+        replies = replies.copy()
         if self.dropout:
             replies[here & (self._draws("reply", m, round) < self.dropout)] = Reply.LOST
         arrived = replies == Reply.HEARD

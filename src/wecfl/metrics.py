@@ -24,11 +24,13 @@ __all__ = [
 def accuracy(confusion: Int) -> F64:
     """(m,), the share of right predictions of each client, from (m, C, C) truth by prediction.
 
+    NaN of a client of which nothing is known.
+
     >>> accuracy(np.array([[[3, 1], [0, 4]]])).tolist()
     [0.875]
     """
-    hits = np.trace(confusion, axis1=1, axis2=2)
-    return np.asarray(hits / confusion.sum(axis=(1, 2)), dtype=np.float64)
+    hits, seen = np.trace(confusion, axis1=1, axis2=2), confusion.sum(axis=(1, 2))
+    return _share(hits, seen)
 
 
 def macro_f1(confusion: Int) -> F64:
@@ -40,16 +42,20 @@ def macro_f1(confusion: Int) -> F64:
     hits = np.diagonal(confusion, axis1=1, axis2=2)
     seen = confusion.sum(axis=1) + confusion.sum(axis=2)  # 2·TP + FP + FN
     f1 = 2 * hits / np.maximum(seen, 1)
-    return np.asarray(f1.sum(axis=1) / (seen > 0).sum(axis=1), dtype=np.float64)
+    return _share(f1.sum(axis=1), (seen > 0).sum(axis=1))
 
 
-def weighted(scores: F64, sizes: Int) -> float:
+def weighted(scores: F64, sizes: Int) -> float | None:
     """The mean over clients with weight |D_i|, as in the paper's tables.
 
-    >>> weighted(np.array([1.0, 0.0]), np.array([3, 1]))
+    Of those whose score is known (not NaN); None of nobody.
+
+    >>> weighted(np.array([1.0, 0.0, np.nan]), np.array([3, 1, 5]))
     0.75
+    >>> weighted(np.array([np.nan]), np.array([3]))
     """
-    return float(np.average(scores, weights=sizes))
+    known = ~np.isnan(scores)
+    return float(np.average(scores[known], weights=sizes[known])) if sizes[known].any() else None
 
 
 def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
@@ -124,6 +130,12 @@ def silhouette(points: Real, labels: Int) -> float | None:
     if not 2 <= len(np.unique(labels)) < len(labels):
         return None
     return float(silhouette_score(np.asarray(points, dtype=np.float64), labels))
+
+
+def _share(part: Real | Int, whole: Int) -> F64:
+    """Part / whole, NaN of nothing."""
+    share: F64 = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return share
 
 
 def _pair_sum(points: Real) -> float:

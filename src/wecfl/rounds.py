@@ -90,8 +90,14 @@ def expectation(state: State, setting: Setting) -> State:
     known, told = _known(state, setting)
     if not known.any():
         return state.replace(met=known)
+    points = method.representation.clients(state, engine, setting.seed, known)
+    if not method.representation.server_side:  # who does not answer keeps its label
+        answered = np.isfinite(points).all(axis=1)
+        points, known[known] = points[answered], answered
+        if not known.any():
+            return state
     found, centers = method.clustering(
-        method.representation.clients(state, engine, setting.seed, known),
+        points,
         before,
         _importance(setting)[known],
         method.distance,
@@ -167,17 +173,18 @@ def local_update(state: State, setting: Setting) -> State:
     plan = replace(setting.plan, lr=rates(state, setting), done=steps)
     here = conditions.present(m, round)
     active = None if here.all() else np.flatnonzero(here).tolist()
-    trained, memory = engine.train(state, plan, correction, seed, active)
+    trained, memory, *told = engine.train(state, plan, correction, seed, active)
     if np.shape(trained) != state.models.shape:
         raise EngineError(
             f"the engine {engine.name} must return models of shape {state.models.shape}, got "
             f"{np.shape(trained)}"
         )
-    models, replies = conditions.received(state, trained, here, engine.layout.trainable, seed)
-    if replies is not None:
+    replies = told[0] if told else np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
+    models, came = conditions.received(state, trained, replies, engine.layout.trainable, seed)
+    if came is not None:
         for kept in memory.values():
-            kept[replies == Reply.NOT_FINITE] = 0
-    return state.replace(round=round + 1, models=models, memory=memory, replies=replies)
+            kept[came == Reply.NOT_FINITE] = 0
+    return state.replace(round=round + 1, models=models, memory=memory, replies=came)
 
 
 def rates(state: State, setting: Setting) -> float | F32:

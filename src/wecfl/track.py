@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.base import State
-from wecfl.data.federation import Federation
+from wecfl.base import Clients, State
 from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.report.charts import save
 from wecfl.report.figures import overview
@@ -48,9 +47,7 @@ class TensorBoard:
         self._pictures = _imported("PIL.Image", "tensorboard")
         self._folder = Path(folder)
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Write the configuration and the environment."""
         _check_folder(self._folder)
         self._config = config
@@ -94,9 +91,7 @@ class MLflow:
         self._tool = _imported("mlflow", "mlflow")
         self._folder = Path(folder)
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Start an MLflow run, inside the active one if there is one."""
         _check_folder(self._folder)
         with self._writing():

@@ -23,7 +23,7 @@ from rich.progress import (
     track,
 )
 
-from wecfl.base import State
+from wecfl.base import Clients, State
 from wecfl.config import Config
 from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
@@ -118,9 +118,7 @@ class _Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         self._task = self._progress.add_task(config["method"], total=config["rounds"], scores="")
 
     def round(self, record: Record, states: Sequence[State]) -> None:
@@ -156,9 +154,7 @@ class Stopping:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Know which round is the last one: there is nothing to stop after it."""
         self._rounds = config["rounds"]
 

@@ -15,7 +15,7 @@ from wecfl import rng
 from wecfl.base import F32, Int
 from wecfl.data.arrays import Named, as_labels, count_classes, holdout, pool, read_npz
 from wecfl.data.datasets import Dataset, load
-from wecfl.data.partition import Partition, split
+from wecfl.data.partition import Partition, counts, split
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
@@ -85,6 +85,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return self.x.shape[1:]
+
+    @property
+    def held(self) -> Int:
+        """(classes, m): the training samples of each class."""
+        return counts(self.y, self.train, self.classes)
 
     @property
     def fingerprint(self) -> str:

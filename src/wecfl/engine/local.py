@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from torch import nn
@@ -155,6 +155,10 @@ class LocalEngine(ABC):
         """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
+
+    def notes(self) -> dict[str, Any]:
+        """Nothing: all clients are here (`wecfl.base.Engine`)."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

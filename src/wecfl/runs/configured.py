@@ -72,6 +72,11 @@ def config_of(folder: str | Path) -> Config:
     """The configuration of a run folder, as `wecfl resume` reads it."""
     path = Path(folder)
     written = read_config(path)
+    if "network" in written:
+        raise ConfigError(
+            f"{path} was run over a network: to go on with it, start its app again (flwr run) with "
+            f"out = {str(path)!r}"
+        )
     if "components" in written:
         raise ConfigError(
             f"{path} was made from Python values, which config.toml can't hold: "

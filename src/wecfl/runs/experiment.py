@@ -14,13 +14,13 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.attacks import DataAttack, ModelAttack
-from wecfl.base import Method, Plan
+from wecfl.base import Clients, Engine, Method, Plan
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
 from wecfl.conditions import Conditions
 from wecfl.config import check_together
 from wecfl.data.federation import Federation
-from wecfl.engine import LocalEngine, make_engine
+from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.methods import components
 from wecfl.models import Model, Module, layout_of, make
@@ -38,7 +38,7 @@ __all__ = ["run"]
 
 
 def run(
-    federation: Federation,
+    federation: Federation | Clients,
     method: Method,
     *,
     model: Model = "auto",
@@ -62,7 +62,7 @@ def run(
     noise: float | None = None,
     delta: float | None = None,
     seed: int = 0,
-    engine: Literal["auto", "native", "torch"] = "auto",
+    engine: Literal["auto", "native", "torch"] | Engine = "auto",
     workers: int | None = None,
     objectives: bool = True,
     diagnostics: bool = False,
@@ -78,7 +78,8 @@ def run(
     """Train a federation with a method.
 
     Args:
-        federation: the clients and their data D_i.
+        federation: the clients and their data D_i; of an engine that is given, what it knows of
+            them.
         method: a value of `wecfl.methods`, or your own.
         model: a module, whose parameters are the common start; a function that makes one, called
             with its random draws keyed by `seed`; or a name from `wecfl.models.MODELS`.
@@ -101,10 +102,12 @@ def run(
         attackers: the share of clients that lie, 0.2 if not said.
         attack_strength: of the attack, where it has one.
         clip: clients clip their update to this length before they send it.
-        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`).
+        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`); the clients
+            of an engine that is given do both themselves.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         seed: everything random follows from it.
-        engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
+        engine: `native`, `torch`, or `auto`: native where it knows every layer of the model; or an
+            engine, which stays open.
         workers: threads or processes; the result does not depend on them. Default: one per core.
         objectives: measure R on all training data twice a round.
         diagnostics: also measure what the theory speaks of (`docs/theory.md`).
@@ -154,12 +157,15 @@ def run(
         privacy.epsilon(1, delta)  # what can't be told in the end is not begun
     assault = None
     if attack is not None:
+        if not isinstance(federation, Federation):
+            raise ConfigError("attacks are simulated: they need the clients' data")
         assault = Assault.on(federation, attack, attackers, attack_strength, seed)
     conditions = Conditions(
         participation, dropout, stragglers,
         attack=assault.forging if assault else None,
         attackers=assault.attackers if assault else None,
-        privacy=privacy, most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
+        privacy=privacy if isinstance(engine, str) else None,
+        most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
     )  # fmt: skip
     conditions.check(plan, len(federation))
     options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
@@ -168,11 +174,16 @@ def run(
         if out is not None:
             folder = RunFolder(Path(out), every=checkpoint_every, again=resume)
             stack.enter_context(folder)
-        held = assault.federation if assault else federation
-        runner = stack.enter_context(make_engine(engine, held, module, **options))
-        trap = None
-        if assault and assault.bait:
-            trap = stack.enter_context(make_engine(engine, assault.bait, module, **options))
+
+        def started(held: Federation | Clients) -> Engine:
+            if not isinstance(engine, str):
+                return engine
+            if not isinstance(held, Federation):
+                raise ConfigError(f"the engine {engine} needs the clients' data, got {held!r}")
+            return stack.enter_context(make_engine(engine, held, module, **options))
+
+        runner = started(assault.federation if assault else federation)
+        trap = started(assault.bait) if assault and assault.bait else None
         settings = [
             Setting(
                 method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate,
@@ -189,14 +200,14 @@ def run(
         return _train(
             settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            diagnostics=diagnostics, trace=trace, delta=delta,
+            diagnostics=diagnostics, trace=trace, privacy=privacy, delta=delta,
         )  # fmt: skip
 
 
 def _train(
     settings: Sequence[Setting],
-    engine: LocalEngine,
-    federation: Federation,
+    engine: Engine,
+    federation: Clients,
     module: Module,
     recorder: Recorder,
     *,
@@ -207,6 +218,7 @@ def _train(
     observe: Observer | None,
     diagnostics: bool,
     trace: bool | None,
+    privacy: Privacy | None,
     delta: float,
 ) -> Result:
     """All rounds, or those that are left; the result is also told where an error ends them."""
@@ -255,7 +267,7 @@ def _train(
     finally:
         result = Result(
             method, federation, records, states, module, engine.name, perf_counter() - began, seed,
-            status, folder.path if folder else None, settings[0].conditions.privacy, delta,
+            status, folder.path if folder else None, privacy, delta,
         )  # fmt: skip
         for watcher in begun:
             watcher.end(result)

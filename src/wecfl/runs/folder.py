@@ -7,7 +7,7 @@
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
     assignments.csv      one line per round: the cluster of each client
-    classes.csv          one line per client: its training samples of each class
+    classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     summary.json         method, engine, rounds, means of the last three rounds, status
@@ -38,10 +38,8 @@ import pandas as pd
 import tomli_w
 from safetensors import safe_open
 
-from wecfl.base import Int, State
+from wecfl.base import Clients, Int, State
 from wecfl.config import Config
-from wecfl.data.federation import Federation
-from wecfl.data.partition import counts
 from wecfl.errors import RunFolderError
 from wecfl.runs import checkpoint
 from wecfl.runs.checkpoint import FORMAT, Checkpoint, Manifest, check_format
@@ -87,7 +85,7 @@ PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
-FREE = ("rounds", "workers", "data_dir", "trace", "checkpoint_every")
+FREE = ("rounds", "workers", "data_dir", "trace", "checkpoint_every", "network")
 """Choices that a run may go on with in another way, and still be the same run."""
 
 LARGE = 1 << 28
@@ -172,13 +170,11 @@ class RunFolder:
         """The run in the folder was ended in order: nothing is left to be written about it."""
         return (self.path / "summary.json").is_file()
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Make the folder and write down what is run, and where; or go on with what there is."""
         self._about = {
             "config": json.loads(_json(config)),
-            "data": federation.fingerprint,
+            "data": clients.fingerprint,
             "engine": env["engine"],
         }
         before = self._saved
@@ -198,11 +194,11 @@ class RunFolder:
             if not before:
                 self._write("metrics.jsonl", "")
                 self._write("assignments.csv", "")
-                self._add_line("assignments.csv", ["round", *federation.names])
-                held = counts(federation.y, federation.train, federation.classes)
-                index = pd.Index(federation.names, name="client")
-                table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
-                self._write("classes.csv", table)
+                self._add_line("assignments.csv", ["round", *clients.names])
+                if (held := clients.held) is not None:
+                    index = pd.Index(clients.names, name="client")
+                    table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
+                    self._write("classes.csv", table)
             for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
                 file.unlink(missing_ok=True)
             checkpoint.tidy(self.path)

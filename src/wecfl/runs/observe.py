@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from wecfl.base import State
-from wecfl.data.federation import Federation
+from wecfl.base import Clients, State
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ class Watcher(Protocol):
     `wecfl.run` tells its watchers in their order, the run folder first.
     """
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Before the first round: what goes into `config.toml` and `env.json`, and the clients.
 
         `config` always holds `method` and `rounds`.
@@ -51,9 +48,7 @@ class AfterRound:
 
     function: OnRound
 
-    def begin(
-        self, config: Mapping[str, Any], env: Mapping[str, Any], federation: Federation
-    ) -> None:
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Nothing to do."""
 
     def round(self, record: Record, states: Sequence[State]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.base import Engine, Int, Int8, Method, Real, Reply, State
+from wecfl.base import F64, Engine, Int, Int8, Method, Real, Reply, State
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.representation import Columns
 from wecfl.runs.assault import Assault
@@ -49,6 +49,7 @@ KEYS = {
 
 CONDITION_KEYS = {
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
+    "network": "over a network: who joined, what was refused and why, how many replies came late",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
 """The further keys of a record where something is between clients and server; `clients` then also
@@ -84,8 +85,7 @@ class Recorder:
         self._groups = groups
         self._objectives = objectives
         self._assault, self._trap = assault, trap
-        honest = 1 if assault is None else ~assault.attackers
-        self._counted: Int = engine.sizes * honest
+        self._honest = 1 if assault is None else ~assault.attackers
         self._before: Int | None = None
         self._diagnostics: Diagnostics | None = None
         self._previous: State | None = None
@@ -120,12 +120,13 @@ class Recorder:
         stack = np.stack([s.models for s in states]) if len(states) > 1 else state.models
         confusion = self._engine.confusion(stack, "test")
         accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
+        counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._compared()
         record: Record = {
             "round": state.round,
-            "accuracy": metrics.weighted(accuracy, self._counted),
-            "macro_f1": metrics.weighted(macro_f1, self._counted),
+            "accuracy": metrics.weighted(accuracy, counted),
+            "macro_f1": metrics.weighted(macro_f1, counted),
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
@@ -137,14 +138,16 @@ class Recorder:
             },
             "seconds": {},
             "clients": {
-                "accuracy": accuracy.round(6).tolist(),
-                "macro_f1": macro_f1.round(6).tolist(),
+                "accuracy": _known(accuracy),
+                "macro_f1": _known(macro_f1),
             },
         }
         if state.replies is not None:
             counts = np.bincount(state.replies, minlength=len(Reply))
             record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
             record["clients"]["reply"] = state.replies.tolist()
+        if notes := self._engine.notes():
+            record["network"] = notes
         if self._assault:
             record["attack"] = self._assault.measured(state.labels, stack, self._trap)
         self._add_seconds("score", perf_counter() - began)
@@ -176,6 +179,11 @@ class Recorder:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def _known(scores: F64) -> list[float | None]:
+    """Scores in six digits; None where a client did not tell."""
+    return [None if np.isnan(score) else round(float(score), 6) for score in scores]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:

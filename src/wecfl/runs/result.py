@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from wecfl.base import F32, Int, Method, Reply, State
-from wecfl.data.federation import Federation
+from wecfl.base import F32, Clients, Int, Method, Reply, State
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
 from wecfl.privacy import Privacy
@@ -38,7 +37,7 @@ class Result:
     """
 
     method: Method
-    federation: Federation
+    federation: Clients
     records: list[Record]
     """One per round, as in `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
     states: tuple[State, ...]

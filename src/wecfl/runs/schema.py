@@ -32,6 +32,7 @@ from wecfl.errors import RunFolderError
 
 __all__ = [
     "Client",
+    "Enrolled",
     "Environment",
     "Outcome",
     "Round",
@@ -137,7 +138,7 @@ class Summary(_Promise):
 
     @model_validator(mode="after")
     def _whole(self) -> Summary:
-        if self.rounds and None in (self.accuracy, self.macro_f1, self.clusters):
+        if self.rounds and self.clusters is None:
             raise ValueError(f"scores are missing after {self.rounds} rounds")
         return self
 
@@ -146,8 +147,8 @@ class _Scores(_Promise):
     """Of each client; besides, what `diagnostics` measure."""
 
     __pydantic_extra__: dict[str, list[float | None] | None]
-    accuracy: list[Score]
-    macro_f1: list[Score]
+    accuracy: list[Score | None]
+    macro_f1: list[Score | None]
 
 
 class Round(_Promise):
@@ -157,8 +158,9 @@ class Round(_Promise):
         str, Measured | list[Measured] | dict[str, Measured | list[Measured] | dict[str, Measured]]
     ]
     round: Annotated[Count, Field(ge=1)]
-    accuracy: Score
-    macro_f1: Score
+    accuracy: Score | None
+    macro_f1: Score | None
+    network: dict[str, Any] = {}
     ari: Agreement | None
     clusters: Count
     sizes: list[Count]
@@ -184,6 +186,21 @@ class Client(_Promise):
     refused: Count = 0
     accuracy: Score = 0.0
     macro_f1: Score = 0.0
+
+
+class _Place(_Promise):
+    name: str
+    node: Annotated[int, Field(ge=0)]
+    key: Count
+    samples: Annotated[Count, Field(ge=1)]
+
+
+class Enrolled(_Promise):
+    """`roster.json`, of a run over a network."""
+
+    run: str
+    clients: Annotated[Count, Field(ge=1)]
+    places: list[_Place]
 
 
 # A result of the queue

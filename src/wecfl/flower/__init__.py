@@ -1,0 +1,23 @@
+"""The same methods over a network: Flower carries messages, `wecfl.rounds` stays the only loop.
+
+A user's app is two lines beside the data and the model (`wecfl deploy new DIR` writes it)::
+
+    app = wecfl.flower.client_app(load_data, make_model, classes=10)     # client.py
+    app = wecfl.flower.server_app(make_model, classes=10)                # server.py
+
+`FlowerEngine` is the engine that asks clients over the network; `Roster` is who they are.
+"""
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"wecfl.flower needs an extra: pip install 'wecfl[flower]' ({error})"
+    ) from None
+
+from wecfl.flower.client import client_app
+from wecfl.flower.engine import FlowerEngine
+from wecfl.flower.roster import Roster
+from wecfl.flower.server import server_app
+
+__all__ = ["FlowerEngine", "Roster", "client_app", "server_app"]

@@ -1,0 +1,203 @@
+"""Who takes part: places for the clients of a run, taken by name and kept."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wecfl.base import Clients, Int, State
+from wecfl.errors import ConfigError
+from wecfl.flower.wire import Refused
+from wecfl.runs.files import replace_file
+from wecfl.runs.record import Record
+from wecfl.runs.result import Result
+from wecfl.runs.schema import Enrolled, read_json
+
+__all__ = ["FILE", "Place", "Roster"]
+
+FILE = "roster.json"
+"""In the run folder: the run's name for its clients, and who they are."""
+
+MOST_SAMPLES = 10**9
+"""More than a client can hold: λ comes from the client, and no one may outweigh all others."""
+
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A client as it was when it joined; none of this changes later."""
+
+    name: str
+    node: int
+    """Flower's number of its node, which stays the same where the node has a registered key."""
+    key: int
+    """Who it is, for keyed randomness."""
+    samples: int
+    """|D_i|."""
+
+
+class Roster:
+    """m places for clients that join by name (a `wecfl.base.Clients`).
+
+    A place that nobody has taken yet is a client never heard of: it counts in nothing. With
+    `pinned`, a name belongs to the node that joined with it; else to whoever uses it last, which
+    is for trials without node keys.
+
+    >>> roster = Roster(2)
+    >>> roster.join(Place("ward-1", node=7, key=0, samples=30))
+    0
+    >>> roster.names, roster.sizes.tolist(), roster.row(7)
+    (('ward-1', 'place 1'), [30, 1], 0)
+    >>> roster.join(Place("ward-1", node=8, key=0, samples=30))
+    Traceback (most recent call last):
+    ...
+    wecfl.flower.wire.Refused: the name ward-1 belongs to another node (for trials without node \
+keys: pin-nodes = false)
+    """
+
+    def __init__(
+        self, m: int, *, classes: int = 2, shape: tuple[int, ...] = (), pinned: bool = True
+    ) -> None:
+        if m < 1:
+            raise ConfigError(f"clients must be at least 1, got {m}")
+        self._m, self.classes, self.shape, self._pinned = m, classes, shape, pinned
+        self.run = secrets.token_hex(8)
+        self.places: list[Place] = []
+        self._nodes: dict[int, int] = {}
+        """Rows by node, of those that were greeted since the server started."""
+        self._changed = False
+
+    @classmethod
+    def read(cls, folder: Path, m: int, **options: Any) -> Roster:
+        """The roster of a run that goes on."""
+        written = read_json(folder / FILE, Enrolled)
+        if written["clients"] != m:
+            raise ConfigError(
+                f"{folder} was begun with clients = {written['clients']} and can't go on with {m}"
+            )
+        roster = cls(m, **options)
+        roster.run = written["run"]
+        roster.places = [
+            Place(**{field.name: place[field.name] for field in fields(Place)})
+            for place in written["places"]
+        ]
+        return roster
+
+    def join(self, place: Place) -> int:
+        """Its row, old or new; an error if it can't have one."""
+        if not 1 <= place.samples <= MOST_SAMPLES:
+            raise Refused(f"samples must lie between 1 and {MOST_SAMPLES}, got {place.samples}")
+        if not 0 < len(place.name) <= LONGEST_NAME or not place.name.isprintable():
+            raise Refused(f"a name has 1 to {LONGEST_NAME} printable letters, got {place.name!r}")
+        if place.key < 0:
+            raise Refused(f"key must not be negative, got {place.key}")
+        row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
+        if row is None:
+            if len(self.places) == self._m:
+                raise Refused(f"all {self._m} places are taken")
+            if any(known.key == place.key for known in self.places):
+                raise Refused(f"the key {place.key} is another client's")
+            row = len(self.places)
+            self.places.append(place)
+            self._changed = True
+        known = self.places[row]
+        if self._pinned and known.node != place.node:
+            raise Refused(
+                f"the name {place.name} belongs to another node (for trials without node keys: "
+                f"pin-nodes = false)"
+            )
+        if (known.key, known.samples) != (place.key, place.samples):
+            raise Refused(
+                f"{place.name} joined with {known.samples} samples and the key {known.key}, and "
+                f"now has {place.samples} and {place.key}"
+            )
+        self._nodes = {node: i for node, i in self._nodes.items() if i != row} | {place.node: row}
+        return row
+
+    def sort(self) -> None:
+        """Before the first round: places by key, so that who came first does not matter."""
+        self.places.sort(key=lambda place: place.key)
+        rows = {place.name: i for i, place in enumerate(self.places)}
+        nodes = {place.node: rows[place.name] for place in self.places if place.node in self._nodes}
+        self._nodes = nodes
+
+    def row(self, node: int) -> int | None:
+        """The row of the client at this node, if it has joined."""
+        return self._nodes.get(node)
+
+    @property
+    def nodes(self) -> Mapping[int, int]:
+        """Nodes by row, of the clients that were met since the server started."""
+        return {row: node for node, row in self._nodes.items()}
+
+    def __len__(self) -> int:
+        return self._m
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What clients call themselves."""
+        return tuple(
+            self.places[i].name if i < len(self.places) else f"place {i}" for i in range(self._m)
+        )
+
+    @property
+    def keys(self) -> Int:
+        """(m,), for keyed randomness; those of free places are larger than any."""
+        most = max((place.key for place in self.places), default=-1) + 1
+        taken = [place.key for place in self.places]
+        return np.array([*taken, *range(most, most + self._m - len(taken))], np.int64)
+
+    @property
+    def sizes(self) -> Int:
+        """(m,), |D_i|; 1 of a place that is free."""
+        taken = [place.samples for place in self.places]
+        return np.array(taken + [1] * (self._m - len(taken)), np.int64)
+
+    @property
+    def groups(self) -> None:
+        """Unknown: to find them is what the run is for."""
+
+    @property
+    def held(self) -> None:
+        """Unknown: clients don't tell which classes they hold."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the run they joined."""
+        return sha256(self.run.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Writes the roster into the run folder, at the start and when someone has joined."""
+
+    roster: Roster
+    folder: Path
+
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """The run folder is there now."""
+        self._write()
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """Someone may have joined."""
+        if self.roster._changed:
+            self._write()
+
+    def end(self, result: Result) -> None:
+        """Nothing to do."""
+
+    def _write(self) -> None:
+        roster = self.roster
+        places = [asdict(place) for place in roster.places]
+        written = {"run": roster.run, "clients": len(roster), "places": places}
+        text = json.dumps(written, indent=2) + "\n"
+        replace_file(self.folder / FILE, [text.encode()])
+        roster._changed = False

@@ -1,0 +1,169 @@
+"""What runs at the server: a configuration, the roster, and the same loop as ever."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wecfl.base import Clients, State
+from wecfl.config import Config, one_line, resolve
+from wecfl.errors import ConfigError, unknown
+from wecfl.flower.client import MakeModel
+from wecfl.flower.engine import FlowerEngine
+from wecfl.flower.roster import FILE, Keeper, Roster
+from wecfl.models import make
+from wecfl.privacy import Privacy
+from wecfl.runs.configured import method_of
+from wecfl.runs.experiment import run
+from wecfl.runs.record import Record
+from wecfl.runs.result import Result
+
+__all__ = ["Network", "serve", "server_app"]
+
+SIMULATED = (
+    "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
+    "attack", "attackers", "attack_strength", "engine", "workers", "model",
+)  # fmt: skip
+"""Choices about what a simulation makes up and real clients bring along."""
+
+
+log = logging.getLogger("wecfl")
+
+
+class Network(BaseModel):
+    """Choices of a run over a network, beside those of any run (keys with hyphens or not)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    out: str = Field("run", description="The run folder; if it holds a run, that one goes on.")
+    clients: int = Field(ge=1, description="How many clients there will be in all.")
+    min_clients: int = Field(1, ge=1, description="Fewest to begin with, and valid replies.")
+    enrolment: float = Field(120.0, gt=0, description="Seconds to wait for all clients to join.")
+    quorum: float = Field(0.75, gt=0, le=1, description="Valid replies that end a round.")
+    timeout: float = Field(600.0, gt=0, description="Seconds after which a round ends anyway.")
+    tries: int = Field(3, ge=1, description="How often a round without quorum is asked for.")
+    pin_nodes: bool = Field(True, description="A name belongs to the node that joined with it.")
+
+
+def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
+    """The server's side: runs the method that the run's configuration names.
+
+    Its keys are those of `wecfl run` that don't describe a simulation, and those of `Network`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler(sys.stdout))
+        serve(grid, context.run_config, make_model, classes=classes)
+
+    return app
+
+
+def serve(
+    grid: Grid,
+    said: Mapping[str, Any],
+    make_model: MakeModel,
+    *,
+    classes: int,
+    poll: float = 0.5,
+) -> Result:
+    """Run, or go on with, what a run's configuration says."""
+    network, config = read(said)
+    out = Path(network.out)
+    resume, known = ((out / name).is_file() for name in ("config.toml", FILE))
+    options: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
+    m = network.clients
+    roster = Roster.read(out, m, **options) if known else Roster(m, **options)
+    method = method_of(config)
+    model = make(make_model, shape=(), classes=classes, seed=config.seed)
+    engine = FlowerEngine(
+        grid, roster, model,
+        shared=method.shared, batch=config.batch, batchnorm=config.batchnorm,
+        privacy=None if config.clip is None else Privacy(config.clip, config.noise or 0.0),
+        quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
+        tries=network.tries, kept=2 * config.checkpoint_every + 1, poll=poll,
+    )  # fmt: skip
+    engine.enrol(network.min_clients, network.enrolment)
+    if not known:
+        roster.sort()
+    chosen = config.model_dump(
+        include=(signature(run).parameters.keys() & Config.model_fields) - {"method", *SIMULATED}
+    )
+    written = {key: value for key, value in config.toml().items() if key not in SIMULATED} | {
+        "clients": network.clients,
+        "network": network.model_dump(exclude={"out"}),
+    }
+    return run(
+        roster, method, **chosen,
+        model=model, engine=engine, out=out, resume=resume, written=written,
+        watch=[Keeper(roster, out), Lines()],
+    )  # fmt: skip
+
+
+def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
+    """A run's configuration as Flower hands it over.
+
+    >>> network, config = read({"clients": 4, "min-clients": 2, "method": "ifca", "rounds": 3})
+    >>> network.min_clients, config.method, config.rounds, config.objectives
+    (2, 'ifca', 3, False)
+    >>> read({"clients": 4, "dataset": "digits"})
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: dataset describes a simulation: over a network clients bring it along
+    """
+    choices = {key.replace("-", "_"): value for key, value in said.items()}
+    known = (Config.model_fields.keys() | Network.model_fields) - {*SIMULATED}
+    for key in choices:
+        if key in SIMULATED:
+            raise ConfigError(
+                f"{key} describes a simulation: over a network clients bring it along"
+            )
+        if key not in known:
+            raise ConfigError(unknown("key", key, known))
+    own = {key: value for key, value in choices.items() if key in Network.model_fields}
+    try:
+        network = Network.model_validate(own)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, Network.model_fields)) from None
+    flags = {key: value for key, value in choices.items() if key in known - own.keys()}
+    # R takes two more messages to everyone in every round: only if it is asked for.
+    return network, resolve(flags={"objectives": False, **flags, "clients": network.clients})
+
+
+class Lines:
+    """A line about each round, for the stream of `flwr run`: a `Watcher`."""
+
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """What is run."""
+        self._rounds = config["rounds"]
+        log.info(
+            "wecfl: %s, %d rounds with %d clients", config["method"], self._rounds, len(clients)
+        )
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """How it stands."""
+        network, m = record.get("network", {}), len(states[0].labels)
+        heard = record["replies"]["heard"] if "replies" in record else m
+        accuracy = record["accuracy"]
+        words = [
+            f"{heard} of {m} replies",
+            *(f"{len(network[key])} {key}" for key in ("refused", "joined") if key in network),
+            *([f"{network['late']} late"] if "late" in network else []),
+            f"clusters of {', '.join(map(str, record['sizes']))} clients",
+            "accuracy unknown" if accuracy is None else f"accuracy {100 * accuracy:.1f} %",
+        ]
+        log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, "; ".join(words))
+
+    def end(self, result: Result) -> None:
+        """How it ended."""
+        log.info("wecfl: %s after %d rounds: %s", result.status, len(result.records), result.folder)

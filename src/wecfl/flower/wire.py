@@ -1,0 +1,119 @@
+"""What travels: arrays and a few words. Nothing that comes in is used before it was checked.
+
+A request is a record of `arrays` and one of `config`; a reply is a record of `arrays` and one of
+`metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from io import BytesIO
+from math import prod
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from wecfl.base import Reply
+from wecfl.layout import Layout
+
+__all__ = ["Refused", "Shapes", "fingerprint", "read_arrays", "read_config", "reply", "request"]
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""By name, the type and the shape of each array that must come."""
+
+HEADER = 256
+"""Bytes that NumPy's format may take beside the numbers."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A reply that can't be used: what is wrong with it, and what to count it as."""
+
+    def __init__(self, reason: str, kind: Reply = Reply.MALFORMED) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def fingerprint(layout: Layout) -> str:
+    """Tells models apart by the names and shapes of their tensors."""
+    return sha256(repr([(e.name, e.shape) for e in layout.entries]).encode()).hexdigest()
+
+
+def request(arrays: Mapping[str, Array], config: Mapping[str, Any]) -> RecordDict:
+    """What the server sends; arrays are shared between requests, and travel once each."""
+    return RecordDict({"arrays": ArrayRecord(dict(arrays)), "config": ConfigRecord(dict(config))})
+
+
+def reply(arrays: Mapping[str, NDArray[Any]], **metrics: int) -> RecordDict:
+    """What a client answers."""
+    held = {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
+
+
+def read_config(message: Message, **kinds: type) -> dict[str, Any]:
+    """The words of a reply to `hello`: exactly these keys, each of its type."""
+    record = _content(message, "config")["config"]
+    if set(record) != set(kinds):
+        raise Refused(f"expected {sorted(kinds)}, got {sorted(map(str, record))[:9]}")
+    for key, kind in kinds.items():
+        if type(record[key]) is not kind:
+            raise Refused(f"{key} must be {kind.__name__}, got {type(record[key]).__name__}")
+    return dict(record)
+
+
+def read_arrays(
+    message: Message, shapes: Shapes, samples: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """The arrays of a reply, as asked for, and its metrics.
+
+    `samples` is |D_i| as it was told at enrolment: the client's weight does not change later.
+    """
+    content = _content(message, "arrays", "metrics")
+    arrays, metrics = content["arrays"], content["metrics"]
+    if set(arrays) != set(shapes):
+        raise Refused(f"expected {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
+    if not all(type(value) is int for value in metrics.values()):
+        raise Refused("metrics must be whole numbers")
+    if metrics.get("samples") != samples:
+        raise Refused(f"it had {samples} samples when it joined, and now {metrics.get('samples')}")
+    found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
+    for name, array in found.items():
+        if not np.isfinite(array).all():
+            raise Refused(f"{name} holds NaN or infinity", Reply.NOT_FINITE)
+    return found, dict(metrics)
+
+
+def _content(message: Message, *names: str) -> Mapping[str, Any]:
+    """The records of a reply that has just these."""
+    if message.has_error():
+        raise Refused(f"it failed: {message.error.reason or message.error.code}")
+    content = message.content
+    kinds = {"arrays": ArrayRecord, "config": ConfigRecord, "metrics": MetricRecord}
+    if set(content) != set(names) or not all(isinstance(content[n], kinds[n]) for n in names):
+        raise Refused(f"expected records {sorted(names)}, got {sorted(map(str, content))[:9]}")
+    return content
+
+
+def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of just this type and shape: told, sized and written so, in this order."""
+    told = (array.stype, array.dtype, tuple(array.shape))
+    if told != ("numpy.ndarray", dtype, shape):
+        raise Refused(f"{name} must be {dtype} {shape}, got {told[1]} {told[2]}"[:200])
+    size = np.dtype(dtype).itemsize * prod(shape)
+    if not size < len(array.data) <= size + HEADER:
+        raise Refused(f"{name} must take {size} bytes and a header, got {len(array.data)}")
+    stream = BytesIO(array.data)
+    try:
+        if npy.read_magic(stream) != (1, 0):
+            raise ValueError("another version of the format")
+        written = npy.read_array_header_1_0(stream)
+    except ValueError as error:
+        raise Refused(f"{name} is no array: {error}"[:200]) from None
+    if written != (shape, False, np.dtype(dtype)):
+        raise Refused(f"{name} must be {dtype} {shape}, its header says {written}"[:200])
+    if len(array.data) - stream.tell() != size:
+        raise Refused(f"{name} must hold {size} bytes, got {len(array.data) - stream.tell()}")
+    return np.frombuffer(array.data, dtype, offset=stream.tell()).reshape(shape)

@@ -1,0 +1,100 @@
+"""A grid without a network: messages are handed to client apps in this process, as bytes.
+
+What a client app answers may be tampered with, lost or delayed, by node.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+Tamper = Callable[[Message], Message | None]
+"""What becomes of a reply on its way; None: it never comes."""
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+@dataclass
+class Node:
+    """A client app, and how its node is set up."""
+
+    app: ClientApp
+    config: dict[str, Any]
+    online: bool = True
+    tamper: Tamper = lambda message: message
+    delay: int = 0
+    """How many pulls a reply takes."""
+    seen: list[str] = field(default_factory=list)
+    """The kinds of messages it got."""
+
+
+class FakeGrid(Grid):
+    def __init__(self, nodes: Mapping[int, Node]) -> None:
+        self.nodes = dict(nodes)
+        self.waiting: dict[str, tuple[int, Message]] = {}
+        self.pushed: list[Message] = []
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [number for number, node in self.nodes.items() if node.online]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            number = f"m{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.pushed.append(message)
+            numbers.append(number)
+            node = self.nodes[message.metadata.dst_node_id]
+            node.seen.append(message.metadata.message_type)
+            context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), {})
+            try:
+                answer: Message | None = node.app(message, context)
+            except Exception as error:  # as Flower does
+                answer = Message(Error(code=2, reason=repr(error)), reply_to=message)
+            if answer is not None:
+                answer = node.tamper(answer)
+            if answer is not None:
+                self.waiting[number] = (node.delay, answer)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        came = []
+        for number in message_ids:
+            if number in self.waiting:
+                left, message = self.waiting[number]
+                if left <= 0 and self.nodes[message.metadata.src_node_id].online:
+                    came.append(self.waiting.pop(number)[1])
+                else:
+                    self.waiting[number] = (left - 1, message)
+        return came
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def changed(**records: Any) -> Tamper:
+    """Replace records of a reply to training."""
+
+    def tamper(message: Message) -> Message:
+        if message.metadata.message_type == "train":
+            for name, record in records.items():
+                message.content[name] = record
+        return message
+
+    return tamper
+
+
+__all__ = ["ConfigRecord", "FakeGrid", "Node", "Tamper", "changed"]
