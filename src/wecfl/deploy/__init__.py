@@ -1,0 +1,1 @@
+"""A Flower federation as processes, and the app that runs in them."""

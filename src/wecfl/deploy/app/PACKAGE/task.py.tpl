@@ -1,0 +1,26 @@
+"""Your data and your model: fill these in."""
+
+from torch import nn
+
+import wecfl
+
+CLASSES = 10
+
+
+def load_data(config):
+    """This client's own samples (n, …) and labels 0 … CLASSES - 1, as NumPy arrays.
+
+    `config` is the node's configuration (flower-supernode --node-config), for paths and the like.
+    Return (x, y), of which a fifth is kept for tests, or (x, y, x_test, y_test).
+
+    For a start: scikit-learn's digits, shared out so that there are two kinds of clients.
+    """
+    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
+    fed = wecfl.Federation.from_dataset("digits", partition, clients=config["num-partitions"])
+    train, test = (rows[config["partition-id"]] for rows in (fed.train, fed.test))
+    return fed.x[train], fed.y[train], fed.x[test], fed.y[test]
+
+
+def make_model():
+    """The model, the same on all clients and on the server."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
