@@ -201,7 +201,8 @@ def test_garbage_is_refused_counted_and_reported(digits: Federation, tmp_path: P
     assert (told[0] == Reply.HEARD).all()
     assert np.isfinite(result.states[0].models).all()
     assert result.records[-1]["replies"] == {
-        "heard": 9, "absent": 0, "lost": 0, "not_finite": 2, "too_large": 1
+        "heard": 9, "absent": 0, "lost": 0, "not_finite": 2, "too_large": 1,
+        "malformed": 0,
     }  # fmt: skip
     assert result.clients["refused"].tolist() == [0, 0, 4, 0, 0, 4, 0, 4, 0, 0, 0, 0]
     honest = run(digits.subset([0, 1, 3, 4, 6, 8, 9, 10, 11]), methods.wecfl(k=3), rounds=5)

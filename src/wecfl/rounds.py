@@ -147,7 +147,7 @@ def distribution(state: State, setting: Setting) -> State:
             state.labels[state.met], _importance(setting)[state.met], setting.method.k
         )
         models[~state.met] = (weight / weight.sum()) @ state.centers
-    if shared != slice(0, engine.layout.width):
+    if setting.method.shared != "all":
         received, models = models, state.models.copy()
         models[:, shared] = received[:, shared]
     sent = state.replace(models=models)

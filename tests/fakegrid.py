@@ -35,7 +35,7 @@ class Node:
 class FakeGrid(Grid):
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         self.nodes = dict(nodes)
-        self.waiting: dict[str, tuple[int, Message]] = {}
+        self.waiting: dict[str, tuple[int, Node, Message]] = {}
         self.pushed: list[Message] = []
 
     def set_run(self, run: Any) -> None: ...
@@ -67,18 +67,19 @@ class FakeGrid(Grid):
             if answer is not None:
                 answer = node.tamper(answer)
             if answer is not None:
-                self.waiting[number] = (node.delay, answer)
+                self.waiting[number] = (node.delay, node, answer)
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         came = []
         for number in message_ids:
             if number in self.waiting:
-                left, message = self.waiting[number]
-                if left <= 0 and self.nodes[message.metadata.src_node_id].online:
-                    came.append(self.waiting.pop(number)[1])
+                left, node, message = self.waiting[number]
+                if left <= 0 and node.online:
+                    came.append(message)
+                    del self.waiting[number]
                 else:
-                    self.waiting[number] = (left - 1, message)
+                    self.waiting[number] = (left - 1, node, message)
         return came
 
     def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:

@@ -1,0 +1,493 @@
+"""Runs over a grid without a network: real client apps, the real server, messages in between."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
+from flwr.app.message.message import make_message
+from torch import nn
+
+import wecfl
+from fakegrid import FakeGrid, Node, Tamper, changed
+from wecfl import Federation, methods
+from wecfl.base import Reply
+from wecfl.config import Config
+from wecfl.errors import ConfigError, EngineError
+from wecfl.flower import FlowerEngine, Roster, client_app, engine
+from wecfl.flower.server import serve
+from wecfl.privacy import Privacy
+from wecfl.report.page import page
+from wecfl.runs.configured import config_of, method_of
+from wecfl.runs.folder import read_metrics
+from wecfl.runs.record import replies
+from wecfl.runs.result import Result
+
+M, CLASSES = 4, 10
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LOOK", 0.0)
+    monkeypatch.setattr(engine, "SHORTEST", 0.05)
+
+
+@pytest.fixture(scope="module")
+def fed() -> Federation:
+    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
+    return Federation.from_dataset("digits", partition, clients=M, seed=1)
+
+
+def make_model() -> nn.Module:
+    """The same start whoever makes it, with a part that is no head and one that is not trained."""
+    return wecfl.models.build("mlp", shape=(1, 8, 8), classes=CLASSES, seed=5)
+
+
+Nodes = dict[int, Node]
+
+
+@pytest.fixture
+def nodes(fed: Federation, tmp_path: Path) -> Nodes:
+    """Clients 0 … 3, at nodes whose numbers are in another order."""
+
+    def load_data(config: Any) -> tuple[Any, ...]:
+        train, test = (rows[config["partition-id"]] for rows in (fed.train, fed.test))
+        return fed.x[train], fed.y[train], fed.x[test], fed.y[test]
+
+    app = client_app(load_data, make_model, classes=CLASSES)
+    return {
+        90 - i: Node(
+            app, {"client-id": f"c{i}", "partition-id": i, "state-dir": f"{tmp_path}/c{i}"}
+        )
+        for i in range(M)
+    }
+
+
+Served = Callable[..., Result]
+
+
+@pytest.fixture
+def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
+    def run(grid: FakeGrid | None = None, **said: Any) -> Result:
+        usual: dict[str, Any] = {
+            "clients": M, "rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "clusters": 2,
+            "timeout": 5, "enrolment": 0.2, "min_clients": 2, "out": str(tmp_path / "run"),
+        }  # fmt: skip
+        config = {key.replace("_", "-"): value for key, value in {**usual, **said}.items()}
+        return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, poll=0.001)
+
+    level = logging.getLogger("wecfl").level
+    logging.getLogger("wecfl").setLevel(logging.INFO)
+    yield run
+    logging.getLogger("wecfl").setLevel(level)
+
+
+def simulated(fed: Federation, method: str = "wecfl", k: int = 2, **options: Any) -> Result:
+    usual: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": False}
+    chosen = method_of(Config(method=method, clusters=k))
+    return wecfl.run(fed, chosen, model=make_model(), **{**usual, **options})
+
+
+def same_result(one: Result, two: Result) -> None:
+    assert one.labels.tolist() == two.labels.tolist()
+    for a, b in zip(one.states, two.states, strict=True):
+        np.testing.assert_array_equal(a.centers, b.centers)
+        np.testing.assert_array_equal(a.models, b.models)
+    assert [r["accuracy"] for r in one.records] == [r["accuracy"] for r in two.records]
+
+
+# The same numbers as a simulation
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavg+", "ifca", "fesem", "wecfl"])
+def test_every_method_comes_to_what_the_simulation_does(
+    fed: Federation, served: Served, method: str
+) -> None:
+    k = 2 if method not in ("fedavg", "fedprox") else 1
+    over = served(method=method, clusters=k, rounds=2)
+    same_result(over, simulated(fed, method, k, rounds=2))
+    assert over.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
+
+
+def test_each_client_gets_the_model_of_its_own_cluster_and_each_model_travels_once(
+    fed: Federation, nodes: Nodes, served: Served
+) -> None:
+    grid = FakeGrid(nodes)
+    result = served(grid, rounds=2)
+    last = [m for m in grid.pushed if m.metadata.message_type == "evaluate"][-M:]
+    sent = {m.metadata.dst_node_id: m.content.array_records["arrays"]["models"] for m in last}
+    for i in range(M):
+        np.testing.assert_array_equal(sent[90 - i].numpy()[0], result.centers[result.labels[i]])
+    assert len({array.object_id for array in sent.values()}) == len(np.unique(result.labels)) == 2
+
+
+def test_objectives_and_diagnostics_are_asked_for_over_the_network(
+    fed: Federation, served: Served
+) -> None:
+    over = served(objectives=True, diagnostics=True)
+    here = simulated(fed, objectives=True, diagnostics=True)
+    for a, b in zip(over.records, here.records, strict=True):
+        assert a["R"] == pytest.approx(b["R"])
+        assert a["F"] == pytest.approx(b["F"])
+        assert a["B"]["Q"] == pytest.approx(b["B"]["Q"], rel=1e-4)
+
+
+def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -> None:
+    method = methods.fedprox(0.1).replace(shared="~head")
+    grid, roster = FakeGrid(nodes), Roster(M, classes=CLASSES)
+    runner = FlowerEngine(grid, roster, make_model(), shared="~head", poll=0.001)
+    runner.enrol(M, 5)
+    roster.sort()
+    options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
+    over = wecfl.run(roster, method, model=make_model(), engine=runner, **options)
+    here = wecfl.run(fed, method, model=make_model(), **options)
+    same = [r["accuracy"] for r in over.records] == [r["accuracy"] for r in here.records]
+    assert same  # clients are tested with the columns they keep
+    columns = runner.layout.columns("~head")
+    np.testing.assert_array_equal(over.centers[:, columns], here.centers[:, columns])
+    head = runner.layout.columns("head")
+    np.testing.assert_array_equal(
+        over.states[0].models[:, head], runner.starts([0], 0)[[0] * M][:, head]
+    )
+    widths = {
+        array.shape[-1]
+        for message in grid.pushed
+        for record in message.content.array_records.values()
+        for array in record.values()
+    }
+    assert widths == {np.arange(runner.layout.width)[columns].size}
+
+
+def test_privacy_is_the_clients_own_doing(nodes: Nodes, served: Served, tmp_path: Path) -> None:
+    sent: dict[tuple[int, str], list[Any]] = {}
+
+    def watch(message: Message) -> Message:
+        if message.metadata.message_type == "train":
+            key = (message.metadata.src_node_id, message.metadata.group_id)
+            sent.setdefault(key, []).append(
+                message.content.array_records["arrays"]["model"].numpy()
+            )
+        return message
+
+    for node in nodes.values():
+        node.tamper = watch
+    noisy = served(clip=0.1, noise=0.0, rounds=1)
+    start = FlowerEngine(FakeGrid({}), Roster(M), make_model()).starts([0], 0)[0]
+    lengths = [float(np.linalg.norm(rows[0] - start)) for rows in sent.values()]
+    assert max(lengths) == pytest.approx(0.1, rel=1e-5)
+    assert noisy.summary["privacy"]["epsilon"] is None
+    sent.clear()
+    told = served(clip=0.1, noise=4.0, rounds=1, out=str(tmp_path / "b")).summary["privacy"]
+    assert told["epsilon"] > 0
+    assert told["replies"] == 1
+    # The noise does not follow from what the server knows: another client, another secret.
+    (a, *_), (b, *_) = list(sent.values())[:2]
+    assert abs(np.corrcoef(a - start, b - start)[0, 1]) < 0.2
+    assert (tmp_path / "c0" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_round_that_is_asked_for_again_gets_the_same_noise_and_another_model_another(
+    nodes: Nodes,
+) -> None:
+    roster = Roster(M, classes=CLASSES)
+    private = Privacy(1.0, 1.0)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), privacy=private, poll=0.001)
+    runner.enrol(M, 5)
+    row = runner.starts([0, 1], 0)
+    plan, labels = wecfl.Plan(lr=0.0), np.zeros(M, np.int64)  # nothing but noise
+
+    def noise(start: Any) -> Any:
+        state = wecfl.State(0, np.repeat(start[None], M, axis=0), row, labels)
+        return runner.train(state, plan, wecfl.Correction(), 0)[0][0] - start
+
+    np.testing.assert_array_equal(noise(row[0]), noise(row[0]))
+    assert abs(np.corrcoef(noise(row[0]), noise(row[1]))[0, 1]) < 0.2
+
+
+# Replies that can't be used
+
+
+def lie(array: Any = None, declared: Any = None, **metrics: Any) -> Tamper:
+    """Answer training with another array, declared as it is or otherwise, or another weight."""
+
+    def tamper(message: Message) -> Message:
+        if message.metadata.message_type == "train":
+            held = message.content.array_records["arrays"]["model"]
+            told = array(held.numpy()) if array else held.numpy()
+            made = Array(np.asarray(told))
+            if declared:
+                made = Array(held.dtype, held.shape, held.stype, declared(made.data))
+            message.content["arrays"] = ArrayRecord({"model": made})
+            message.content.metric_records["metrics"].update(metrics)
+        return message
+
+    return tamper
+
+
+def failed(message: Message) -> Message:
+    """As the SuperLink says it."""
+    if message.metadata.message_type == "train":
+        return make_message(message.metadata, error=Error(7, "out of\nmemory"))
+    return message
+
+
+BAD: dict[str, tuple[Tamper, Reply, str]] = {
+    "NaN": (lie(lambda row: row * np.nan), Reply.NOT_FINITE, "model holds NaN or infinity"),
+    "infinite": (lie(lambda row: row + np.inf), Reply.NOT_FINITE, "NaN or infinity"),
+    "shape": (lie(lambda row: row[:-1]), Reply.MALFORMED, "must be float32"),
+    "rows": (lie(lambda row: row[None]), Reply.MALFORMED, "must be float32"),
+    "float64": (lie(lambda row: row.astype(np.float64)), Reply.MALFORMED, "got float64"),
+    "oversized": (lie(declared=lambda data: data + bytes(10**6)), Reply.MALFORMED, "must take"),
+    "short": (lie(declared=lambda data: data[:-4]), Reply.MALFORMED, "must hold"),
+    "no array": (lie(declared=lambda data: bytes(len(data))), Reply.MALFORMED, "is no array"),
+    "header": (
+        lie(lambda row: row.view(np.int32), declared=lambda data: data),
+        Reply.MALFORMED, "its header says",
+    ),
+    "weight": (lie(samples=10**15), Reply.MALFORMED, "now 1000000000000000"),
+    "norm": (lie(lambda row: row + np.float32(1e6)), Reply.TOO_LARGE, ""),
+    "keys": (changed(arrays=ArrayRecord({"a": Array(np.zeros(3))})), Reply.MALFORMED, "['a']"),
+    "records": (changed(more=ConfigRecord({})), Reply.MALFORMED, "expected records"),
+    "metrics": (lie(samples=1.5), Reply.MALFORMED, "whole numbers"),
+    "error": (failed, Reply.MALFORMED, "it failed: out of memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_refused_with_its_reason_and_the_run_goes_on(
+    fed: Federation, nodes: Nodes, served: Served, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    nodes[88].tamper, reply, reason = BAD[kind]
+    result = served(rounds=2, method="fedavg", clusters=1)
+    assert replies(result.records, M).tolist() == [[0, 0, reply, 0]] * 2
+    if reason:
+        refused = [line for record in result.records for line in record["network"]["refused"]]
+        assert [who for who, _ in refused] == ["c2", "c2"]
+        assert all(reason in why and "\n" not in why for _, why in refused)
+        assert "refused a reply of c2" in caplog.text
+    assert result.clients["refused"].tolist() == [0, 0, 2, 0]
+    # The others come to what they do without it.
+    others = simulated(fed.subset([0, 1, 3]), "fedavg", 1, rounds=2)
+    np.testing.assert_allclose(result.centers, others.centers, atol=1e-6)
+
+
+def test_a_lie_about_scores_is_refused(nodes: Nodes, served: Served) -> None:
+    def tamper(message: Message) -> Message:
+        if message.metadata.message_type == "evaluate":
+            table = np.full((CLASSES, CLASSES), -1, np.int64)
+            message.content["arrays"] = ArrayRecord({"confusion": Array(table)})
+        return message
+
+    nodes[90].tamper = tamper
+    record = served(rounds=1).records[0]
+    assert record["clients"]["accuracy"][0] is None
+    assert record["network"]["refused"] == [["c0", "confusion must not be negative"]]
+
+
+# Who takes part
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"client-id": "c1"}, "the name c1 belongs to another node"),
+        ({"client-id": "x", "partition-id": 1}, "the key 1 is another client's"),
+        ({"client-id": ""}, "a name has 1 to"),
+        ({"client-id": "a\nb"}, "printable"),
+    ],
+)
+def test_who_can_not_have_a_place_is_told_why(
+    nodes: Nodes, served: Served, config: dict[str, Any], reason: str
+) -> None:
+    nodes[99] = replace(nodes[90], config={**nodes[90].config, **config})
+    nodes[90].online = False  # so that there is a place
+    record = served(rounds=1).records[0]
+    assert any(who == "node 99" and reason in why for who, why in record["network"]["refused"])
+
+
+def test_another_model_and_other_classes_are_refused(
+    fed: Federation, nodes: Nodes, served: Served
+) -> None:
+    def load_data(config: Any) -> tuple[Any, ...]:
+        return fed.x[fed.train[0]], fed.y[fed.train[0]]
+
+    def other() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+
+    nodes[90].app = client_app(load_data, other, classes=CLASSES)
+    nodes[89].app = client_app(load_data, make_model, classes=11)
+    record = served(rounds=1).records[0]
+    why = dict(record["network"]["refused"])
+    assert why["node 90"] == "its model has other tensors than the server's"
+    assert why["node 89"] == "it has 11 classes, expected 10"
+
+
+def test_too_few_clients_end_in_one_line(nodes: Nodes, served: Served) -> None:
+    for number in (89, 88, 87):
+        nodes[number].online = False
+    with pytest.raises(EngineError, match=r"1 of at least 2 clients joined within 0\.2 s"):
+        served()
+
+
+def test_a_client_that_never_answers_does_not_hold_the_others_up(
+    nodes: Nodes, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes[88].tamper = lambda m: None if m.metadata.message_type == "train" else m
+    result = served(timeout=60)
+    assert replies(result.records, M).tolist() == [[0, 0, Reply.LOST, 0]] * 3
+    assert "no reply of client c2 to train" in caplog.text
+    assert result.seconds < 50
+
+
+def test_late_replies_are_counted_and_dropped(nodes: Nodes, served: Served) -> None:
+    nodes[88].delay = 100
+    result = served(rounds=4, enrolment=20)
+    late = [record.get("network", {}).get("late", 0) for record in result.records]
+    assert sum(late) >= 2
+    assert (replies(result.records, M)[:, 2] == Reply.LOST).all()
+    assert result.status == "finished"
+
+
+def test_clients_join_and_leave_while_it_runs(
+    fed: Federation, nodes: Nodes, tmp_path: Path, served: Served
+) -> None:
+    class Moving(FakeGrid):
+        def push_messages(self, messages: Any) -> Any:
+            for message in messages:
+                if message.metadata.message_type == "train":
+                    t = int(message.metadata.group_id)
+                    nodes[88].online, nodes[90].online = t >= 1, t != 2
+            return super().push_messages(messages)
+
+    nodes[88].online = False
+    result = served(Moving(nodes), rounds=4, method="wecfl")
+    told = replies(result.records, M)
+    place = result.clients["client"].tolist().index("c2")
+    assert place == 3  # it came last
+    assert told[0, place] == Reply.ABSENT
+    assert (told[2:, place] == Reply.HEARD).all()
+    assert any(record.get("network", {}).get("joined") == ["c2"] for record in result.records)
+    assert Reply.HEARD in told[:, 0]
+    assert Reply.HEARD not in told[2, :1]
+    assert result.records[0]["clients"]["accuracy"][place] is None
+    assert result.clients["samples"][place] == fed.sizes[2]
+    # The page shows such a run, too.
+    assert "c2" in page([tmp_path / "run"])
+
+
+def test_without_a_quorum_a_round_is_asked_for_again_and_then_given_up(
+    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path
+) -> None:
+    def silent(message: Message) -> Message | None:
+        late = int(message.metadata.group_id or 0) >= 2
+        return None if message.metadata.message_type == "train" and late else message
+
+    for number in (90, 89):
+        nodes[number].tamper = silent
+    with pytest.raises(EngineError, match=r"round 3 got 2 valid replies of 4 clients in 2 times"):
+        served(timeout=0.3, tries=2, rounds=4)
+    assert nodes[90].seen.count("train") == 4  # twice in vain
+    assert nodes[88].seen.count("train") == 3  # who has answered is not asked again
+    for number in (90, 89):
+        nodes[number].tamper = lambda message: message
+    assert len(read_metrics(tmp_path / "run")) == 2
+    same_result(served(rounds=4), simulated(fed, rounds=4))
+
+
+# Going on
+
+
+def test_a_killed_server_goes_on_to_the_same_bits(
+    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path
+) -> None:
+    """Also where clients had trained a round that the server forgot."""
+
+    class Dying(FakeGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            if any(m.metadata.group_id == "2" for m in self.pushed):
+                raise RuntimeError("killed")
+            return super().pull_messages(message_ids)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        served(Dying(nodes), rounds=5)
+    (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
+    assert nodes[90].seen.count("train") == 3
+    again = served(rounds=5)
+    assert nodes[90].seen.count("train") == 6
+    same_result(again, simulated(fed, rounds=5))
+    whole = served(rounds=5, out=str(tmp_path / "whole"))
+    same_result(again, whole)
+
+
+def test_a_client_that_lost_its_state_says_so(
+    nodes: Nodes, served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served(rounds=2)
+    for file in (tmp_path / "c1").rglob("*.safetensors"):
+        file.write_bytes(b"garbage")
+    result = served(rounds=3)
+    assert result.records[2]["network"]["restarted"] == ["c1"]
+    assert "client c1 has lost its state" in caplog.text
+
+
+def test_a_run_goes_on_with_its_own_clients_only(
+    nodes: Nodes, served: Served, tmp_path: Path
+) -> None:
+    served(rounds=1)
+    with pytest.raises(ConfigError, match="begun with clients = 4 and can't go on with 5"):
+        served(rounds=2, clients=5)
+    moved = {number + 100: node for number, node in nodes.items()}
+    with pytest.raises(EngineError, match="0 of at least 2 clients joined"):
+        served(FakeGrid(moved), rounds=2)
+    result = served(FakeGrid(moved), rounds=2, pin_nodes=False)
+    assert len(result.records) == 2
+    with pytest.raises(ConfigError, match="was run over a network"):
+        config_of(tmp_path / "run")
+
+
+def test_the_weight_of_a_client_is_frozen_when_it_joins(
+    fed: Federation, nodes: Nodes, served: Served
+) -> None:
+    served(rounds=1)
+
+    def more(config: Any) -> tuple[Any, ...]:
+        return fed.x[fed.train[0]][:50], fed.y[fed.train[0]][:50]
+
+    nodes[90].app = client_app(more, make_model, classes=CLASSES)
+    record = served(rounds=2).records[1]
+    [(who, why)] = record["network"]["refused"]
+    assert who == "node 90"
+    assert f"c0 joined with {fed.sizes[0]} samples" in why
+
+
+# What can be asked for
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"clients": 0}, "clients"),
+        ({"quorum": 1.5}, "quorum"),
+        ({"min-clients": 9}, "4 clients can't give 9 answers"),
+        ({"cluters": 2}, "did you mean 'clusters'"),
+        ({"dataset": "digits"}, "dataset describes a simulation"),
+        ({"rounds": "3"}, "rounds"),
+        ({"method": "nope"}, "nope"),
+    ],
+)
+def test_bad_choices_end_in_one_line(served: Served, said: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as info:
+        served(**said)
+    assert "\n" not in str(info.value)
+
+
+def test_attacks_need_a_simulation(nodes: Nodes) -> None:
+    runner = FlowerEngine(FakeGrid(nodes), Roster(M), make_model())
+    with pytest.raises(ConfigError, match="attacks are simulated"):
+        wecfl.run(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
+    with pytest.raises(ConfigError, match="needs the clients' data"):
+        wecfl.run(Roster(M), methods.fedavg, model=make_model())
