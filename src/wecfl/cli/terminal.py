@@ -82,7 +82,8 @@ def scores(record: Mapping[str, Any]) -> str:
     'accuracy 90.0 %  ARI 1.00'
     """
     ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
-    return f"accuracy {100 * record['accuracy']:.1f} %{ari}"
+    known = record["accuracy"] is not None
+    return f"accuracy {100 * record['accuracy']:.1f} %{ari}" if known else f"accuracy unknown{ari}"
 
 
 def draw(chart: AnyChart, path: Path) -> None:

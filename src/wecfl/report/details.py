@@ -290,7 +290,7 @@ def _motion(
         planes(distances, run.summary["seed"]),
         labels=run.labels[at],
         groups=run.groups,
-        accuracy=np.array([run.records[t]["clients"]["accuracy"] for t in at]),
+        accuracy=np.array([run.records[t]["clients"]["accuracy"] for t in at], np.float64),
         names=run.clients["client"].tolist(),
         sizes=run.sizes,
     )
@@ -325,7 +325,7 @@ def _cards(run: Run) -> list[Card]:
                 samples=int(own["samples"].sum()),
                 groups=here,
                 classes=(counts / max(counts.sum(), 1)).tolist(),
-                accuracy=own["accuracy"].tolist() if "accuracy" in own else [],
+                accuracy=own["accuracy"].dropna().tolist() if "accuracy" in own else [],
                 members=own.to_dict("records"),
             )
         )

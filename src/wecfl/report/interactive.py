@@ -104,13 +104,13 @@ def plane(
     """Clients in the plane. The signal `t` moves them (t = 1.5 is half way from frame 1 to 2), `by`
     colours them by `cluster` or `group`; those that have just moved to another cluster have a ring.
 
-    `planes` holds one (m, 2) per frame, `labels` and `accuracy` are (frames, m).
+    `planes` holds one (m, 2) per frame, `labels` and `accuracy` (NaN: unknown) are (frames, m).
 
     >>> spec = plane(
-    ...     [np.eye(2)] * 3, labels=np.zeros((3, 2), int), groups=None, accuracy=np.ones((3, 2)),
-    ...     names=["a", "b"], sizes=np.array([5, 6]))
-    >>> next(p["value"] for p in spec["params"] if p["name"] == "X")
-    [[1398, 102], [1398, 102], [1398, 102]]
+    ...     [np.eye(2)] * 2, labels=np.zeros((2, 2), int), groups=None,
+    ...     accuracy=np.array([[1, np.nan], [1, 0.5]]), names=["a", "b"], sizes=np.array([5, 6]))
+    >>> [p["value"] for p in spec["params"] if p["name"] in "XA"]
+    [[[1398, 102], [1398, 102]], [[1.0, None], [1.0, 0.5]]]
     """
     gap = min(280 / len(names) ** 0.5, 34.0)  # the size of a client: many need smaller ones
     whole = np.round(np.stack(apart(planes, *SIDES, gap=gap))).astype(int)
@@ -119,7 +119,7 @@ def plane(
         "Y": whole[:, :, 1].tolist(),
         "L": np.asarray(labels).tolist(),
         "G": None if groups is None else np.asarray(groups).tolist(),
-        "A": np.round(accuracy, 3).tolist(),
+        "A": np.where(np.isnan(accuracy), None, np.round(accuracy, 3)).tolist(),
         "names": list(names),
         "samples": np.asarray(sizes).tolist(),
     }

@@ -184,8 +184,8 @@ class Client(_Promise):
     group: Annotated[Count | None, Empty]
     cluster: Count
     refused: Count = 0
-    accuracy: Score = 0.0
-    macro_f1: Score = 0.0
+    accuracy: Annotated[Score | None, Empty] = 0.0
+    macro_f1: Annotated[Score | None, Empty] = 0.0
 
 
 class _Place(_Promise):
