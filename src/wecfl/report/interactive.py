@@ -119,7 +119,7 @@ def plane(
         "Y": whole[:, :, 1].tolist(),
         "L": np.asarray(labels).tolist(),
         "G": None if groups is None else np.asarray(groups).tolist(),
-        "A": np.where(np.isnan(accuracy), None, np.round(accuracy, 3)).tolist(),
+        "A": [[None if np.isnan(a) else round(float(a), 3) for a in frame] for frame in accuracy],
         "names": list(names),
         "samples": np.asarray(sizes).tolist(),
     }
