@@ -87,7 +87,7 @@ PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
-FREE = ("rounds", "workers", "data_dir", "trace", "checkpoint_every")
+FREE = ("rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every")
 """Choices that a run may go on with in another way, and still be the same run."""
 
 LARGE = 1 << 28
