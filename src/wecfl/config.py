@@ -139,7 +139,7 @@ class Config(BaseModel):
     seed: int = Field(0, ge=0, lt=2**128, description="Everything random follows from it.")
     engine: Literal["auto", "native", "torch", "ray"] = Field(
         "auto",
-        description="What trains the clients; auto: native where it knows every layer; ray: actors.",
+        description="What trains the clients; auto: native where it knows every layer.",
     )
     ray_address: str | None = Field(
         None, description="A Ray cluster that this machine is a node of: HOST:PORT or auto."
@@ -208,7 +208,8 @@ PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
 INCIDENTAL = (
-    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace", "checkpoint_every"
+    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
+    "checkpoint_every",
 )  # fmt: skip
 """Choices that do not make another experiment."""
 

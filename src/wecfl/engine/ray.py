@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Literal, final
 
 import numpy as np
@@ -85,6 +86,7 @@ class RayEngine(BaseEngine):
         self._ray = _imported()
         self._progress = progress or (lambda work, done, total: None)
         self._shards: list[_Shard] = []
+        self._name = ""
         options = {"batchnorm": batchnorm, "batch": batch, "workers": 1}
         kind = _kind(inside, federation, model, options)
         self._mine = self._connect(address)
@@ -128,7 +130,7 @@ class RayEngine(BaseEngine):
             clients,
             rows,
             {"round": state.round, "mu": exact.mu, "seed": seed},
-            lambda shard: {"plan": replace(plan, lr=lr[shard], done=done[shard])},
+            own=lambda shard: {"plan": replace(plan, lr=lr[shard], done=done[shard])},
         ):
             models[at] = trained
             if kept:
@@ -193,7 +195,7 @@ class RayEngine(BaseEngine):
             there = ray.get_runtime_context().gcs_address
             if address not in (None, "auto", there):
                 raise ConfigError(
-                    f"this process is already connected to the Ray cluster at {there}"
+                    f"this process is connected to the Ray cluster at {there} already"
                 )
             return False
         here = {} if address else {"num_cpus": self.workers, "include_dashboard": False}
@@ -214,7 +216,7 @@ class RayEngine(BaseEngine):
         ray, m = self._ray, len(self.sizes)
         free = ray.available_resources().get("CPU", 0)
         cuts = np.linspace(0, m, self.workers + 1).round().astype(int).tolist()
-        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        for first, last in pairwise(cuts):
             held = ray.put(_alone(self._federation, range(first, last)))
             actor = self._actor(free - len(self._shards))
             self._shards.append(_Shard(slice(first, last), held, actor))
@@ -257,6 +259,7 @@ class RayEngine(BaseEngine):
         clients: Int,
         rows: Mapping[str, F32 | None],
         order: Mapping[str, Any] | None = None,
+        *,
         own: Callable[[slice], Mapping[str, Any]] = lambda _: {},
         common: F32 | None = None,
     ) -> Iterator[tuple[slice | Int, Any]]:
@@ -408,25 +411,26 @@ class _Actor:
         work: str,
         clients: Int,
         order: dict[str, Any],
-        common: F32 | None,
+        common: Any,
         which: Mapping[str, Int | None],
-        *arrays: F32 | None,
+        *arrays: Any,
     ) -> Any:
         """Do `work` for these clients of the shard."""
-        rows = {
+        rows: dict[str, Any] = {
             name: array if array is None or numbers is None else array[numbers]
             for (name, numbers), array in zip(which.items(), arrays, strict=True)
         }
         if work == "train":
             return self._train(clients, order, **rows)
         if work == "losses":
-            return self._engine.losses(common, active=clients, **order)
+            return self._engine.losses(common, active=clients.tolist(), **order)
         return getattr(self._engine, work)(rows["models"], **order)
 
     def _train(
         self,
         clients: Int,
         order: Mapping[str, Any],
+        *,
         models: F32,
         momentum: F32 | None,
         anchor: F32 | None,
@@ -442,7 +446,7 @@ class _Actor:
         )
         state = State(order["round"], start, start[:1], np.zeros(len(start), np.int64), kept)
         trained, memory = self._engine.train(
-            state, order["plan"], correction, order["seed"], clients
+            state, order["plan"], correction, order["seed"], clients.tolist()
         )
         if len(clients) == len(trained):
             return trained, memory.get("momentum")
@@ -470,7 +474,8 @@ def _distinct(rows: F32) -> tuple[Int, Int]:
     bits = rows.view(np.uint32)  # so that NaN equals itself and 0 differs from −0
     some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY)])
     numbers: dict[bytes, int] = {}
-    chosen, which = [], np.empty(len(rows), np.int64)
+    chosen: list[int] = []
+    which = np.empty(len(rows), np.int64)
     for i, key in enumerate(some):
         number = numbers.setdefault(key.tobytes(), len(chosen))
         if number == len(chosen) or not np.array_equal(bits[i], bits[chosen[number]]):

@@ -248,12 +248,8 @@ def _train(
     begun: list[Watcher] = []  # what has to be ended
     status: Status = "failed"
     try:  # from here on nothing can be wrong with what was asked for
-        env = {
-            **environment(),
-            "engine": engine.name,
-            "workers": engine.workers,
-            "nodes": engine.nodes,
-        }
+        where = {"engine": engine.name, "workers": engine.workers, "nodes": engine.nodes}
+        env = {**environment(), **where}
         for watcher in watchers:
             watcher.begin(written, env, federation)
             begun.append(watcher)

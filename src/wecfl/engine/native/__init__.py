@@ -39,7 +39,7 @@ def instruction_sets() -> list[str]:
     >>> "baseline" in instruction_sets()
     True
     """
-    return _native.instruction_sets() if _native else []
+    return [] if _native is None else _native.instruction_sets()
 
 
 @final
