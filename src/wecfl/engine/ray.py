@@ -202,12 +202,13 @@ class RayEngine(BaseEngine):
         try:
             with _signals_kept(), _one_attempt(address):
                 ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **here)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             if address is None:
                 raise EngineError(f"Ray can't be started here: {_line(error)}") from None
             raise ConfigError(
                 f"can't connect to the Ray cluster at {address}: {_line(error)}; this machine must "
-                f"be a node of it (ray start --address=…) with the same versions of Python and Ray"
+                f"be a node of it (ray start --address=…) with the same versions of Python and "
+                f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
             ) from None
         return True
 
