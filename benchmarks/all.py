@@ -6,6 +6,7 @@ import argparse
 
 from rich.console import Console
 
+import cluster
 import growth
 import local_update
 import memory
@@ -13,7 +14,7 @@ import peers
 import whole_round
 from common import show
 
-QUESTIONS = (local_update, whole_round, memory, growth, peers)
+QUESTIONS = (local_update, whole_round, memory, growth, cluster, peers)
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     terminal, lines = Console(stderr=True), []
     for question in QUESTIONS:
         terminal.print(f"{question.__name__}: {(question.__doc__ or '').splitlines()[0]}")
-        with_data = {"data_dir": data_dir} if question in (whole_round, memory) else {}
+        with_data = {"data_dir": data_dir} if question in (whole_round, memory, cluster) else {}
         lines += question.lines(**with_data)
     show(lines)
 

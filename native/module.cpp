@@ -371,7 +371,7 @@ public:
     }
 
     // The samples of client i are index[offsets[i] … offsets[i + 1]), its model is row which[i].
-    void logits(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
+    void logits(Array<const float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
                 Array<const int64_t, 1> index, Array<const int64_t, 1> offsets, Array<float, 2> out,
                 const std::string& mode, int batch, int threads) {
         const Network& net = plan_.net;
@@ -387,7 +387,7 @@ public:
     }
 
     // out[i] = the gradient of client i's mean loss over its samples.
-    void gradients(Array<float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
+    void gradients(Array<const float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
                    Array<const int64_t, 1> y, Array<const int64_t, 1> index, Array<const int64_t, 1> offsets,
                    Array<float, 2> out, const std::string& mode, int batch, int threads) {
         const Network& net = plan_.net;
@@ -410,7 +410,7 @@ private:
     // Every client's samples in batches, without changing its row: `make(workspace)` gives each thread
     // its function of (client, row, batch, mode).
     template <class Make>
-    void evaluate(const Array<float, 2>& rows, const Array<const int64_t, 1>& which,
+    void evaluate(const Array<const float, 2>& rows, const Array<const int64_t, 1>& which,
                   const Array<const float, 2>& x, const int64_t* y, const Array<const int64_t, 1>& index,
                   const Array<const int64_t, 1>& offsets, const std::string& mode, int batch, int threads,
                   Make make) {
@@ -431,7 +431,8 @@ private:
             const auto work = workspace(batch);
             auto run = make(work.get());
             for (int64_t i; !stop && (i = next++) < m;) {
-                float* row = rows.data() + which.data()[i] * net.width;
+                // Only training writes to a row.
+                float* row = const_cast<float*>(rows.data()) + which.data()[i] * net.width;
                 for (int64_t from = offsets.data()[i]; from < offsets.data()[i + 1] && !stop; from += batch) {
                     const int count = int(std::min<int64_t>(batch, offsets.data()[i + 1] - from));
                     run(i, row, Batch{x.data(), x.shape(1), y, index.data() + from, count}, how);

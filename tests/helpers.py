@@ -10,6 +10,22 @@ import numpy as np
 
 from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
 from wecfl.layout import Layout
+from wecfl.runs.result import Result
+
+
+def same_bits(one: Result, two: Result) -> None:
+    """The same states to the bit."""
+    for a, b in zip(one.states, two.states, strict=True):
+        same_states(a, b)
+
+
+def same_states(a: State, b: State) -> None:
+    """The same to the bit."""
+    np.testing.assert_array_equal(a.labels, b.labels)
+    assert a.models.tobytes() == b.models.tobytes()
+    assert a.centers.tobytes() == b.centers.tobytes()
+    assert a.memory.keys() == b.memory.keys()
+    assert all(a.memory[key].tobytes() == b.memory[key].tobytes() for key in a.memory)
 
 
 def same_folders(one: Path, two: Path) -> None:
@@ -38,7 +54,7 @@ class BowlEngine:
     """
 
     name = "bowl"
-    workers = 1
+    workers = nodes = 1
     U = 1.0
 
     def __init__(self, targets: F64, sizes: Int) -> None:

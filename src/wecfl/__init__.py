@@ -17,7 +17,7 @@ from wecfl.base import Correction, Engine, Method, Plan, State
 from wecfl.config import Config
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
-from wecfl.engine import NativeEngine, TorchEngine, make_engine
+from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
 from wecfl.layout import Layout
 from wecfl.runs.configured import run_config
 from wecfl.runs.experiment import run
@@ -32,6 +32,7 @@ __all__ = [
     "Method",
     "NativeEngine",
     "Plan",
+    "RayEngine",
     "Result",
     "State",
     "TorchEngine",

@@ -248,6 +248,10 @@ class Engine(Protocol):
         """How many clients are at work at once."""
 
     @property
+    def nodes(self) -> int:
+        """On how many machines."""
+
+    @property
     def layout(self) -> Layout:
         """Which columns of a row hold which parameter."""
 

@@ -137,11 +137,15 @@ class Config(BaseModel):
     )
 
     seed: int = Field(0, ge=0, lt=2**128, description="Everything random follows from it.")
-    engine: Literal["auto", "native", "torch"] = Field(
-        "auto", description="What trains the clients; auto: native where it knows every layer."
+    engine: Literal["auto", "native", "torch", "ray"] = Field(
+        "auto",
+        description="What trains the clients; auto: native where it knows every layer.",
+    )
+    ray_address: str | None = Field(
+        None, description="A Ray cluster that this machine is a node of: HOST:PORT or auto."
     )
     workers: int | None = Field(
-        None, ge=1, le=MOST, description="Threads or processes (default: one per core)."
+        None, ge=1, le=MOST, description="Threads, processes or actors (default: one per core)."
     )
     objectives: bool = Field(True, description="Measure R on all training data twice a round.")
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` judges.")
@@ -204,7 +208,8 @@ PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
 INCIDENTAL = (
-    "seed", "workers", "data_dir", "objectives", "diagnostics", "trace", "checkpoint_every"
+    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
+    "checkpoint_every",
 )  # fmt: skip
 """Choices that do not make another experiment."""
 
@@ -267,6 +272,8 @@ def check_together(where: str = "", **choices: Any) -> None:
     for part, whole in TOGETHER.items():
         if choices.get(part) is not None and choices[whole] is None:
             raise ConfigError(f"{where}{part} says nothing without {whole}")
+    if choices.get("ray_address") is not None and choices["engine"] != "ray":
+        raise ConfigError(f"{where}ray_address says nothing without engine ray")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 import wecfl
-from helpers import same_folders
+from helpers import same_bits, same_folders
 from wecfl import methods
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
@@ -37,15 +37,6 @@ def run(
 ) -> Result:
     how: Any = {"workers": workers, "engine": engine, "objectives": False}
     return wecfl.run(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
-
-
-def same_bits(one: Result, two: Result) -> None:
-    for a, b in zip(one.states, two.states, strict=True):
-        np.testing.assert_array_equal(a.labels, b.labels)
-        assert a.models.tobytes() == b.models.tobytes()
-        assert a.centers.tobytes() == b.centers.tobytes()
-        assert a.memory.keys() == b.memory.keys()
-        assert all(a.memory[key].tobytes() == b.memory[key].tobytes() for key in a.memory)
 
 
 @EVERY

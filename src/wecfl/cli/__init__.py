@@ -130,7 +130,16 @@ def resume(
     rounds: Annotated[
         int | None, Parameter(help="Go on to this round (default: the one that was asked for).")
     ] = None,
-    workers: Annotated[int | None, Parameter(help="Threads or processes from here on.")] = None,
+    engine: Annotated[
+        Literal["auto", "native", "torch", "ray"] | None,
+        Parameter(help="What trains the clients from here on."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, Parameter(help="The Ray cluster to use from here on.")
+    ] = None,
+    workers: Annotated[
+        int | None, Parameter(help="Threads, processes or actors from here on.")
+    ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
         int | None, Parameter(help="Rounds between two checkpoints from here on.")
@@ -149,12 +158,17 @@ def resume(
     """
     said = {
         "rounds": rounds,
+        "engine": engine,
+        "ray_address": ray_address,
         "workers": workers,
         "data_dir": data_dir and str(data_dir),
         "checkpoint_every": checkpoint_every,
     }
     told = {name: value for name, value in said.items() if value is not None}
-    chosen = resolve(flags={**config_of(folder).model_dump(exclude_unset=True), **told})
+    before = config_of(folder).model_dump(exclude_unset=True)
+    if engine not in (None, "ray"):
+        before.pop("ray_address", None)
+    chosen = resolve(flags={**before, **told})
     tracked = [tracker(name, folder) for name in track]
     _run_all([chosen], [folder], [tracked], terminal.federation(chosen), resume=True)
 
@@ -173,7 +187,7 @@ def _run_all(
         with stopping, terminal.rounds() as bars:
             for config, folder, trackers in zip(configs, folders, tracked, strict=True):
                 watch = [bars, *trackers, stopping]
-                run_config(config, federation, folder, watch, resume=resume)
+                run_config(config, federation, folder, watch, resume=resume, progress=bars.work)
     except terminal.Stopped as stopped:
         begun = [each for each in folders if (each / "config.toml").exists()]
         terminal.say(f"interrupted; go on with: {go_on(begun[-1])}" if begun else "interrupted")

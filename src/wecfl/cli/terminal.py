@@ -108,6 +108,7 @@ def rounds() -> Iterator[_Bars]:
     columns = (
         TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
         TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[work]}"),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
         yield _Bars(progress)
@@ -118,15 +119,29 @@ class _Bars:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._task: TaskID | None = None
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        self._task = self._progress.add_task(config["method"], total=config["rounds"], scores="")
+        if config.get("engine") == "ray":
+            nodes = f"{env['nodes']} node{'s' * (env['nodes'] > 1)}"
+            show(f"ray: {len(clients)} clients in {env['workers']} actors on {nodes}")
+        self._task = self._progress.add_task(
+            config["method"], total=config["rounds"], scores="", work=""
+        )
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        self._progress.update(self._task, completed=record["round"], scores=scores(record))
+        if self._task is not None:
+            self._progress.update(self._task, completed=record["round"], scores=scores(record))
+
+    def work(self, name: str, done: int, total: int) -> None:
+        """How many clients are done with a step; what precedes the first round has no bar."""
+        if self._task is not None:
+            said = f"{name} {done}/{total}" if done < total else ""
+            self._progress.update(self._task, work=said)
 
     def end(self, result: Result) -> None:
         """The bar stays as it is."""
+        self._task = None
 
 
 class Stopped(KeyboardInterrupt):

@@ -11,24 +11,35 @@ from typing import Any, Literal
 from torch import nn
 
 from wecfl.data.federation import Federation
-from wecfl.engine.local import LocalEngine
+from wecfl.engine.local import BaseEngine, LocalEngine
 from wecfl.engine.native import NativeEngine, Unsupported
+from wecfl.engine.ray import RayEngine
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError, EngineError
 
-__all__ = ["ENGINES", "LocalEngine", "NativeEngine", "TorchEngine", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "BaseEngine",
+    "LocalEngine",
+    "NativeEngine",
+    "RayEngine",
+    "TorchEngine",
+    "make_engine",
+]
 
-ENGINES = ("auto", "native", "torch")
+ENGINES = ("auto", "native", "torch", "ray")
 """What `make_engine` can be asked for."""
 
 
 def make_engine(
-    choice: Literal["auto", "native", "torch"],
+    choice: Literal["auto", "native", "torch", "ray"],
     federation: Federation,
     model: nn.Module,
     **options: Any,
-) -> LocalEngine:
+) -> BaseEngine:
     """The engine of that name; ``auto`` is native where it applies and says why where not.
+
+    The options are those of the engine.
 
     >>> from torch import nn
     >>> import numpy as np
@@ -39,6 +50,8 @@ def make_engine(
     """
     if choice not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
+    if choice == "ray":
+        return RayEngine(federation, model, **options)
     if choice != "torch":
         try:
             return NativeEngine(federation, model, **options)

@@ -1,4 +1,4 @@
-"""What the engines of one machine share: everything that follows from the logits of a client."""
+"""What engines share: their checks, and on one machine all that follows from a client's logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models.rows import layout_of, reinitialized, row_of
 
-__all__ = ["EVALUATION_BATCH", "LocalEngine", "Samples", "cores"]
+__all__ = ["EVALUATION_BATCH", "BaseEngine", "LocalEngine", "Samples", "cores"]
 
 EVALUATION_BATCH = 64
 """Samples in a batch where nothing depends on their number."""
@@ -58,12 +58,15 @@ class Samples:
         return rows[stream.permutation(len(rows))[: self.limit]]
 
 
-class LocalEngine(ABC):
-    """An engine that holds the clients' data itself: how it trains and finds logits is left open.
+class BaseEngine(ABC):
+    """What all engines share that run on the clients of a `Federation`: checks, and the start.
 
     `batchnorm` says what BatchNorm uses in evaluation: ``running`` statistics, or those of each
     test ``batch`` of `batch` samples (as the paper's authors tested).
     """
+
+    nodes = 1
+    """Machines."""
 
     def __init__(
         self,
@@ -101,6 +104,96 @@ class LocalEngine(ABC):
         active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
         """Q local steps of each active client: new models and memory (`wecfl.base.Engine`)."""
+
+    @abstractmethod
+    def losses(
+        self,
+        models: F32,
+        *,
+        batches: int | None = None,
+        seed: int = 0,
+        round: int = 0,
+        active: Sequence[int] | None = None,
+    ) -> F64:
+        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+
+    @abstractmethod
+    def risk(self, models: F32) -> F64:
+        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+
+    @abstractmethod
+    def gradients(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+
+    @abstractmethod
+    def confusion(self, models: F32, split: Split) -> Int:
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
+        rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
+        return np.stack(rows)
+
+    def notes(self) -> dict[str, Any]:
+        """Nothing: all clients are here (`wecfl.base.Engine`)."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the engine holds; it can't be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _active(self, active: Sequence[int] | None) -> Int:
+        """The clients that train, in rising order; all by default."""
+        m = len(self.sizes)
+        clients = np.unique(np.arange(m) if active is None else np.asarray(active, dtype=np.int64))
+        if len(clients) and not 0 <= clients[0] <= clients[-1] < m:
+            raise ConfigError(f"active clients must lie between 0 and {m - 1}, got {clients}")
+        return clients
+
+    def _done(self, plan: Plan) -> Int:
+        """(m,), the steps of each client, at least one and at most Q."""
+        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, len(self.sizes))
+        if not ((done >= 1) & (done <= plan.steps)).all():
+            raise ConfigError(
+                f"clients take 1 to {plan.steps} steps, got {done.min()}…{done.max()}"
+            )
+        return done
+
+    def _prepared(self, correction: Correction) -> Correction:
+        """The same numbers as float32 arrays of the right shape, or an error that names the one."""
+        m, width, trainable = len(self.sizes), self.layout.width, self.layout.trainable
+
+        def array(name: str, value: object, shape: tuple[int, ...]) -> F32:
+            with np.errstate(over="ignore"):
+                given = np.asarray(value, dtype=np.float32)
+            if given.shape not in (shape, ()):
+                raise ConfigError(f"the correction's {name} has shape {given.shape}, not {shape}")
+            return np.ascontiguousarray(np.broadcast_to(given, shape))
+
+        return Correction(
+            mu=array("mu", correction.mu, (trainable,)),
+            anchor=None
+            if correction.anchor is None
+            else array("anchor", correction.anchor, (m, width)),
+            offset=None
+            if correction.offset is None
+            else array("offset", correction.offset, (m, width)),
+        )
+
+
+class LocalEngine(BaseEngine):
+    """An engine that holds the clients' data itself: how it trains and finds logits is left open.
+
+    Arguments as of `BaseEngine`.
+    """
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
@@ -151,25 +244,6 @@ class LocalEngine(ABC):
         shape = (len(rows), classes, classes)
         return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
 
-    def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
-        rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
-        return np.stack(rows)
-
-    def notes(self) -> dict[str, Any]:
-        """Nothing: all clients are here (`wecfl.base.Engine`)."""
-        return {}
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back what the engine holds; it can't be used afterwards."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _drawn(self, batches: int | None, seed: int, round: int) -> Samples:
         """All training data, or that many mini-batches of each client."""
         limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
@@ -178,23 +252,6 @@ class LocalEngine(ABC):
     def _rows(self, samples: Samples, clients: Int) -> list[Int]:
         """The samples of each client, as rows of the pool."""
         return [samples.of(self._federation, int(client)) for client in clients]
-
-    def _active(self, active: Sequence[int] | None) -> Int:
-        """The clients that train, in rising order; all by default."""
-        m = len(self.sizes)
-        clients = np.unique(np.arange(m) if active is None else np.asarray(active, dtype=np.int64))
-        if len(clients) and not 0 <= clients[0] <= clients[-1] < m:
-            raise ConfigError(f"active clients must lie between 0 and {m - 1}, got {clients}")
-        return clients
-
-    def _done(self, plan: Plan) -> Int:
-        """(m,), the steps of each client, at least one and at most Q."""
-        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, len(self.sizes))
-        if not ((done >= 1) & (done <= plan.steps)).all():
-            raise ConfigError(
-                f"clients take 1 to {plan.steps} steps, got {done.min()}…{done.max()}"
-            )
-        return done
 
     def _loss(self, models: F32, which: Int, samples: Samples, clients: Int) -> F64:
         """Mean cross-entropy of each of these clients on its samples."""
@@ -208,24 +265,3 @@ class LocalEngine(ABC):
         sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
         means: F64 = sums / counts
         return means
-
-    def _prepared(self, correction: Correction) -> Correction:
-        """The same numbers as float32 arrays of the right shape, or an error that names the one."""
-        m, width, trainable = len(self.sizes), self.layout.width, self.layout.trainable
-
-        def array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-            with np.errstate(over="ignore"):
-                given = np.asarray(value, dtype=np.float32)
-            if given.shape not in (shape, ()):
-                raise ConfigError(f"the correction's {name} has shape {given.shape}, not {shape}")
-            return np.ascontiguousarray(np.broadcast_to(given, shape))
-
-        return Correction(
-            mu=array("mu", correction.mu, (trainable,)),
-            anchor=None
-            if correction.anchor is None
-            else array("anchor", correction.anchor, (m, width)),
-            offset=None
-            if correction.offset is None
-            else array("offset", correction.offset, (m, width)),
-        )

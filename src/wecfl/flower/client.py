@@ -18,7 +18,7 @@ from torch import nn
 
 from wecfl.base import F32, Correction, Int, Plan, State
 from wecfl.data.federation import Federation
-from wecfl.engine import LocalEngine, make_engine
+from wecfl.engine import BaseEngine, make_engine
 from wecfl.errors import DataError
 from wecfl.flower.store import Store
 from wecfl.flower.wire import fingerprint, reply
@@ -152,7 +152,7 @@ class _Here:
             gradient = engine.gradients(self._rows(config, arrays), **_drawn(config))[0]
         return reply({"gradient": gradient}, samples=self.samples)
 
-    def _engine(self, config: Mapping[str, Any]) -> LocalEngine:
+    def _engine(self, config: Mapping[str, Any]) -> BaseEngine:
         return make_engine(
             "auto", self.federation, self.model,
             workers=1, batch=int(config["batch"]), batchnorm=config["batchnorm"],

@@ -106,6 +106,11 @@ class FlowerEngine:
         """All clients, each at its own place."""
         return len(self._roster)
 
+    @property
+    def nodes(self) -> int:
+        """Each has its own."""
+        return len(self._roster)
+
     def notes(self) -> dict[str, Any]:
         """Who joined, what was refused and why, and how many replies came late, since last asked.
 

@@ -17,7 +17,8 @@ from wecfl.config import PARTITIONING, Config, resolve
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
-from wecfl.data.fetch import Progress
+from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.methods import named
 from wecfl.models import layout_of, make
@@ -48,6 +49,7 @@ def run_config(
     resume: bool = False,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Run what a configuration describes (on a federation already made from it, if given).
 
@@ -64,6 +66,7 @@ def run_config(
         written=_written(config.completed()),
         members=members,
         observe=observe,
+        progress=progress,
         **config.model_dump(include=passed_on),
     )
 
@@ -107,7 +110,7 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
     return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
 
 
-def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
+def load_pool(config: Config, progress: FetchProgress | None = None) -> Dataset:
     """The data set a configuration names, before it is shared out."""
     place = Path(config.data_dir) if config.data_dir else None
     return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)

@@ -21,6 +21,7 @@ from wecfl.conditions import Conditions
 from wecfl.config import check_together
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.methods import components
 from wecfl.models import Model, Module, layout_of, make
@@ -62,7 +63,8 @@ def run(
     noise: float | None = None,
     delta: float | None = None,
     seed: int = 0,
-    engine: Literal["auto", "native", "torch"] | Engine = "auto",
+    engine: Literal["auto", "native", "torch", "ray"] | Engine = "auto",
+    ray_address: str | None = None,
     workers: int | None = None,
     objectives: bool = True,
     diagnostics: bool = False,
@@ -74,6 +76,7 @@ def run(
     written: Mapping[str, Any] | None = None,
     members: Sequence[int] | None = None,
     observe: Observer | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Train a federation with a method.
 
@@ -106,9 +109,13 @@ def run(
             of an engine that is given do both themselves.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         seed: everything random follows from it.
-        engine: `native`, `torch`, or `auto`: native where it knows every layer of the model; or an
-            engine, which stays open.
-        workers: threads or processes; the result does not depend on them. Default: one per core.
+        engine: `native`, `torch`, or `auto`: native where it knows every layer of the model; `ray`:
+            one of them in each actor of a Ray cluster, with the same bits (`docs/cluster.md`); or
+            an engine, which stays open.
+        ray_address: HOST:PORT of a running cluster that this machine is a node of, or `auto`;
+            without it Ray is started for this run alone.
+        workers: threads, processes or actors; the result does not depend on them. Default: one per
+            core.
         objectives: measure R on all training data twice a round.
         diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         trace: record the clients' distances in the run folder (default: up to 500 clients).
@@ -121,6 +128,7 @@ def run(
         written: what to write into `config.toml`; by default a description of these values.
         members: which of a soft vote's independent runs to train, by number. Default: all of them.
         observe: called after each step of a round (of the first member of a soft vote).
+        progress: told how many clients are done with a step; only `ray` tells.
 
     >>> import numpy as np, wecfl
     >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
@@ -140,7 +148,7 @@ def run(
         raise ConfigError("resume goes on with a run folder: name it as out")
     check_together(
         attack=attack, attackers=attackers, attack_strength=attack_strength, clip=clip,
-        noise=noise, delta=delta,
+        noise=noise, delta=delta, engine=engine, ray_address=ray_address,
     )  # fmt: skip
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     check_clusters(method, len(federation))
@@ -168,7 +176,9 @@ def run(
         most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
     )  # fmt: skip
     conditions.check(plan, len(federation))
-    options = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
+    options: dict[str, Any] = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
+    if engine == "ray":
+        options |= {"address": ray_address, "progress": progress}
     with ExitStack() as stack:
         folder = None
         if out is not None:
@@ -250,7 +260,8 @@ def _train(
     begun: list[Watcher] = []  # what has to be ended
     status: Status = "failed"
     try:  # from here on nothing can be wrong with what was asked for
-        env = {**environment(), "engine": engine.name, "workers": engine.workers}
+        where = {"engine": engine.name, "workers": engine.workers, "nodes": engine.nodes}
+        env = {**environment(), **where}
         for watcher in watchers:
             watcher.begin(written, env, federation)
             begun.append(watcher)

@@ -85,7 +85,9 @@ PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
-FREE = ("rounds", "workers", "data_dir", "trace", "checkpoint_every", "network")
+FREE = (
+    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every", "network"
+)  # fmt: skip
 """Choices that a run may go on with in another way, and still be the same run."""
 
 LARGE = 1 << 28

@@ -305,6 +305,8 @@ def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
     config, method = run.config, method_of(run.config)
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
     options = config.model_dump(include={"workers", "batchnorm", "batch"})
+    if config.engine == "ray":
+        options["address"] = config.ray_address
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
     m, first = len(federation), config.rounds - len(stacks) + 1
     labels = np.zeros(m, dtype=np.int64)

@@ -27,10 +27,19 @@ try:
 except ImportError:  # no compiler when the package was installed: `NativeEngine` says so
     _native = None  # type: ignore[assignment]
 
-__all__ = ["NativeEngine", "Unsupported"]
+__all__ = ["NativeEngine", "Unsupported", "instruction_sets"]
 
 TOLERANCE = 1e-3
 """The largest error of the self-check, relative to the update; float32 gives about 1e-6."""
+
+
+def instruction_sets() -> list[str]:
+    """Those this machine has kernels for, the best first; none if the kernels were not built.
+
+    >>> "baseline" in instruction_sets()
+    True
+    """
+    return [] if _native is None else _native.instruction_sets()
 
 
 @final

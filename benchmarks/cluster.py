@@ -1,0 +1,62 @@
+"""A whole round of the paper's CIFAR-10 experiment: Ray actors on this machine against threads.
+
+200 clients, 10 batches of 32 each, WeCFL with K = 10: local training, K-means, averaging,
+distribution and the test scores of every client. One actor or one thread per core; both come to the
+same bits, and their rounds take turns. What Ray costs is the copying of rows into its object store
+and out of it, so the less a client trains, the more it weighs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from statistics import median
+
+from common import SETTINGS, Line, main, measure, module_of, paper, ratios
+from wecfl import Config, Federation, Plan, make_engine
+from wecfl.engine.local import BaseEngine, cores
+from wecfl.metrics import accuracy, weighted
+from wecfl.rounds import Setting, iterate, opening
+from wecfl.runs.configured import method_of
+
+SETTING = SETTINGS[0]
+
+
+def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
+    """The overhead of a round on Ray, in percent."""
+    title = f"round, Ray actors ÷ threads, {cores()} of each"
+    if find_spec("ray") is None:
+        return [Line(title, SETTING.title, [], detail="Ray is not installed")]
+    config, fed = paper(SETTING, data_dir)
+    options = {"batchnorm": config.batchnorm, "batch": config.batch}
+    model = module_of(SETTING)
+    with (
+        make_engine("native", fed, model, **options) as here,
+        make_engine("ray", fed, model, **options) as there,
+    ):
+        ours, theirs = (_rounds(engine, config, fed) for engine in (there, here))
+        actors, threads = measure(turns, lambda: next(ours), lambda: next(theirs))
+        if next(ours) != next(theirs):
+            raise RuntimeError("the two sides don't come to the same bits")
+    return [
+        Line(
+            title,
+            SETTING.title,
+            ratios(actors, threads),
+            most=1.15,
+            detail=f"{median(actors):.2f} s and {median(threads):.2f} s",
+        )
+    ]
+
+
+def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tuple[float, bytes]]:
+    """Round after round: the mean test accuracy and the centers."""
+    plan = Plan(config.steps, config.batch, float(config.lr), config.momentum)
+    setting = Setting(method_of(config), engine, plan, config.seed)
+    for state in iterate(setting, opening(setting)):
+        score = weighted(accuracy(engine.confusion(state.models, "test")), fed.sizes)
+        yield score, state.centers.tobytes()
+
+
+if __name__ == "__main__":
+    main(lines)

@@ -1,0 +1,572 @@
+"""The clients shared out among Ray actors, on this machine or on the nodes of a cluster.
+
+Each actor holds a shard, some of the clients, in an engine of one machine (native where that
+applies, else torch), and is called once per step. All that a client's computation depends on is
+keyed by (seed, round, client), so the same bits come out for any number of actors and nodes, and
+what an actor that died had to do can be done again by another.
+
+What travels are rows of numbers, through Ray's object store. After the distribution clients hold
+the models of their clusters, so each distinct row of a matrix travels once, for all shards. Ray
+itself pickles what it sends: whoever reaches its ports can run code on its nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Literal, final
+
+import numpy as np
+from torch import nn
+
+from wecfl import memory
+from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.data.federation import Federation
+from wecfl.engine.local import BaseEngine
+from wecfl.errors import ConfigError, EngineError, WecflError
+
+__all__ = ["Progress", "RayEngine"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what the clients do, how many of them are done with it, and how many there are."""
+
+DEATHS = 3
+"""So often in one step a shard is given to another actor."""
+REACH = 5.0
+"""Seconds in which the head of a cluster must accept a connection."""
+KEY = 64
+"""Columns by which rows are told apart before whole rows are compared."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves unasked
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns of what a later version will do
+}
+
+
+@final
+class RayEngine(BaseEngine):
+    """Runs the clients of a federation on Ray (implements `wecfl.base.Engine`).
+
+    Arguments as of `BaseEngine`; `workers` are actors, by default one per core of the cluster.
+    `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
+    Ray is started here, and ended by `close`. `inside` says what actors compute with, as for
+    `wecfl.make_engine`. Use it as a context manager.
+
+    >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
+    >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: the address of a Ray cluster is HOST:PORT or auto, got 'nowhere'
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        workers: int | None = None,
+        batchnorm: Literal["running", "batch"] = "running",
+        batch: int = 32,
+        address: str | None = None,
+        inside: Literal["auto", "native", "torch"] = "auto",
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
+        if address is not None:
+            _check_address(address)
+        self._ray = _imported()
+        self._progress = progress or (lambda work, done, total: None)
+        self._shards: list[_Shard] = []
+        self._name = ""
+        options = {"batchnorm": batchnorm, "batch": batch, "workers": 1}
+        kind = _kind(inside, federation, model, options)
+        self._mine = self._connect(address)
+        try:
+            if workers is None:
+                cores = int(self._ray.cluster_resources().get("CPU", 1))
+                self.workers = min(max(cores, 1), len(federation))
+            self._share_out(kind, options)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """That of the engines inside: the bits are theirs."""
+        return self._name
+
+    def train(
+        self,
+        state: State,
+        plan: Plan,
+        correction: Correction,
+        seed: int,
+        active: Sequence[int] | None = None,
+    ) -> tuple[F32, dict[str, F32]]:
+        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
+        clients, done, exact = self._active(active), self._done(plan), self._prepared(correction)
+        kept = plan.keep_momentum and plan.momentum > 0
+        before = state.memory.get("momentum") if kept else None
+        lr = np.broadcast_to(np.asarray(plan.lr), len(self.sizes))
+        rows = {
+            "models": state.models,
+            "momentum": before,
+            "anchor": exact.anchor,
+            "offset": exact.offset,
+        }
+        models = self._matrix(self.layout.width, clients, state.models)
+        momentum = self._matrix(self.layout.trainable, clients, 0 if before is None else before)
+        for at, (trained, velocity) in self._each(
+            "train",
+            clients,
+            rows,
+            {"round": state.round, "mu": exact.mu, "seed": seed},
+            own=lambda shard: {"plan": replace(plan, lr=lr[shard], done=done[shard])},
+        ):
+            models[at] = trained
+            if kept:
+                momentum[at] = velocity
+        return models, {"momentum": momentum} if kept else {}
+
+    def losses(
+        self,
+        models: F32,
+        *,
+        batches: int | None = None,
+        seed: int = 0,
+        round: int = 0,
+        active: Sequence[int] | None = None,
+    ) -> F64:
+        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        clients, found = self._active(active), np.empty((len(self.sizes), len(models)))
+        order = {"batches": batches, "seed": seed, "round": round}
+        for at, losses in self._each("losses", clients, {}, order, common=models):
+            found[at] = losses
+        return found[clients]
+
+    def risk(self, models: F32) -> F64:
+        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        found = np.empty(len(self.sizes))
+        for at, losses in self._each("risk", self._active(None), {"models": models}):
+            found[at] = losses
+        return found
+
+    def gradients(
+        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
+    ) -> F32:
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        found = memory.empty((len(self.sizes), self.layout.trainable))
+        order = {"batches": batches, "seed": seed, "round": round}
+        for at, slopes in self._each("gradients", self._active(None), {"models": models}, order):
+            found[at] = slopes
+        return found
+
+    def confusion(self, models: F32, split: Split) -> Int:
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        classes, everyone = self._federation.classes, self._active(None)
+        found = np.empty((len(everyone), classes, classes), np.int64)
+        for at, cells in self._each("confusion", everyone, {"models": models}, {"split": split}):
+            found[at] = cells
+        return found
+
+    def close(self) -> None:
+        """End the actors, and Ray if it was started or connected to for them."""
+        if self._ray.is_initialized():
+            for shard in self._shards:
+                self._ray.kill(shard.actor)
+        self._shards.clear()
+        if self._mine:
+            self._mine = False
+            self._ray.shutdown()
+
+    def _connect(self, address: str | None) -> bool:
+        """Have a Ray to talk to; true if it has to be left in the end."""
+        ray = self._ray
+        if ray.is_initialized():
+            there = ray.get_runtime_context().gcs_address
+            if address not in (None, "auto", there):
+                raise ConfigError(
+                    f"this process is connected to the Ray cluster at {there} already"
+                )
+            return False
+        here = {} if address else {"num_cpus": self.workers, "include_dashboard": False}
+        try:
+            with _signals_kept(), _one_attempt(address):
+                ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **here)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            if address is None:
+                raise EngineError(f"Ray can't be started here: {_line(error)}") from None
+            raise ConfigError(
+                f"can't connect to the Ray cluster at {address}: {_line(error)}; this machine must "
+                f"be a node of it (ray start --address=…) with the same versions of Python and "
+                f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
+            ) from None
+        return True
+
+    def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
+        """Give each actor its shard: neighbours, so that their rows lie together."""
+        ray, m = self._ray, len(self.sizes)
+        free = ray.available_resources().get("CPU", 0)
+        cuts = np.linspace(0, m, self.workers + 1).round().astype(int).tolist()
+        for first, last in pairwise(cuts):
+            held = ray.put(_alone(self._federation, range(first, last)))
+            actor = self._actor(free - len(self._shards))
+            self._shards.append(_Shard(slice(first, last), held, actor))
+        self._how = {"kind": kind, "model": ray.put(self._model), "options": dict(options)}
+        if kind == "native":
+            sets = self._ask_all(lambda shard: shard.actor.instruction_sets.remote())
+            common = [isa for isa in sets[0] if all(isa in others for others in sets)]
+            self._how["options"]["isa"] = common[0] if common else "none"
+        told = self._ask_all(self._loaded)
+        names = sorted({name for name, _ in told})
+        if len(names) > 1:
+            raise EngineError(f"the nodes don't compute alike: {', '.join(names)}")
+        self._name, self.nodes = names[0], len({node for _, node in told})
+
+    def _actor(self, free: float) -> Any:
+        """A new one, on a core of its own, or on one of those there are if none is free."""
+        options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
+        return self._ray.remote(**options)(_Actor).remote()
+
+    def _loaded(self, shard: _Shard) -> Any:
+        return shard.actor.load.remote(shard.held, **self._how)
+
+    def _ask_all(self, call: Callable[[_Shard], Any]) -> list[Any]:
+        """What all actors answer."""
+        try:
+            return list(self._ray.get([call(shard) for shard in self._shards]))
+        except self._ray.exceptions.RayError as error:
+            raise self._told(error, "load") from None
+
+    def _matrix(self, width: int, clients: Int, rows: F32 | int) -> F32:
+        """(m, width), to be filled by what these clients send; the others have `rows`."""
+        made = memory.empty((len(self.sizes), width))
+        if len(clients) < len(made):
+            made[:] = rows
+        return made
+
+    def _each(
+        self,
+        work: str,
+        clients: Int,
+        rows: Mapping[str, F32 | None],
+        order: Mapping[str, Any] | None = None,
+        *,
+        own: Callable[[slice], Mapping[str, Any]] = lambda _: {},
+        common: F32 | None = None,
+    ) -> Iterator[tuple[slice | Int, Any]]:
+        """Let the actors do `work` for these clients: whoever is done, and what came of it.
+
+        All get `order` and what is `common`; each, of what there is for every client, what is its
+        `own` and the `rows` of its clients.
+        """
+        if not self._shards:
+            raise EngineError("the engine is closed; make a new one")
+        ray, calls = self._ray, {}
+        packed = {name: self._packed(each, clients) for name, each in rows.items()}
+        shared = None if common is None else ray.put(np.ascontiguousarray(common))
+        for shard in self._shards:
+            first, last = shard.clients.start, shard.clients.stop
+            part = slice(*np.searchsorted(clients, (first, last)))
+            if len(here := clients[part]):
+                calls[shard] = (
+                    work, here - first, {**(order or {}), **own(shard.clients)}, shared,
+                    {name: each.which(part) for name, each in packed.items()},
+                    *(each.rows(part) for each in packed.values()),
+                )  # fmt: skip
+        waiting = {shard.actor.call.remote(*call): shard for shard, call in calls.items()}
+        deaths: Counter[_Shard] = Counter()
+        done = 0
+        self._progress(work, done, len(clients))
+        while waiting:
+            (ready,), _ = ray.wait(list(waiting), num_returns=1)
+            shard = waiting.pop(ready)
+            try:
+                result = ray.get(ready)
+            except self._fatal as error:
+                self._replace(shard, work, deaths, error)
+                waiting[shard.actor.call.remote(*calls[shard])] = shard
+                continue
+            except ray.exceptions.RayError as error:
+                raise self._told(error, work) from None
+            _, here, *_ = calls[shard]
+            first, last = shard.clients.start, shard.clients.stop
+            yield shard.clients if len(here) == last - first else here + first, result
+            done += len(here)
+            self._progress(work, done, len(clients))
+
+    def _packed(self, rows: F32 | None, clients: Int) -> _Packed:
+        """The rows of these clients, of (m, P) or of a stack (n, m, P), on their way to actors."""
+        if rows is None:
+            return _Packed(None)
+        given = np.asarray(rows, dtype=np.float32)
+        if len(clients) < given.shape[-2]:
+            given = given[..., clients, :]
+        given = np.ascontiguousarray(given)
+        flat = given.reshape(-1, given.shape[-1])
+        chosen, which = _distinct(flat)
+        if len(chosen) * self.nodes < len(flat):
+            return _Packed(self._ray.put(flat[chosen]), which.reshape(given.shape[:-1]))
+        return _Packed(given)
+
+    @property
+    def _fatal(self) -> tuple[type[Exception], ...]:
+        """What is raised where an actor or its node is gone, or the answer with it."""
+        known = self._ray.exceptions
+        return (
+            known.RayActorError, known.ObjectLostError, known.NodeDiedError,
+            known.WorkerCrashedError, known.OutOfMemoryError,
+        )  # fmt: skip
+
+    def _replace(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
+        """Give a shard to a new actor, on a node that is alive."""
+        count = len(range(len(self.sizes))[shard.clients])
+        while deaths[shard] < DEATHS:
+            deaths[shard] += 1
+            logging.getLogger("wecfl").warning(
+                "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
+                count, work, _line(error),
+            )  # fmt: skip
+            self._ray.kill(shard.actor)  # if it was only out of reach
+            shard.actor = self._actor(self._ray.available_resources().get("CPU", 0))
+            try:
+                self._ray.get(self._loaded(shard))
+            except self._fatal as again:
+                error = again
+            except self._ray.exceptions.RayError as failed:
+                raise self._told(failed, "load") from None
+            else:
+                return
+        raise EngineError(
+            f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
+            f"({_line(error)}); if the nodes are short of memory, use fewer workers"
+        )
+
+    def _told(self, error: Exception, work: str) -> WecflError:
+        """The error as it would be without Ray."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, WecflError):
+            return cause
+        return EngineError(f"the Ray engine failed in {work}: {_line(cause or error)}")
+
+
+@dataclass(slots=True, eq=False)
+class _Shard:
+    """Some of the clients, and who has them at present."""
+
+    clients: slice
+    held: Any
+    """Their data, in the object store."""
+    actor: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packed:
+    """A matrix of rows as it travels: as it is, or as its distinct rows and which one each is."""
+
+    array: Any
+    numbers: Int | None = None
+
+    def rows(self, part: slice) -> Any:
+        """What is sent to whom this part of the clients belongs."""
+        if self.array is None or self.numbers is not None:
+            return self.array
+        return np.ascontiguousarray(self.array[..., part, :])
+
+    def which(self, part: slice) -> Int | None:
+        """Which of the rows sent each of them has, if not one after the other."""
+        return None if self.numbers is None else self.numbers[..., part]
+
+
+class _Actor:
+    """What runs on the nodes: an engine of one machine for some of the clients."""
+
+    def instruction_sets(self) -> list[str]:
+        """Those the native engine could use here, the best first."""
+        from wecfl.engine.native import instruction_sets  # noqa: PLC0415
+
+        return instruction_sets()
+
+    def load(
+        self, federation: Federation, *, kind: Any, model: nn.Module, options: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Make the engine; its name, and that of the node."""
+        from wecfl.engine import make_engine  # noqa: PLC0415
+
+        # What lies in the object store can't be written to, and torch is afraid that we might.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        self._engine = make_engine(kind, federation, model, **options)
+        return self._engine.name, _imported().get_runtime_context().get_node_id()
+
+    def call(
+        self,
+        work: str,
+        clients: Int,
+        order: dict[str, Any],
+        common: Any,
+        which: Mapping[str, Int | None],
+        *arrays: Any,
+    ) -> Any:
+        """Do `work` for these clients of the shard."""
+        rows: dict[str, Any] = {
+            name: array if array is None or numbers is None else array[numbers]
+            for (name, numbers), array in zip(which.items(), arrays, strict=True)
+        }
+        if work == "train":
+            return self._train(clients, order, **rows)
+        if work == "losses":
+            return self._engine.losses(common, active=clients.tolist(), **order)
+        return getattr(self._engine, work)(rows["models"], **order)
+
+    def _train(
+        self,
+        clients: Int,
+        order: Mapping[str, Any],
+        *,
+        models: F32,
+        momentum: F32 | None,
+        anchor: F32 | None,
+        offset: F32 | None,
+    ) -> tuple[F32, F32 | None]:
+        """Their models and momentum after it."""
+        start = self._spread(clients, models)
+        kept = {} if momentum is None else {"momentum": self._spread(clients, momentum)}
+        correction = Correction(
+            order["mu"],
+            None if anchor is None else self._spread(clients, anchor),
+            None if offset is None else self._spread(clients, offset),
+        )
+        state = State(order["round"], start, start[:1], np.zeros(len(start), np.int64), kept)
+        trained, memory = self._engine.train(
+            state, order["plan"], correction, order["seed"], clients.tolist()
+        )
+        if len(clients) == len(trained):
+            return trained, memory.get("momentum")
+        return trained[clients], memory["momentum"][clients] if memory else None
+
+    def _spread(self, clients: Int, rows: F32) -> F32:
+        """(n, …), these rows where their clients are in the shard; those of others don't matter."""
+        n = len(self._engine.sizes)
+        if len(clients) == n:
+            return rows
+        spread = np.zeros((n, rows.shape[1]), np.float32)
+        spread[clients] = rows
+        return spread
+
+
+def _distinct(rows: F32) -> tuple[Int, Int]:
+    """Where each distinct row comes first, and for each row which of these it is.
+
+    Two that differ only outside of a few columns may count as one each, also if there is a third.
+
+    >>> chosen, which = _distinct(np.array([[1, 2], [3, 4], [1, 2], [1, 5]], np.float32))
+    >>> chosen.tolist(), which.tolist()
+    ([0, 1, 3], [0, 1, 0, 2])
+    """
+    bits = rows.view(np.uint32)  # so that NaN equals itself and 0 differs from −0
+    some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY)])
+    numbers: dict[bytes, int] = {}
+    chosen: list[int] = []
+    which = np.empty(len(rows), np.int64)
+    for i, key in enumerate(some):
+        number = numbers.setdefault(key.tobytes(), len(chosen))
+        if number == len(chosen) or not np.array_equal(bits[i], bits[chosen[number]]):
+            number = len(chosen)
+            chosen.append(i)
+        which[i] = number
+    return np.array(chosen, np.int64), which
+
+
+def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
+    """These clients with their own samples, without those of others.
+
+    >>> fed = Federation.from_arrays([np.eye(5)] * 3, [np.arange(5)] * 3)
+    >>> alone = _alone(fed, [2])
+    >>> fed.x.shape, alone.x.shape, alone.keys, np.array_equal(
+    ...     alone.x[alone.test[0]], fed.x[fed.test[2]])
+    ((15, 5), (5, 5), array([2]), True)
+    """
+    part = federation.subset(clients)
+    used = np.unique(np.concatenate([*part.train, *part.test]))
+    train, test = (
+        tuple(np.searchsorted(used, rows) for rows in split) for split in (part.train, part.test)
+    )
+    return replace(part, x=part.x[used], y=part.y[used], train=train, test=test)
+
+
+def _kind(
+    inside: Any, federation: Federation, model: nn.Module, options: Mapping[str, Any]
+) -> Literal["native", "torch"]:
+    """What actors compute with; what is wrong with the model is said before Ray is started."""
+    from wecfl.engine import make_engine  # noqa: PLC0415
+
+    with make_engine(inside, federation.subset([0]), model, **options) as engine:
+        return "torch" if engine.name == "torch" else "native"
+
+
+def _imported() -> Any:
+    """Ray, if it is installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            f"the ray engine needs an extra: pip install 'wecfl[ray]' ({error})"
+        ) from None
+
+
+def _check_address(address: str) -> None:
+    """Refuse what is no address, or one where nobody listens, before Ray tries for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ConfigError(f"the address of a Ray cluster is HOST:PORT or auto, got '{address}'")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {_line(error)}") from None
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts a handler of its own in place of ours, which waits for the end of a round."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _one_attempt(address: str | None) -> Iterator[None]:
+    """Where something answers that is not Ray, one attempt takes Ray 40 s, and it makes twenty."""
+    name = "RAY_gcs_server_port_wait_time_s"
+    if address is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    said = str(error).strip() or type(error).__name__
+    return said.splitlines()[0].strip().rstrip(".")

@@ -1,0 +1,338 @@
+"""The Ray engine on a real cluster of two nodes: the same bits, whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import wecfl
+from helpers import Wecfl, same_states
+from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, methods
+from wecfl.base import F32
+from wecfl.engine import ray as under_test
+from wecfl.engine.local import BaseEngine
+from wecfl.errors import ConfigError, EngineError
+from wecfl.models import build, row_of
+from wecfl.models.rows import keyed
+from wecfl.rounds import Setting, iterate, opening
+
+pytestmark = [
+    pytest.mark.deploy,
+    # Ray leaves the logs of its processes, and those, to the collector.
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess [0-9]+ is still running:ResourceWarning"),
+]
+
+SEED = 3
+PLAN = Plan(steps=3, batch=4, lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with a core each; a node that is gone is missed after a second."""
+    under_test._imported()
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
+    made = Cluster(True, head_node_args={"num_cpus": 1, "_system_config": quick})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+def cnn() -> nn.Module:
+    with keyed(SEED):
+        return nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Dropout(0.2), nn.Flatten(), nn.Linear(27, 3),
+        )  # fmt: skip
+
+
+def start(module: nn.Module, m: int = 5) -> State:
+    """Every client at a model of its own."""
+    rows = np.repeat(row_of(module)[None], m, axis=0)
+    rows[:] += 0.1 * np.abs(np.random.default_rng(1).normal(size=rows.shape)).astype(np.float32)
+    return State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+
+
+def actors() -> list[int]:
+    """The processes of the actors on this machine, without those they forked."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and b"ray::_Actor" in (folder / "cmdline").read_bytes():
+                parent = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+                found[int(folder.name)] = int(parent)
+    return [pid for pid, parent in found.items() if parent not in found]
+
+
+def all_of(engine: BaseEngine, module: nn.Module) -> list[bytes]:
+    """Whatever an engine can be asked, as bytes."""
+    state = start(module)
+    m, width, trainable = 5, engine.layout.width, engine.layout.trainable
+    draw = np.random.default_rng(2)
+    affine = Correction(
+        draw.uniform(size=trainable).astype(np.float32), state.models[::-1].copy(),
+        draw.normal(size=(m, width)).astype(np.float32),
+    )  # fmt: skip
+    plan = Plan(3, 4, draw.uniform(0, 0.1, m).astype(np.float32), done=np.array([3, 1, 2, 3, 2]))
+    found: list[Any] = [engine.sizes, engine.starts([0, 2], SEED)]
+    for correction, how, active in (
+        (Correction(), PLAN, None), (affine, plan, None), (Correction(0.5), PLAN, [0, 4]),
+        (affine, plan, [3]), (Correction(), Plan(2, 4, 0.1, keep_momentum=False), [1, 2]),
+    ):  # fmt: skip
+        models, memory = engine.train(state, how, correction, SEED, active)
+        found += [models, *memory.values()]
+        state = state.replace(round=state.round + 1, models=models, memory=memory)
+    same = np.repeat(state.models[:1], m, axis=0)
+    for models in (state.models, same):
+        found += [engine.risk(models), engine.gradients(models)]
+        found += [engine.gradients(models, batches=1, seed=SEED, round=2)]
+        found += [engine.confusion(models, "test"), engine.confusion(models, "train")]
+    found += [engine.confusion(np.stack([state.models, same, state.models[::-1]]), "test")]
+    found += [engine.losses(state.models[:2]), engine.losses(same[:1], active=[1, 4])]
+    found += [engine.losses(state.models, batches=1, seed=SEED, round=1, active=[0, 2, 3])]
+    return [repr((each.shape, each.dtype)).encode() + each.tobytes() for each in found]
+
+
+@pytest.mark.parametrize("inside", ["native", "torch"])
+@pytest.mark.parametrize("batchnorm", ["running", "batch"])
+def test_the_same_bits_with_any_number_of_actors(
+    inside: Any, batchnorm: Any, images: Federation, cluster: Any
+) -> None:
+    how: Any = {"batchnorm": batchnorm, "batch": 4}
+    with make_engine(inside, images, cnn(), workers=1, **how) as local:
+        expected, name, layout = all_of(local, cnn()), local.name, local.layout
+    number = {"running": 2, "batch": 3}[batchnorm]
+    how |= {"address": cluster.address, "inside": inside}
+    with RayEngine(images, cnn(), workers=number, **how) as engine:
+        assert (engine.name, engine.layout) == (name, layout)
+        assert (engine.workers, engine.nodes) == (number, 2)
+        assert len(actors()) == number
+        assert all_of(engine, cnn()) == expected
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.risk(start(cnn()).models)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    partition = wecfl.partitions.ClusterwiseDirichlet((0.1, 10.0), groups=3)
+    return wecfl.Federation.from_dataset("digits", partition, clients=9, seed=SEED)
+
+
+def after(setting: Setting, rounds: int = 2) -> State:
+    return next(islice(iterate(setting, opening(setting)), rounds - 1, None))
+
+
+def test_every_method_gives_the_same_bits(digits: Federation, cluster: Any) -> None:
+    model = build("mlp", shape=digits.shape, classes=10, seed=SEED)
+    with (
+        RayEngine(digits, model, address=cluster.address) as ours,
+        make_engine("native", digits, model, workers=1) as theirs,
+    ):
+        for name in methods.METHODS:
+            method = methods.named(name, k=3)
+            for member in range(method.members):
+                one, two = (
+                    after(Setting(method, engine, PLAN, SEED + member, member))
+                    for engine in (ours, theirs)
+                )
+                same_states(one, two)
+
+
+def test_a_whole_run_leaves_the_ray_it_found(digits: Federation, cluster: Any) -> None:
+    """Under hard conditions, with all that is measured, and a second engine for the bait."""
+    import ray
+
+    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        how: Any = {
+            "rounds": 2, "steps": 3, "lr": 0.05, "seed": SEED, "participation": 0.6,
+            "dropout": 0.2, "stragglers": 0.3, "attack": "backdoor", "attackers": 0.3,
+            "diagnostics": True,
+        }  # fmt: skip
+        ours = wecfl.run(digits, methods.ifca(3), engine="ray", **how)
+        theirs = wecfl.run(digits, methods.ifca(3), engine="native", **how)
+        assert ours.engine == theirs.engine
+        same_states(ours.states[0], theirs.states[0])
+        for one, two in zip(ours.records, theirs.records, strict=True):
+            assert {**one, "seconds": {}} == {**two, "seconds": {}}
+        assert ray.is_initialized()
+        assert actors() == []
+    finally:
+        ray.shutdown()
+
+
+class Watch:
+    """Does something when a step has begun, once."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action, self.done, self.seen = action, False, [("", 0, 0)]
+
+    def __call__(self, work: str, done: int, total: int) -> None:
+        self.seen.append((work, done, total))
+        if work == "train" and not self.done:
+            self.done = True
+            self.action()
+
+
+def trained(engine: BaseEngine, module: nn.Module, rounds: int = 2) -> tuple[F32, F32]:
+    state = start(module)
+    for _ in range(rounds):
+        models, memory = engine.train(state, PLAN, Correction(), SEED)
+        state = state.replace(round=state.round + 1, models=models, memory=memory)
+    return state.models, state.memory["momentum"]
+
+
+def test_an_actor_that_is_killed_is_replaced(
+    images: Federation, cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_engine("native", images, cnn(), workers=1) as local:
+        expected = trained(local, cnn())
+    watch = Watch(lambda: [os.kill(pid, signal.SIGKILL) for pid in actors()])  # all of them
+    with RayEngine(images, cnn(), workers=2, address=cluster.address, progress=watch) as engine:
+        found = trained(engine, cnn())
+        assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
+        assert len(actors()) == 2
+    assert caplog.text.count("another one takes over") == 2
+    assert watch.seen[1] == ("train", 0, 5)
+    assert watch.seen[3] == ("train", 5, 5)
+
+
+def test_a_node_that_dies_is_done_without(
+    images: Federation, cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The third of three: its shard goes to one of the two others, whose cores are taken."""
+    with make_engine("native", images, cnn(), workers=1) as local:
+        expected = trained(local, cnn())
+    node = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    watch = Watch(lambda: cluster.remove_node(node, allow_graceful=False))
+    with RayEngine(images, cnn(), address=cluster.address, progress=watch) as engine:
+        assert (engine.workers, engine.nodes) == (3, 3)
+        found = trained(engine, cnn())
+    assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
+    assert "another one takes over" in caplog.text
+
+
+class Moody(nn.Module):
+    """A linear model whose training does `mood` to it."""
+
+    def __init__(self, mood: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.linear, self.mood = nn.Linear(6, 3), mood
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mood(x)
+        out: Tensor = self.linear(x)
+        return out
+
+
+@pytest.fixture
+def by_value() -> Iterator[None]:
+    """The nodes can't import this file."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_client_that_fails_or_kills_its_actor(
+    fed: Federation, cluster: Any, by_value: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = fed.x.copy()
+    marked[fed.train[3]] = 99
+    odd = Federation(
+        marked, fed.y, fed.train, fed.test, fed.classes, fed.keys, tuple("abcde"), fed.groups
+    )
+
+    def fail(x: Tensor) -> None:
+        if x.max() > 98:
+            raise ArithmeticError("I would\nrather not")
+
+    module = Moody(fail)
+    with RayEngine(odd, module, workers=2, address=cluster.address) as engine:
+        assert engine.name == "torch"
+        for _ in range(2):
+            said = r"^client d failed in train: ArithmeticError: I would rather not$"
+            with pytest.raises(EngineError, match=said):
+                engine.train(start(module), PLAN, Correction(), SEED)
+        assert engine.risk(start(module).models).shape == (5,)
+        with pytest.raises(ConfigError, match=r"anchor has shape \(2,\), not \(5, 21\)"):
+            engine.train(start(module), PLAN, Correction(1.0, np.zeros(2, np.float32)), SEED)
+
+    def kill(x: Tensor) -> None:
+        if x.max() > 98:
+            os.kill(os.getppid(), signal.SIGKILL)
+
+    monkeypatch.setattr(under_test, "DEATHS", 1)
+    with RayEngine(odd, Moody(kill), workers=1, address=cluster.address) as engine:
+        said = (
+            r"^2 actors in a row died with the same 5 clients during 'train' \(.*\); if the nodes"
+        )
+        with pytest.raises(EngineError, match=said):
+            engine.train(start(module), PLAN, Correction(), SEED)
+
+
+def test_a_run_begun_on_ray_goes_on_without_it(wecfl: Wecfl, cluster: Any) -> None:
+    few = ("--rounds", "3", "--clients", "6", "--groups", "2", "--clusters", "2")
+    begun = wecfl("run", *few, "--engine", "ray", "--ray-address", cluster.address, "--out", "a")
+    assert begun.code == 0
+    assert "ray: 6 clients in 2 actors on 2 nodes" in begun.out
+    assert begun.err == ""
+    on = wecfl("resume", "a", "--rounds", "5", "--engine", "native")
+    assert (on.code, on.err) == (0, "")
+    assert wecfl("run", *few, "--rounds", "5", "--engine", "native", "--out", "b").code == 0
+    for name in ("models.safetensors", "assignments.csv", "clients.csv"):
+        assert Path("a", name).read_bytes() == Path("b", name).read_bytes()
+
+
+def test_ctrl_c_ends_the_ray_that_was_started(tmp_path: Path) -> None:
+    """The first one waits for the round, although Ray has handlers of its own."""
+    out = tmp_path / "run"
+    command = ["run", "--engine", "ray", "--workers", "1", "--rounds", "100000", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import wecfl_main; wecfl_main.main()", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    descend = descendants(process.pid)
+    assert len(descend) > 3  # Ray's servers, and the actor
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert said.splitlines()[0].endswith("stopping after this round; once more to stop at once")
+    assert said.splitlines()[-1].startswith("wecfl: interrupted; go on with: wecfl resume")
+    assert process.returncode == 130
+    until = time.monotonic() + 30
+    while any(map(alive, descend)):
+        assert time.monotonic() < until, [pid for pid in descend if alive(pid)]
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,66 @@
+"""The Ray engine without a cluster; `tests/deploy/test_ray.py` has one."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from torch import nn
+
+from helpers import Wecfl
+from wecfl import Federation, RayEngine
+from wecfl.engine import ray as under_test
+from wecfl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("nowhere", "the address of a Ray cluster is HOST:PORT or auto, got 'nowhere'"),
+        ("ray://127.0.0.1:10001", "HOST:PORT or auto, got 'ray://127.0.0.1:10001'"),
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("127.0.0.1:99999", "no Ray cluster at 127.0.0.1:99999: "),
+        ("no.such.host.invalid:1", "no Ray cluster at no.such.host.invalid:1: "),
+        ("a\0b:1", "no Ray cluster at"),
+    ],
+)
+def test_a_wrong_address_is_one_line(
+    address: str, said: str, wecfl: Wecfl, fed: Federation
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        RayEngine(fed, nn.Linear(6, 3), address=address)
+    assert said in str(raised.value)
+    if "\0" not in address:
+        done = wecfl("run", "--rounds", "1", "--engine", "ray", "--ray-address", address)
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+        assert said in done.err
+
+
+def test_what_says_nothing_without_ray(wecfl: Wecfl) -> None:
+    done = wecfl("run", "--rounds", "1", "--ray-address", "auto")
+    assert done.err == "wecfl: ray_address says nothing without engine ray\n"
+
+
+def test_without_the_extra_one_line_says_how_to_install_it(
+    wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = wecfl("run", "--rounds", "1", "--engine", "ray")
+    assert done.code == 2
+    assert done.err.startswith("wecfl: the ray engine needs an extra: pip install 'wecfl[ray]' (")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_importing_wecfl_does_not_import_ray() -> None:
+    code = "import sys, wecfl.cli; raise SystemExit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_that_differ_anywhere_travel_apart() -> None:
+    rows = np.zeros((6, 1000), np.float32)
+    rows[1, 999] = rows[3, 999] = -0.0
+    rows[2, 500] = rows[4, 500] = np.nan
+    chosen, which = under_test._distinct(rows)
+    for i, number in enumerate(which):
+        assert rows[chosen[number]].tobytes() == rows[i].tobytes()
+    assert which[0] == which[5]
