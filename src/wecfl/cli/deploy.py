@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
+from wecfl.deploy.new import new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.runs.folder import read_config, read_metrics
 
@@ -31,6 +32,21 @@ __all__ = ["deploy"]
 
 deploy = App(name="deploy", help="Train with real clients: a Flower federation.")
 """The command `wecfl deploy` with its subcommands."""
+
+
+@deploy.command
+def new(app: Path, /) -> None:
+    """Write a ready Flower app, in which you fill in your data and your model.
+
+    Parameters
+    ----------
+    app
+        The folder to make; the app is named after it.
+
+    """
+    task = next(file for file in new_app(app) if file.name == "task.py")
+    terminal.show(f"fill in     {task}")
+    terminal.show(f"try it      {_words('up', app)}")
 
 
 @deploy.command
