@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,14 +172,41 @@ def down(app: Path, /) -> None:
     terminal.show(f"stopped: {', '.join(names)}" if names else f"nothing of {app} was running")
 
 
-def _deployment(app: Path) -> Deployment:
+@deploy.command
+def host(
+    folder: Path,
+    /,
+    *,
+    name: Annotated[str, Parameter(help="The name under which nodes reach the server.")],
+    port: Annotated[
+        int, Parameter(help="Of the proxy; the SuperLink uses the one after it.")
+    ] = 9443,
+) -> None:
+    """Write what real hosts need: certificates, a proxy for nginx or Caddy, systemd units.
+
+    Parameters
+    ----------
+    folder
+        A new folder. Keep its ca.key: with it, anyone can pose as the server.
+
+    """
+    made = _extra("wecfl.deploy.host").host_files(folder, name, port)
+    terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
+
+
+def _extra(module: str) -> Any:
+    """A module that needs an extra."""
     try:
-        from wecfl.deploy.local import Deployment  # noqa: PLC0415  (an extra)
+        return import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(f"no {error.name}; install it: pip install 'wecfl[flower]'") from None
+
+
+def _deployment(app: Path) -> Deployment:
+    made: type[Deployment] = _extra("wecfl.deploy.local").Deployment
     if not app.is_dir():
         raise ConfigError(f"no folder {app}; to make an app: {_words('new', app)}")
-    return Deployment(app)
+    return made(app)
 
 
 def _setting(text: str) -> tuple[str, Any]:
