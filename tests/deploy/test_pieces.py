@@ -128,6 +128,9 @@ def test_the_files_for_real_hosts_name_the_host_and_never_open_the_superlink(
     for name in ("nginx.conf", "Caddyfile"):
         assert "https://127.0.0.1:8444" in text[name] and "403" in text[name]
     assert not [name for name, each in text.items() if "{" + "{" in each]
+    host_files(tmp_path / "host", "fl.example.org", 8443)
+    assert made["ca.crt"].read_text() == text["ca.crt"]
+    assert made["server.crt"].read_text() != text["server.crt"]
     shake_hands(tmp_path / "host", "fl.example.org", made["ca.crt"])
     assert mode(tmp_path / "host") == 0o700
 

@@ -184,10 +184,12 @@ def host(
 ) -> None:
     """Write what real hosts need: certificates, a proxy for nginx or Caddy, systemd units.
 
+    The server's certificate is valid for a year: the same command renews it.
+
     Parameters
     ----------
     folder
-        A new folder. Keep its ca.key: with it, anyone can pose as the server.
+        A new folder, or that of before. Guard its ca.key: with it, anyone can pose as the server.
 
     """
     made = _extra("wecfl.deploy.host").host_files(folder, name, port)

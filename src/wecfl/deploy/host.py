@@ -24,6 +24,8 @@ FILES = {
 def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
     """What a federation needs whose nodes reach the server as `name`: the files it made.
 
+    In a folder that has an authority already, this stays, and all else is made anew.
+
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
     ...     made = host_files(Path(place) / "host", "fl.example.org")
@@ -35,7 +37,8 @@ def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
     if not 0 < port < 65535:
         raise ConfigError(f"--port must be within 1 … 65534, got {port}")
     try:
-        if folder.exists() and any(folder.iterdir()):
+        known = (folder / "ca.key").exists()
+        if not known and folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: choose a new folder")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
