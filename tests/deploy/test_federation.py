@@ -36,7 +36,7 @@ from wecfl.runs.folder import read_assignments, read_metrics, read_summary
 
 pytestmark = pytest.mark.deploy
 
-WECFL = Path(sys.executable).parent / "wecfl"
+WECFL = str(Path(sys.executable).parent / "wecfl")
 NODES, ROUNDS, STEPS = 4, 2, 5
 SETTINGS = {"rounds": ROUNDS, "steps": STEPS, "clusters": 2, "timeout": 300.0, "seed": 1}
 
@@ -354,7 +354,7 @@ def test_down_stops_everything_and_nothing_else(federation: Deployment) -> None:
 
 
 def test_ctrl_c_during_up_leaves_nothing_running(federation: Deployment) -> None:
-    words = [WECFL, "deploy", "up", federation.app, "--port", str(free_port())]
+    words = [WECFL, "deploy", "up", str(federation.app), "--port", str(free_port())]
     starting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     wait(lambda: processes.found(federation.folder), 60, "nothing was started")
     starting.send_signal(signal.SIGINT)

@@ -112,8 +112,10 @@ def test_the_proxy_listens_on_loopback_and_passes_two_things_at_most(tmp_path: P
         (tmp_path / name).mkdir()
     server_certificate(tmp_path, ["localhost"])
     (tmp_path / "nginx.conf").write_text(text)
-    test = [found, "-t", "-e", tmp_path / "logs" / "nginx.log", "-c", tmp_path / "nginx.conf"]
-    done = subprocess.run(test, capture_output=True, text=True, check=False)
+    files = ["-e", tmp_path / "logs" / "nginx.log", "-c", tmp_path / "nginx.conf"]
+    done = subprocess.run(
+        [str(found), "-t", *map(str, files)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

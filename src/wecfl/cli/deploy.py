@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import import_module
 from itertools import count
@@ -24,6 +24,7 @@ from rich.table import Table
 from wecfl.cli import terminal
 from wecfl.deploy.new import new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
+from wecfl.report.words import round_words
 from wecfl.runs.folder import read_config, read_metrics
 
 if TYPE_CHECKING:
@@ -263,23 +264,19 @@ def _online(federation: Deployment) -> dict[str, str]:
 
 
 def _run(federation: Deployment) -> list[str]:
-    """How far the last run is, in lines."""
-    place = federation.last_run
-    if not place:
+    """How far the last run is, and what was last refused."""
+    if not (place := federation.last_run):
         return []
     try:
         records, config = read_metrics(place), read_config(place)
     except RunFolderError:
-        return [f"run {place}: no round yet"]
-    return [f"run {place}: {_progress(records, config)}"]
-
-
-def _progress(records: Sequence[dict[str, Any]], config: dict[str, Any]) -> str:
+        records, config = [], {}
     if not records:
-        return "no round yet"
+        return [f"run {place}: no round yet"]
     last = records[-1]
-    replies = ", ".join(f"{count} {how}" for how, count in last.get("replies", {}).items() if count)
-    return (
-        f"round {last['round']} of {config['rounds']}, {terminal.scores(last)}, "
-        f"replies {replies or 'all heard'}, clusters of {last['sizes']}"
-    )
+    refused = last.get("network", {}).get("refused", [])
+    return [
+        f"run {place}",
+        f"round {last['round']} of {config['rounds']}: {round_words(last)}",
+        *(f"refused {who}: {why}" for who, why in refused),
+    ]

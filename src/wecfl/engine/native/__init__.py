@@ -213,7 +213,7 @@ class NativeEngine(LocalEngine):
         with torch.no_grad():  # an optimizer of torch's would import its compiler: seconds
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter -= float(lr[0]) * parameter.grad
+                    parameter.sub_(parameter.grad, alpha=float(lr[0]))
         theirs = row_of(module)
         self._compare("evaluation", logits, expected, 1.0)
         self._compare("training step", ours[0] - start, theirs - start, 0.0)
