@@ -1,4 +1,4 @@
-"""Real processes on loopback, with TLS and node keys: SuperLink, proxy, four SuperNodes.
+"""Real processes on loopback, with TLS and node keys: SuperLink, proxy, three SuperNodes.
 
 One federation for all tests, which are run in the order in which they stand here, by
 `make test-deploy` only. Each message starts a Python process at a client, so there are few.
@@ -26,10 +26,12 @@ import pytest
 import tomli_w
 from safetensors.numpy import load_file
 
-import wecfl
+import wecfl as library
+from helpers import Wecfl
 from wecfl.deploy import processes
 from wecfl.deploy.certificates import node_key
 from wecfl.deploy.local import Deployment, _environment, _tool
+from wecfl.deploy.new import new_app
 from wecfl.deploy.proxy import nginx
 from wecfl.errors import DeployError
 from wecfl.runs.folder import read_assignments, read_metrics, read_summary
@@ -37,13 +39,8 @@ from wecfl.runs.folder import read_assignments, read_metrics, read_summary
 pytestmark = pytest.mark.deploy
 
 WECFL = str(Path(sys.executable).parent / "wecfl")
-NODES, ROUNDS, STEPS = 4, 2, 5
-SETTINGS = {"rounds": ROUNDS, "steps": STEPS, "clusters": 2, "timeout": 300.0, "seed": 1}
-
-
-def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    tokens = [WECFL, *map(str, words)]
-    return subprocess.run(tokens, capture_output=True, text=True, check=False, **options)
+NODES, ROUNDS, STEPS = 3, 2, 5
+SETTINGS = {"rounds": ROUNDS, "steps": STEPS, "clusters": 2, "timeout": 600.0, "seed": 1}
 
 
 def free_port() -> int:
@@ -69,14 +66,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     except DeployError as error:
         pytest.skip(str(error))
     app = tmp_path_factory.mktemp("deploy") / "wards"
-    assert command("deploy", "new", app).returncode == 0
+    new_app(app)
     liar = (Path(__file__).parent / "liar.py.tpl").read_text("utf-8").replace("PACKAGE", "wards")
     (app / "wards" / "client.py").write_text(liar, "utf-8")
     deployment = Deployment(app)
     try:
-        done = command("deploy", "up", app, "--nodes", NODES, "--port", free_port())
+        words = [WECFL, "deploy", "up", str(app), "--nodes", str(NODES), "--port", str(free_port())]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "4 online: client-0, client-1, client-2, client-3" in done.stdout
+        assert "3 online: client-0, client-1, client-2" in done.stdout
         yield deployment
     finally:
         deployment.down()
@@ -130,10 +128,10 @@ def test_trains_to_the_same_result_as_a_simulation(federation: Deployment, train
     assert spec and spec.loader
     task = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(task)
-    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
-    fed = wecfl.Federation.from_dataset("digits", partition, clients=NODES)
-    result = wecfl.run(
-        fed, wecfl.methods.wecfl(k=2), model=task.make_model,
+    partition = library.partitions.ClusterwiseNClass((5, 5), groups=2)
+    fed = library.Federation.from_dataset("digits", partition, clients=NODES)
+    result = library.run(
+        fed, library.methods.wecfl(k=2), model=task.make_model,
         rounds=ROUNDS, steps=STEPS, batch=32, lr=0.05, seed=1,
     )  # fmt: skip
     assert read_summary(trained)["status"] == "finished"
@@ -148,32 +146,34 @@ def test_trains_to_the_same_result_as_a_simulation(federation: Deployment, train
 
 
 def test_status_tells_what_runs_and_how_far_the_run_is(
-    federation: Deployment, trained: Path
+    wecfl: Wecfl, federation: Deployment, trained: Path
 ) -> None:
-    done = command("deploy", "status", federation.app)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    code, out, err = wecfl("deploy", "status", federation.app)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
     for name, service in federation.services.items():
         line = next(line for line in lines if line.strip().startswith(name))
         assert str(service.pid) in line
         assert ("online" in line) == name.startswith("client")
-    assert f"round {ROUNDS} of {ROUNDS}" in " ".join(done.stdout.split())
+    assert f"round {ROUNDS} of {ROUNDS}: {NODES} of {NODES} replies;" in " ".join(out.split())
 
 
-def test_a_second_up_says_that_it_is_up(federation: Deployment) -> None:
+def test_a_second_up_says_that_it_is_up(wecfl: Wecfl, federation: Deployment) -> None:
     before = {name: service.pid for name, service in federation.services.items()}
-    done = command("deploy", "up", federation.app)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is up already" in done.stderr and done.stderr.count("\n") == 1
+    code, out, err = wecfl("deploy", "up", federation.app)
+    assert (code, out.strip(), err.count("\n")) == (2, "", 1)
+    assert "is up already" in err
     assert before == {name: service.pid for name, service in federation.services.items()}
 
 
-def test_ports_in_use_leave_nothing_behind(federation: Deployment, tmp_path: Path) -> None:
+def test_ports_in_use_leave_nothing_behind(
+    wecfl: Wecfl, federation: Deployment, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
-    assert command("deploy", "new", other).returncode == 0
-    done = command("deploy", "up", other, "--port", federation.port - 1)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"port {federation.port} can't be used" in done.stderr and done.stderr.count("\n") == 1
+    assert wecfl("deploy", "new", other).code == 0
+    code, out, err = wecfl("deploy", "up", other, "--port", str(federation.port - 1))
+    assert (code, out.strip(), err.count("\n")) == (2, "", 1)
+    assert f"port {federation.port} can't be used" in err
     assert not processes.found(other / ".federation")
 
 
@@ -188,11 +188,13 @@ def test_an_unregistered_key_is_refused(federation: Deployment, tmp_path: Path) 
         "--auth-supernode-private-key", tmp_path / "key",
         "--host", "127.0.0.1", "--port", str(free_port()),
     ]  # fmt: skip
-    done = subprocess.run(
-        words, env=_environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
-    )
+    log = tmp_path / "log"
+    with log.open("w") as file:  # its children may hold a pipe longer than it lives
+        done = subprocess.run(
+            words, env=_environment(tmp_path), stdout=file, stderr=file, timeout=300, check=False
+        )
     assert done.returncode != 0
-    assert "Failed to activate SuperNode" in done.stdout + done.stderr
+    assert "Failed to activate SuperNode" in log.read_text()
     assert list(federation.online().values()).count("online") == NODES
 
 
@@ -254,13 +256,13 @@ def lied_to(
     federation: Deployment, trained: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """The rounds of a run in which one client is honest, and the others send what they must not."""
-    told = [{}, {0: "nan", 1: "shape"}, {0: "float64", 1: "size"}, {0: "weight"}]
+    told = [{}, {0: "nan", 1: "shape", 2: "weight"}, {0: "float64", 1: "size"}]
     files = [federation.folder / "clients" / f"client-{i}" / "lies.json" for i in range(NODES)]
     for file, lies in zip(files, told, strict=True):
         file.write_text(json.dumps(lies))
     out = tmp_path_factory.mktemp("runs") / "lied-to"
     try:
-        train(federation, out, quorum=0.25, **{"min-clients": 1})
+        train(federation, out, rounds=3, quorum=0.3, **{"min-clients": 1})
     finally:
         for file in files:
             file.unlink()
@@ -274,28 +276,28 @@ def lied_to(
         (2, "client-1", "model must be float32"),
         (1, "client-2", "got float64"),
         (2, "client-2", "bytes and a header, got 3000000"),
-        (1, "client-3", "and now 1000000000000000"),
+        (3, "client-1", "and now 1000000000000000"),
     ],
     ids=["nan", "shape", "float64", "oversized", "weight"],
 )
 def test_a_lie_is_refused_with_its_reason_and_the_run_goes_on(
     lied_to: list[dict[str, Any]], round: int, client: str, reason: str
 ) -> None:
-    assert len(lied_to) == ROUNDS
+    assert len(lied_to) == 3
     refused = dict(lied_to[round - 1]["network"]["refused"])
     assert reason in refused[client]
     assert "client-0" not in refused
     assert np.isfinite(lied_to[-1]["accuracy"])
-    assert lied_to[round - 1]["replies"]["heard"] == {1: 1, 2: 2}[round]
+    assert lied_to[round - 1]["replies"]["heard"] == [1, 1, 2][round - 1]
 
 
 def test_a_client_that_never_answers_does_not_hold_the_others_up(
     federation: Deployment, trained: Path, lies: Any, tmp_path: Path
 ) -> None:
     lies(2, {0: "silence"})
-    said = train(federation, tmp_path / "silent", rounds=1, quorum=0.75)
+    said = train(federation, tmp_path / "silent", rounds=1, quorum=0.6)
     record = read_metrics(tmp_path / "silent")[0]
-    assert (record["replies"]["heard"], record["replies"]["lost"]) == (3, 1)
+    assert (record["replies"]["heard"], record["replies"]["lost"]) == (2, 1)
     assert any("no reply of client client-2" in line for line in said)
 
 
@@ -309,7 +311,7 @@ def test_a_supernode_that_is_killed_comes_back_as_who_it_was(federation: Deploym
     assert not [each for each in silent if each.pid != before.keeper and each.is_running()
                 and each.status() != psutil.STATUS_ZOMBIE]  # fmt: skip
     log = federation.folder / "logs" / "client-2.log"
-    wait(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 150, "it did not join")
+    wait(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 300, "it did not join")
     assert federation.services["client-2"].restarts >= 1
     assert federation.online() == dict.fromkeys(federation.online(), "online")
 
@@ -320,7 +322,7 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
     out, before = tmp_path / "killed", federation.services["superlink"]
     assert before.pid
     number, _ = federation.begin(SETTINGS, out)
-    wait(lambda: rounds(out) == 1, 300, "no round")
+    wait(lambda: rounds(out) == 1, 900, "no round")
     os.kill(before.pid, signal.SIGKILL)
     assert federation.follow(number, lambda _: None) == "lost with the SuperLink"
     wait(lambda: federation.services["superlink"].pid not in (None, before.pid), 60, "no restart")
@@ -333,13 +335,13 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
         np.testing.assert_array_equal(models[name], tensor)
 
 
-def test_down_stops_everything_and_nothing_else(federation: Deployment) -> None:
+def test_down_stops_everything_and_nothing_else(wecfl: Wecfl, federation: Deployment) -> None:
     bystander = subprocess.Popen(["sleep", "600"])
     found = processes.found(federation.folder)
     assert len(found) > 2 * (NODES + 2)
-    done = command("deploy", "down", federation.app)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "stopped: superlink, proxy, client-0, client-1, client-2, client-3\n"
+    code, out, err = wecfl("deploy", "down", federation.app)
+    assert (code, err) == (0, "")
+    assert out == "stopped: superlink, proxy, client-0, client-1, client-2\n"
     assert not [each for each in found if each.is_running() and each.status() != "zombie"]
     assert not processes.found(federation.folder)
     for port in range(federation.port, federation.port + 2 + NODES):
@@ -349,8 +351,7 @@ def test_down_stops_everything_and_nothing_else(federation: Deployment) -> None:
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    again = command("deploy", "down", federation.app)
-    assert (again.returncode, again.stdout) == (0, f"nothing of {federation.app} was running\n")
+    assert wecfl("deploy", "down", federation.app).out.endswith("was running\n")
 
 
 def test_ctrl_c_during_up_leaves_nothing_running(federation: Deployment) -> None:

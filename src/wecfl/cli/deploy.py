@@ -7,7 +7,8 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import import_module
 from itertools import count
@@ -74,10 +75,8 @@ def up(
     """
     if nodes < 1:
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # also then nothing is left running
     federation = _deployment(app)
-    with terminal.console.status("") as status:
+    with _interruptible(), terminal.console.status("") as status:
         federation.up(nodes, port, lambda text: status.update(escape(text)))
     names = [node.client for node in federation.nodes]
     terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this machine only")
@@ -195,6 +194,18 @@ def host(
     """
     made = _extra("wecfl.deploy.host").host_files(folder, name, port)
     terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let all that ends a program end it as Ctrl-C does, so that it can tidy up."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _extra(module: str) -> Any:
