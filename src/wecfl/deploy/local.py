@@ -52,6 +52,9 @@ CONNECTION = "federation"
 HIDDEN = (".federation/", "runs/")
 """What Flower must not pack into the app: it would go to every client."""
 
+NOISE = ("\n", "\x1b[92mINFO", "Using SuperLink", "Successfully installed")
+"""How lines begin that Flower adds to what the server of a run says."""
+
 STARTING = 90.0
 """Seconds within which a server must listen."""
 
@@ -179,7 +182,7 @@ class Deployment:
         ) as log:
             assert log.stdout is not None
             for line in log.stdout:
-                if not line.startswith("Using SuperLink"):
+                if not line.startswith(NOISE):
                     tell(line.rstrip())
         if log.returncode:
             return "lost with the SuperLink"
