@@ -145,6 +145,14 @@ def test_trains_to_the_same_result_as_a_simulation(federation: Deployment, train
     np.testing.assert_allclose(accuracy, result.history["accuracy"], rtol=1e-6)
 
 
+def test_clients_get_the_app_and_nothing_else_of_its_folder(
+    federation: Deployment, trained: Path
+) -> None:
+    apps = (federation.folder / "clients" / "client-0" / "apps").iterdir()
+    got = {file.name for app in apps for file in app.iterdir()}
+    assert got == {"pyproject.toml", "README.md", "wards"}
+
+
 def test_status_tells_what_runs_and_how_far_the_run_is(
     wecfl: Wecfl, federation: Deployment, trained: Path
 ) -> None:

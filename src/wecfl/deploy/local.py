@@ -304,7 +304,9 @@ class Deployment:
             replace_file(self.folder / "federation.json", [json.dumps(made, indent=2).encode()])
 
     def _keep(self, name: str, command: Sequence[object], home: Path) -> None:
-        processes.start(self.folder, name, command, _environment(home), self.app)
+        # An app that was killed while it was unpacked would be taken for whole: unpack it again.
+        anew = ["/bin/sh", "-c", 'rm -rf "$FLWR_HOME/apps" && exec "$@"', name]
+        processes.start(self.folder, name, [*anew, *command], _environment(home), self.app)
 
     def _wait_for(self, service: str, port: int) -> None:
         """Until a program answers on its port, with the right certificate."""
