@@ -4,10 +4,10 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test fuzz browser check docs format bench soak peers sanitize clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 setup: $(READY)  ## create .venv and install everything into it
 
@@ -22,6 +22,9 @@ run: $(READY)  ## find the hidden groups: FedAvg against WeCFL on digits (under 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto
 
+test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
+	$(BIN)/python -m pytest tests/deploy -m deploy
+
 fuzz: $(READY)  ## bad input of every kind, twenty times as much and other than in make test (half an hour)
 	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz -n auto
 
@@ -29,6 +32,11 @@ browser:  ## install the browser that the tests of the report page look for (Deb
 	@command -v chromium > /dev/null \
 	  || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --no-install-recommends chromium > /dev/null; } \
 	  || echo "chromium can't be installed here: the tests of the report page will be skipped"
+
+nginx:  ## install the proxy that wecfl deploy and its tests use (Debian, as root)
+	@command -v nginx > /dev/null || [ -x /usr/sbin/nginx ] \
+	  || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq --no-install-recommends nginx-light > /dev/null; } \
+	  || echo "nginx can't be installed here: make test-deploy will be skipped"
 
 check: $(READY)  ## lint, formatting, strict types, import layers
 	$(BIN)/ruff check .

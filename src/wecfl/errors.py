@@ -10,6 +10,7 @@
     ├── EngineError       local training failed: a worker died or a client raised
     │   └── DivergedError     a model is no longer finite
     ├── RunFolderError    a run folder can't be written or read
+    ├── DeployError       a federation of processes can't be started, reached or stopped
     └── TrackError        a tracker is not installed or can't be written
 
 The command line turns each of them into one line and exit code 2.
@@ -23,6 +24,7 @@ from difflib import get_close_matches
 __all__ = [
     "ConfigError",
     "DataError",
+    "DeployError",
     "DivergedError",
     "EngineError",
     "ModelError",
@@ -64,6 +66,10 @@ class DivergedError(EngineError):
 
 class RunFolderError(WecflError, OSError):
     """A run folder can't be written or read."""
+
+
+class DeployError(WecflError, RuntimeError):
+    """A federation of processes can't be started, reached or stopped."""
 
 
 class TrackError(WecflError, RuntimeError):

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from wecfl import __version__
 from wecfl.cli import terminal
+from wecfl.cli.deploy import deploy
 from wecfl.cli.reproduce import reproduce
 from wecfl.config import PAPER_PARTITIONS, PARTITIONING, PRESETS, Config, one_line, resolve
 from wecfl.data import datasets
@@ -58,6 +59,7 @@ app = App(
 data = App(name="data", help="List and fetch data sets.")
 app.command(data)
 app.command(reproduce)
+app.command(deploy)
 
 Flags = Annotated[Config, Parameter(name="*", negative_iterable=(), consume_multiple=True)]
 OutFlag = Annotated[

@@ -26,8 +26,7 @@ def new_app(folder: Path) -> list[Path]:
     >>> with TemporaryDirectory() as place:
     ...     made = new_app(Path(place) / "my-hospitals")
     ...     sorted(file.relative_to(place).as_posix() for file in made)[:3]
-    ['my-hospitals/README.md', 'my-hospitals/my_hospitals/__init__.py', \
-'my-hospitals/my_hospitals/client.py']
+    ['my-hospitals/.gitignore', 'my-hospitals/README.md', 'my-hospitals/my_hospitals/__init__.py']
     """
     said = folder.absolute().name
     name = re.sub(r"[\W_]+", "_", said.lower(), flags=re.ASCII).strip("_")

@@ -34,6 +34,7 @@ LoadData = Callable[[Mapping[str, Any]], tuple[ArrayLike, ...]]
 (x, y, x_test, y_test)."""
 
 MakeModel = Callable[[], nn.Module]
+"""The model, the same at all clients and at the server."""
 
 HOLDOUT = 0.2
 """The share of (x, y) that is kept for tests."""

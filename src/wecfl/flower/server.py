@@ -21,6 +21,7 @@ from wecfl.flower.engine import FlowerEngine
 from wecfl.flower.roster import FILE, Keeper, Roster
 from wecfl.models import make
 from wecfl.privacy import Privacy
+from wecfl.report.words import round_words
 from wecfl.runs.configured import method_of
 from wecfl.runs.experiment import run
 from wecfl.runs.record import Record
@@ -152,17 +153,7 @@ class Lines:
 
     def round(self, record: Record, states: Sequence[State]) -> None:
         """How it stands."""
-        network, m = record.get("network", {}), len(states[0].labels)
-        heard = record["replies"]["heard"] if "replies" in record else m
-        accuracy = record["accuracy"]
-        words = [
-            f"{heard} of {m} replies",
-            *(f"{len(network[key])} {key}" for key in ("refused", "joined") if key in network),
-            *([f"{network['late']} late"] if "late" in network else []),
-            f"clusters of {', '.join(map(str, record['sizes']))} clients",
-            "accuracy unknown" if accuracy is None else f"accuracy {100 * accuracy:.1f} %",
-        ]
-        log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, "; ".join(words))
+        log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, round_words(record))
 
     def end(self, result: Result) -> None:
         """How it ended."""

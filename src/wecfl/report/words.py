@@ -14,7 +14,7 @@ OFTEN = 0.1
 NAMED = 10
 """Clients that are named."""
 
-__all__ = ["client_words", "partition_words", "remarks"]
+__all__ = ["client_words", "partition_words", "remarks", "round_words"]
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
@@ -36,6 +36,26 @@ def client_words(sizes: Int, groups: Int | None) -> str:
     hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
     samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
     return f"{len(sizes)} clients{hidden}, {samples}"
+
+
+def round_words(record: Mapping[str, Any]) -> str:
+    """A round over a network: what came of the clients asked, their clusters, their scores.
+
+    >>> round_words({"sizes": [3, 1], "accuracy": 0.5, "clients": {"accuracy": [0.5] * 4},
+    ...              "replies": {"heard": 3}, "network": {"refused": [["b", "NaN"]], "late": 2}})
+    '3 of 4 replies; 1 refused; 2 late; clusters of 3, 1 clients; accuracy 50.0 %'
+    """
+    network, m = record.get("network", {}), len(record["clients"]["accuracy"])
+    heard = record["replies"]["heard"] if "replies" in record else m
+    accuracy = record["accuracy"]
+    words = [
+        f"{heard} of {m} replies",
+        *(f"{len(network[key])} {key}" for key in ("refused", "joined") if key in network),
+        *([f"{network['late']} late"] if "late" in network else []),
+        f"clusters of {', '.join(map(str, record['sizes']))} clients",
+        "accuracy unknown" if accuracy is None else f"accuracy {100 * accuracy:.1f} %",
+    ]
+    return "; ".join(words)
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:

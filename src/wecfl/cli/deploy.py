@@ -1,0 +1,293 @@
+"""`wecfl deploy`: a Flower federation from the command line."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from wecfl.cli import terminal
+from wecfl.deploy.new import new_app
+from wecfl.errors import ConfigError, DeployError, RunFolderError
+from wecfl.report.words import round_words
+from wecfl.runs.folder import read_config, read_metrics
+
+if TYPE_CHECKING:
+    from wecfl.deploy.local import Deployment
+
+__all__ = ["deploy"]
+
+deploy = App(name="deploy", help="Train with real clients: a Flower federation.")
+"""The command `wecfl deploy` with its subcommands."""
+
+
+@deploy.command
+def new(app: Path, /) -> None:
+    """Write a ready Flower app, in which you fill in your data and your model.
+
+    Parameters
+    ----------
+    app
+        The folder to make; the app is named after it.
+
+    """
+    task = next(file for file in new_app(app) if file.name == "task.py")
+    terminal.show(f"fill in     {task}")
+    terminal.show(f"try it      {_words('up', app)}")
+
+
+@deploy.command
+def up(
+    app: Path,
+    /,
+    *,
+    nodes: Annotated[int, Parameter(help="How many clients to start.")] = 4,
+    port: Annotated[
+        int, Parameter(help="Of the proxy; the SuperLink and the nodes use those after it.")
+    ] = 9443,
+) -> None:
+    """Start a whole federation on this machine: SuperLink, proxy and nodes, with TLS and keys.
+
+    It goes on after the terminal is closed, until wecfl deploy down. Keys, database and what the
+    clients keep are in .federation in the app's folder; all of it listens on loopback only.
+
+    Parameters
+    ----------
+    app
+        The folder of an app, made by wecfl deploy new.
+
+    """
+    if nodes < 1:
+        raise ConfigError(f"--nodes must be at least 1, got {nodes}")
+    federation = _deployment(app)
+    with _interruptible(), terminal.console.status("") as status:
+        federation.up(nodes, port, lambda text: status.update(escape(text)))
+    names = [node.client for node in federation.nodes]
+    terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this machine only")
+    terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
+    terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
+    terminal.show("")
+    terminal.show(f"train       {_words('run', app)}")
+    terminal.show(f"watch       {_words('status', app, '--watch')}")
+    terminal.show(f"stop        {_words('down', app)}")
+
+
+@deploy.command
+def run(
+    app: Path,
+    /,
+    *settings: Annotated[
+        str, Parameter(help="Settings of the app for this run: rounds=3 method=ifca.")
+    ],
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The run folder (default: a new one in runs/ of the app). If it holds a run that "
+            "was not finished, that goes on."
+        ),
+    ] = None,
+) -> None:
+    """Train on a federation that is up, and show what the server says.
+
+    Ctrl-C ends the showing, not the training.
+
+    Parameters
+    ----------
+    app
+        The folder of the app.
+
+    """
+    federation = _deployment(app)
+    chosen = dict(map(_setting, settings))
+    number, place = federation.begin(chosen, out)
+    terminal.show(f"run {number}, folder {place}")
+    try:
+        ended = federation.follow(number, terminal.show)
+    except KeyboardInterrupt:
+        terminal.say(f"the run goes on; to watch it: {_words('status', app, '--watch')}")
+        sys.exit(130)
+    if not ended.endswith("completed"):
+        again = _words("run", app, *settings, "--out", str(place))
+        raise DeployError(f"the run ended: {ended}; to go on with it: {again}")
+    terminal.show(f"run folder: {place}")
+
+
+@deploy.command
+def status(
+    app: Path,
+    /,
+    *,
+    watch: Annotated[bool, Parameter(help="Show it until Ctrl-C.", negative="")] = False,
+) -> None:
+    """Show what runs, which nodes are online, and how far the last run is.
+
+    Parameters
+    ----------
+    app
+        The folder of the app.
+
+    """
+    federation = _deployment(app)
+    if not watch:
+        terminal.console.print(_status(federation, _online(federation)))
+        return
+    with Live(console=terminal.console, auto_refresh=False) as live:
+        for tick in count():
+            if tick % 15 == 0:  # a process of its own, of seconds
+                online = _online(federation)
+            live.update(_status(federation, online), refresh=True)
+            time.sleep(2)
+
+
+@deploy.command
+def down(app: Path, /) -> None:
+    """Stop everything that wecfl deploy up has started for this app, and nothing else.
+
+    Keys, database and what the clients keep stay for the next time.
+
+    Parameters
+    ----------
+    app
+        The folder of the app.
+
+    """
+    with terminal.console.status("stopping"):
+        names = _deployment(app).down()
+    terminal.show(f"stopped: {', '.join(names)}" if names else f"nothing of {app} was running")
+
+
+@deploy.command
+def host(
+    folder: Path,
+    /,
+    *,
+    name: Annotated[str, Parameter(help="The name under which nodes reach the server.")],
+    port: Annotated[
+        int, Parameter(help="Of the proxy; the SuperLink uses the one after it.")
+    ] = 9443,
+) -> None:
+    """Write what real hosts need: certificates, a proxy for nginx or Caddy, systemd units.
+
+    The server's certificate is valid for a year: the same command renews it.
+
+    Parameters
+    ----------
+    folder
+        A new folder, or that of before. Guard its ca.key: with it, anyone can pose as the server.
+
+    """
+    made = _extra("wecfl.deploy.host").host_files(folder, name, port)
+    terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let all that ends a program end it as Ctrl-C does, so that it can tidy up."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _extra(module: str) -> Any:
+    """A module that needs an extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"no {error.name}; install it: pip install 'wecfl[flower]'") from None
+
+
+def _deployment(app: Path) -> Deployment:
+    made: type[Deployment] = _extra("wecfl.deploy.local").Deployment
+    if not app.is_dir():
+        raise ConfigError(f"no folder {app}; to make an app: {_words('new', app)}")
+    return made(app)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A setting as it is written in TOML; what is no TOML is a string.
+
+    >>> _setting("rounds=3"), _setting("method=ifca"), _setting('lr = "0.1"')
+    (('rounds', 3), ('method', 'ifca'), ('lr', '0.1'))
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not name or not equals:
+        raise ConfigError(f"a setting is written as name=value, got '{text}'")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _words(name: str, app: Path, *others: str) -> str:
+    return shlex.join(["wecfl", "deploy", name, str(app), *others])
+
+
+def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType:
+    """The table of processes and the last run in a few lines."""
+    services = federation.services
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for head in ("", "process", "since", "restarts", "at the SuperLink"):
+        table.add_column(head, justify="right" if head in ("process", "restarts") else "left")
+    for name, service in services.items():
+        process = service.process
+        since = datetime.fromtimestamp(process.create_time()) if process else None
+        table.add_row(
+            name,
+            str(process.pid) if process else "-",
+            f"{since:%Y-%m-%d %H:%M:%S}" if since else f"ended ({service.exit}), starts again",
+            str(service.restarts),
+            online.get(name, ""),
+        )
+    lines = [] if services else [f"not up; to start it: {_words('up', federation.app)}"]
+    return Group(
+        *([table] if services else []), *map(escape, lines), *map(escape, _run(federation))
+    )
+
+
+def _online(federation: Deployment) -> dict[str, str]:
+    """What the SuperLink says about each node, if it does."""
+    if not federation.services:
+        return {}
+    try:
+        return federation.online()
+    except DeployError:
+        return {node.client: "no answer" for node in federation.nodes}
+
+
+def _run(federation: Deployment) -> list[str]:
+    """How far the last run is, and what was last refused."""
+    if not (place := federation.last_run):
+        return []
+    try:
+        records, config = read_metrics(place), read_config(place)
+    except RunFolderError:
+        records, config = [], {}
+    if not records:
+        return [f"run {place}: no round yet"]
+    last = records[-1]
+    refused = last.get("network", {}).get("refused", [])
+    return [
+        f"run {place}",
+        f"round {last['round']} of {config['rounds']}: {round_words(last)}",
+        *(f"refused {who}: {why}" for who, why in refused),
+    ]

@@ -1,0 +1,2 @@
+.federation/
+runs/

@@ -1,0 +1,44 @@
+"""`client.py` of the app in test_federation.py: honest, unless a file beside its state says else.
+
+The file holds, by round, how the client answers when it is asked to train.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from PACKAGE.task import CLASSES, load_data, make_model
+
+from wecfl.flower import client_app
+
+honest = client_app(load_data, make_model, classes=CLASSES)
+
+
+class Liar(ClientApp):
+    def __call__(self, message: Message, context: Context) -> Message:
+        file = Path(str(context.node_config["state-dir"])).parent / "lies.json"
+        lies = json.loads(file.read_text()) if file.exists() else {}
+        config = message.content.config_records["config"]
+        lie = lies.get(str(config.get("round"))) if message.metadata.message_type == "train" else ""
+        if lie == "silence":
+            time.sleep(3600)
+        reply = honest(message, context)
+        model = reply.content.array_records["arrays"]["model"].numpy() if lie else np.zeros(0)
+        told = {
+            "nan": Array(np.full_like(model, np.nan)),
+            "shape": Array(model[:-1]),
+            "float64": Array(model.astype(np.float64)),
+            "size": Array("float32", model.shape, "numpy.ndarray", bytes(3_000_000)),
+        }
+        if lie == "weight":
+            samples = {"samples": 10**15, "restarted": 0}
+            reply.content["metrics"] = MetricRecord(samples)
+        elif lie:
+            reply.content["arrays"] = ArrayRecord({"model": told[str(lie)]})
+        return reply
+
+
+app = Liar()
