@@ -1,5 +1,6 @@
 """The Ray engine on a real cluster of two nodes: the same bits, whatever dies."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
-    made = Cluster(True, head_node_args={"num_cpus": 1, "_system_config": quick})
+    made: Any = Cluster(True, head_node_args={"num_cpus": 1, "_system_config": quick})
     made.add_node(num_cpus=1)
     yield made
     made.shutdown()
@@ -154,7 +156,7 @@ def test_a_whole_run_leaves_the_ray_it_found(digits: Federation, cluster: Any) -
     """Under hard conditions, with all that is measured, and a second engine for the bait."""
     import ray
 
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         how: Any = {
             "rounds": 2, "steps": 3, "lr": 0.05, "seed": SEED, "participation": 0.6,
@@ -199,7 +201,12 @@ def test_an_actor_that_is_killed_is_replaced(
 ) -> None:
     with make_engine("native", images, cnn(), workers=1) as local:
         expected = trained(local, cnn())
-    watch = Watch(lambda: [os.kill(pid, signal.SIGKILL) for pid in actors()])  # all of them
+
+    def kill_all() -> None:
+        for pid in actors():
+            os.kill(pid, signal.SIGKILL)
+
+    watch = Watch(kill_all)
     with RayEngine(images, cnn(), workers=2, address=cluster.address, progress=watch) as engine:
         found = trained(engine, cnn())
         assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
@@ -242,8 +249,7 @@ class Moody(nn.Module):
 @pytest.fixture
 def by_value() -> Iterator[None]:
     """The nodes can't import this file."""
-    from ray import cloudpickle
-
+    cloudpickle: Any = import_module("ray.cloudpickle")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

@@ -39,7 +39,8 @@ def instruction_sets() -> list[str]:
     >>> "baseline" in instruction_sets()
     True
     """
-    return [] if _native is None else _native.instruction_sets()
+    built: Any = _native
+    return list(built.instruction_sets()) if built else []
 
 
 @final
