@@ -25,6 +25,7 @@ from wecfl.privacy import check_private
 from wecfl.rounds import Observer, check_clusters
 from wecfl.runs.experiment import run
 from wecfl.runs.folder import read_config
+from wecfl.runs.newcomers import parted
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.result import Result
 
@@ -117,6 +118,7 @@ def holds_clients(config: Config) -> bool:
 def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
     method = method_of(config)
+    federation, _ = parted(federation, config.newcomers, config.unseen, config.seed)
     check_clusters(method, len(federation))
     if config.lr == "theory":
         check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from numbers import Integral
@@ -11,10 +11,11 @@ from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from wecfl import rng
 from wecfl.attacks import DataAttack, ModelAttack
-from wecfl.base import Method, Plan
+from wecfl.base import Method, Plan, State
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
 from wecfl.conditions import Conditions
@@ -29,6 +30,7 @@ from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, environment, read_metrics
+from wecfl.runs.newcomers import Blueprint, Reception, Reference, Visit, parted, table
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
@@ -61,6 +63,8 @@ def run(
     clip: float | None = None,
     noise: float | None = None,
     delta: float | None = None,
+    newcomers: float | None = None,
+    unseen: int | None = None,
     seed: int = 0,
     engine: Literal["auto", "native", "torch"] = "auto",
     workers: int | None = None,
@@ -103,6 +107,9 @@ def run(
         clip: clients clip their update to this length before they send it.
         noise: and add Gaussian noise of so many times that length (`wecfl.privacy`).
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
+        newcomers: the share of clients that is kept out of the training and assigned to a cluster
+            at its end, `result.newcomers`.
+        unseen: a generating group whose clients are all kept out, to be found novel.
         seed: everything random follows from it.
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model.
         workers: threads or processes; the result does not depend on them. Default: one per core.
@@ -140,6 +147,7 @@ def run(
         noise=noise, delta=delta,
     )  # fmt: skip
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
+    federation, late = parted(federation, newcomers, unseen, seed)
     check_clusters(method, len(federation))
     rate = theory if lr == "theory" else None
     if rate:
@@ -152,6 +160,12 @@ def run(
     if privacy:
         check_private(method, layout_of(module))
         privacy.epsilon(1, delta)  # what can't be told in the end is not begun
+    asked = not (privacy and (participation < 1 or method.start == "each"))
+    if late and not asked:
+        raise ConfigError(
+            "newcomers are compared with every member's first reply; with clip and participation "
+            "below 1 that would be one more than the privacy budget counts"
+        )
     assault = None
     if attack is not None:
         assault = Assault.on(federation, attack, attackers, attack_strength, seed)
@@ -173,6 +187,7 @@ def run(
         trap = None
         if assault and assault.bait:
             trap = stack.enter_context(make_engine(engine, assault.bait, module, **options))
+        guests = stack.enter_context(make_engine(engine, late, module, **options)) if late else None
         settings = [
             Setting(
                 method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate,
@@ -186,10 +201,27 @@ def run(
         recorder = Recorder(
             method, runner, federation.groups, objectives=objectives, assault=assault, trap=trap
         )
+        visit = Visit(
+            method, Blueprint.of(model, module, federation), module, plan, settings[0].seed, engine,
+            options, settings[0].member, rate, privacy,
+        )  # fmt: skip
+        refer = asked and (folder is not None or late is not None or assault is not None)
+
+        def receive(states: Sequence[State]) -> tuple[Reference | None, pd.DataFrame | None]:
+            """What newcomers are compared with, and those that were kept out."""
+            if not refer:
+                return None, None
+            reference = Reference.of(settings[0], states[0])
+            if late is None:
+                return reference, None
+            reception = Reception(visit, reference, np.stack([each.centers for each in states]))
+            return reference, table(reception.receive(late, engine=guests), late.groups)
+
         return _train(
             settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            diagnostics=diagnostics, trace=trace, delta=delta,
+            diagnostics=diagnostics, trace=trace, delta=delta, visit=visit, receive=receive,
+            unseen=unseen,
         )  # fmt: skip
 
 
@@ -208,6 +240,9 @@ def _train(
     diagnostics: bool,
     trace: bool | None,
     delta: float,
+    visit: Visit,
+    receive: Callable[[Sequence[State]], tuple[Reference | None, pd.DataFrame | None]],
+    unseen: int | None,
 ) -> Result:
     """All rounds, or those that are left; the result is also told where an error ends them."""
     method, seed = settings[0].method, settings[0].seed
@@ -237,6 +272,7 @@ def _train(
     ]
     begun: list[Watcher] = []  # what has to be ended
     status: Status = "failed"
+    reference, newcomers = None, None
     try:  # from here on nothing can be wrong with what was asked for
         env = {**environment(), "engine": engine.name, "workers": engine.workers}
         for watcher in watchers:
@@ -248,6 +284,7 @@ def _train(
             states = reached
             for watcher in watchers:
                 watcher.round(records[-1], states)
+        reference, newcomers = receive(states)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -255,7 +292,8 @@ def _train(
     finally:
         result = Result(
             method, federation, records, states, module, engine.name, perf_counter() - began, seed,
-            status, folder.path if folder else None, settings[0].conditions.privacy, delta,
+            visit, status, folder.path if folder else None, settings[0].conditions.privacy, delta,
+            reference, newcomers, unseen,
         )  # fmt: skip
         for watcher in begun:
             watcher.end(result)

@@ -10,6 +10,8 @@
     classes.csv          one line per client: its training samples of each class
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
+    reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
+    newcomers.csv        one line per client that was kept out, if some were
     summary.json         method, engine, rounds, means of the last three rounds, status
     trace/               the clients' distances in each round (`wecfl.runs.trace`)
     checkpoints/         what `wecfl resume` goes on from (`wecfl.runs.checkpoint`)
@@ -47,6 +49,7 @@ from wecfl.runs import checkpoint
 from wecfl.runs.checkpoint import FORMAT, Checkpoint, Manifest, check_format
 from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors, sync
 from wecfl.runs.lock import LOCK, Lock
+from wecfl.runs.newcomers import REFERENCE
 from wecfl.runs.record import Record
 from wecfl.runs.schema import (
     Client,
@@ -203,7 +206,8 @@ class RunFolder:
                 index = pd.Index(federation.names, name="client")
                 table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
                 self._write("classes.csv", table)
-            for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
+            ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE))
+            for file in (*ended, *self.path.rglob(f"*{TEMPORARY}")):
                 file.unlink(missing_ok=True)
             checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
@@ -227,8 +231,13 @@ class RunFolder:
             self._checkpoint()
         self._wait()
         with self._writing():
-            replace_tensors(self.path / "models.safetensors", result.tensors)
+            about = result.visit.blueprint.written()
+            replace_tensors(self.path / "models.safetensors", result.tensors, about)
+            if result.reference:
+                result.reference.write(self.path)
             self._write("clients.csv", result.clients.to_csv(index=False))
+            if result.newcomers is not None:
+                self._write("newcomers.csv", result.newcomers.to_csv(index=False))
             summary = {"format": FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
