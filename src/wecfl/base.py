@@ -233,7 +233,7 @@ class Engine(Protocol):
         """
 
     def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), the mean loss L(ω_i, D_i) of each client's own row, on its training data or tests."""
+        """(m,), the mean loss L(ω_i, D_i) of each client's own row, on its own data."""
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0

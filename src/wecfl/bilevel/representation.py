@@ -57,7 +57,7 @@ class Columns:
 
 
 def last_layer(layout: Layout) -> Columns:
-    """What tells clients apart whatever the method clusters: the last linear layer, if there is one.
+    """What tells clients apart whatever the method clusters: the last layer, if there is one.
 
     >>> last_layer(Layout.of([("w", (2,), [])]))
     Columns('parameters')

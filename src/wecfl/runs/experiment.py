@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
@@ -30,7 +31,15 @@ from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, environment, read_metrics
-from wecfl.runs.newcomers import Blueprint, Reception, Reference, Visit, parted, table
+from wecfl.runs.newcomers import (
+    NO_BUDGET,
+    Blueprint,
+    Reception,
+    Reference,
+    Visit,
+    parted,
+    table,
+)
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
@@ -160,12 +169,9 @@ def run(
     if privacy:
         check_private(method, layout_of(module))
         privacy.epsilon(1, delta)  # what can't be told in the end is not begun
-    asked = not (privacy and (participation < 1 or method.start == "each"))
-    if late and not asked:
-        raise ConfigError(
-            "newcomers are compared with every member's first reply; with clip and participation "
-            "below 1 that would be one more than the privacy budget counts"
-        )
+    spent = privacy is not None and (participation < 1 or method.start == "each")
+    if late and spent:
+        raise ConfigError(NO_BUDGET)
     assault = None
     if attack is not None:
         assault = Assault.on(federation, attack, attackers, attack_strength, seed)
@@ -203,25 +209,14 @@ def run(
         )
         visit = Visit(
             method, Blueprint.of(model, module, federation), module, plan, settings[0].seed, engine,
-            options, settings[0].member, rate, privacy,
+            options, settings[0].member, rate, privacy, spent,
         )  # fmt: skip
-        refer = asked and (folder is not None or late is not None or assault is not None)
-
-        def receive(states: Sequence[State]) -> tuple[Reference | None, pd.DataFrame | None]:
-            """What newcomers are compared with, and those that were kept out."""
-            if not refer:
-                return None, None
-            reference = Reference.of(settings[0], states[0])
-            if late is None:
-                return reference, None
-            reception = Reception(visit, reference, np.stack([each.centers for each in states]))
-            return reference, table(reception.receive(late, engine=guests), late.groups)
-
+        known = not spent and (folder, late, assault) != (None, None, None)  # else later, if at all
         return _train(
             settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            diagnostics=diagnostics, trace=trace, delta=delta, visit=visit, receive=receive,
-            unseen=unseen,
+            diagnostics=diagnostics, trace=trace, delta=delta, visit=visit, unseen=unseen,
+            receive=partial(_receive, settings[0], visit, late, guests) if known else None,
         )  # fmt: skip
 
 
@@ -241,8 +236,8 @@ def _train(
     trace: bool | None,
     delta: float,
     visit: Visit,
-    receive: Callable[[Sequence[State]], tuple[Reference | None, pd.DataFrame | None]],
     unseen: int | None,
+    receive: Callable[[Sequence[State]], tuple[Reference, pd.DataFrame | None]] | None,
 ) -> Result:
     """All rounds, or those that are left; the result is also told where an error ends them."""
     method, seed = settings[0].method, settings[0].seed
@@ -272,7 +267,8 @@ def _train(
     ]
     begun: list[Watcher] = []  # what has to be ended
     status: Status = "failed"
-    reference, newcomers = None, None
+    reference: Reference | None = None
+    newcomers: pd.DataFrame | None = None
     try:  # from here on nothing can be wrong with what was asked for
         env = {**environment(), "engine": engine.name, "workers": engine.workers}
         for watcher in watchers:
@@ -284,7 +280,8 @@ def _train(
             states = reached
             for watcher in watchers:
                 watcher.round(records[-1], states)
-        reference, newcomers = receive(states)
+        if receive:
+            reference, newcomers = receive(states)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -298,6 +295,21 @@ def _train(
         for watcher in begun:
             watcher.end(result)
     return result
+
+
+def _receive(
+    setting: Setting,
+    visit: Visit,
+    late: Federation | None,
+    guests: LocalEngine | None,
+    states: Sequence[State],
+) -> tuple[Reference, pd.DataFrame | None]:
+    """What newcomers are compared with; and those that were kept out, on their engine."""
+    reference = Reference.of(setting, states[0])
+    if late is None:
+        return reference, None
+    reception = Reception(visit, reference, np.stack([state.centers for state in states]))
+    return reference, table(reception.receive(late, engine=guests), late.groups)
 
 
 def _check_whole(**numbers: tuple[Any, int]) -> None:

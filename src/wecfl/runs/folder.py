@@ -54,6 +54,7 @@ from wecfl.runs.record import Record
 from wecfl.runs.schema import (
     Client,
     Environment,
+    Newcomer,
     Round,
     RunConfig,
     Summary,
@@ -77,6 +78,7 @@ __all__ = [
     "read_clients",
     "read_environment",
     "read_metrics",
+    "read_newcomers",
     "read_refused",
     "read_states",
     "read_summary",
@@ -385,12 +387,21 @@ def _m(records: Sequence[Record]) -> int:
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
-    file = path / "clients.csv"
+    return _read_lines(path / "clients.csv", Client)
+
+
+def read_newcomers(path: Path) -> pd.DataFrame | None:
+    """The clients that were kept out of a run, one row each; None if there were none."""
+    file = path / "newcomers.csv"
+    return _read_lines(file, Newcomer) if file.exists() else None
+
+
+def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFrame:
     head, *rows = read_table(file)
     with reading(file):
         if not rows or len(set(head)) < len(head):
             raise ValueError("it names no client, or a column twice")
-        lines = [Client.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        lines = [promise.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 

@@ -41,6 +41,7 @@ from wecfl.runs.files import replace_tensors
 from wecfl.runs.schema import read_tensors, reading
 
 __all__ = [
+    "NO_BUDGET",
     "REFERENCE",
     "Assignment",
     "Blueprint",
@@ -58,6 +59,10 @@ By = Literal["update", "losses"]
 
 ALARMS = 0.025
 """The share of newcomers like the members that may be taken for novel."""
+NO_BUDGET = (
+    "newcomers are compared with every member's reply to the common start; with clip, and "
+    "participation below 1 or several starts, that is one more than the privacy budget counts"
+)
 REFERENCE = "reference.safetensors"
 """In a run folder."""
 
@@ -143,10 +148,12 @@ class Visit:
     member: int = 0
     rate: Rate | None = None
     privacy: Privacy | None = None
+    spent: bool = False
+    """Members may not be asked for one more reply: the privacy budget does not count it."""
 
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
-        """The setting of these clients, while it lasts; on their engine, if there is one already."""
+        """The setting of these clients, while it lasts; on their engine, if there is one."""
         conditions = Conditions(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner = engine or stack.enter_context(
@@ -174,10 +181,10 @@ class Reference:
 
     @classmethod
     def of(cls, setting: Setting, state: State) -> Reference:
-        """Of the members of a run as the last round left them.
+        """Of all members of a run, as the last round left them.
 
-        Everyone is asked, also who was absent in the first round; who was there says the same again.
-        Refused replies are left out.
+        Everyone is asked, also who was absent in the first round; who was there says the same
+        again. Refused replies are left out.
         """
         always = replace(setting.conditions, participation=1.0, dropout=0.0)
         setting = replace(setting, conditions=always)
@@ -202,7 +209,7 @@ class Reference:
 
     def write(self, folder: Path) -> None:
         """To the run folder."""
-        arrays = {
+        arrays: dict[str, np.ndarray[Any, Any]] = {
             "clusters": self.clusters, "centers": self.centers, "distances": self.distances,
             "losses": self.losses, "lr": np.array([self.lr]),
         }  # fmt: skip
@@ -214,8 +221,8 @@ class Reference:
         file = folder / REFERENCE
         if not file.exists():
             raise RunFolderError(
-                f"{folder} has no {REFERENCE}, which newcomers are compared with: it was not finished, "
-                f"made by an earlier version, or its privacy budget did not allow it"
+                f"{folder} has no {REFERENCE}, which newcomers are compared with: the run was not "
+                "finished, made by an earlier version, or had no privacy budget for it"
             )
         found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
         with reading(file):
@@ -226,12 +233,8 @@ class Reference:
                 raise ValueError(f"its clusters {clusters} are not those of models.safetensors")
             if len(found["lr"]) != 1 or found["lr"][0] < 0:
                 raise ValueError(f"lr {found['lr']} is no learning rate")
-        return cls(
-            clusters.astype(np.int64),
-            centers.astype(np.float32),
-            *(np.sort(found[name].astype(np.float64)) for name in ("distances", "losses")),
-            float(found["lr"][0]),
-        )
+        distances, losses = (np.sort(found[name]) for name in ("distances", "losses"))
+        return cls(clusters, centers, distances, losses, float(found["lr"][0]))
 
     def limit(self, by: By) -> float | None:
         """The least value that all but a share `ALARMS` of the members stay below.
@@ -420,10 +423,8 @@ def outcome(
     known = bool(newcomers["group"].notna().all())
     from_afar = (newcomers["group"] == unseen) & (unseen is not None)
     seen, afar = newcomers[~from_afar], newcomers[from_afar]
-    usual = members.groupby("cluster").apply(
-        lambda each: metrics.weighted(each["accuracy"].to_numpy(), each["samples"].to_numpy()),
-        include_groups=False,
-    )
+    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
+    usual = hits / members.groupby("cluster")["samples"].sum()
     right = None
     if known and len(seen):
         most = members.groupby("cluster")["group"].agg(lambda each: each.mode().iloc[0])

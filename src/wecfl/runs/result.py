@@ -17,7 +17,15 @@ from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
 from wecfl.privacy import Privacy
-from wecfl.runs.newcomers import Assignment, By, Reception, Reference, Visit, outcome
+from wecfl.runs.newcomers import (
+    NO_BUDGET,
+    Assignment,
+    By,
+    Reception,
+    Reference,
+    Visit,
+    outcome,
+)
 from wecfl.runs.record import Record, last_attack, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
@@ -112,6 +120,7 @@ class Result:
         >>> found = result.assign(fed.x[mine], fed.y[mine])
         >>> found.cluster == result.labels[5], found.novel, found.confidence > 0.5
         (np.True_, False, True)
+
         """
         return self.reception.assign(x, y, test=test, by=by)
 
@@ -120,6 +129,8 @@ class Result:
         """All it takes to receive newcomers; if need be, all members are asked for one update."""
         reference = self.reference
         if reference is None:
+            if self.visit.spent:
+                raise ConfigError(NO_BUDGET)
             with self.visit.of(self.federation) as setting:
                 reference = Reference.of(setting, self.states[0])
         return Reception(self.visit, reference, np.stack([state.centers for state in self.states]))
