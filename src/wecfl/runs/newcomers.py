@@ -49,6 +49,7 @@ __all__ = [
     "Reception",
     "Reference",
     "Visit",
+    "columns",
     "outcome",
     "parted",
     "table",
@@ -345,7 +346,7 @@ def _first_update(setting: Setting) -> tuple[State, float]:
     return local_update(state, setting), eta
 
 
-def _columns(method: Method, layout: Layout) -> Columns:
+def columns(method: Method, layout: Layout) -> Columns:
     """What clients are compared by: the columns that are clustered, or else the last layer."""
     chosen = method.representation
     return chosen if isinstance(chosen, Columns) else last_layer(layout)
@@ -353,7 +354,7 @@ def _columns(method: Method, layout: Layout) -> Columns:
 
 def _compared(setting: Setting, state: State) -> F32:
     engine = setting.engine
-    return _columns(setting.method, engine.layout).clients(state, engine, setting.seed)
+    return columns(setting.method, engine.layout).clients(state, engine, setting.seed)
 
 
 def _confidence(far: F64) -> float | None:
