@@ -32,7 +32,7 @@ from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.conditions import Conditions
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import ConfigError, DataError, RunFolderError
+from wecfl.errors import ConfigError, DataError, DivergedError, RunFolderError
 from wecfl.layout import Layout
 from wecfl.models import Model, Module, Vote, auto, build, fill
 from wecfl.privacy import Privacy
@@ -320,11 +320,17 @@ class Reception:
     def _updates(self, setting: Setting, newcomers: Federation) -> F64:
         """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
         plan = replace(setting.plan, lr=self.reference.lr)
-        state, _ = _first_update(replace(setting, plan=plan, rate=None))
-        if not (told := state.heard).all():
+        anything = replace(setting.conditions, most=np.inf)  # each is by itself, far off or not
+        once = replace(setting, plan=plan, rate=None, conditions=anything)
+        try:
+            state, _ = _first_update(once)
+            told = state.heard
+        except DivergedError:
+            told = np.zeros(len(newcomers), np.bool_)
+        if not told.all():
             raise DataError(
-                f"client {newcomers.names[int(np.argmin(told))]}: its model is not finite, or far "
-                "too large, after one local update; scale its data as the members' are"
+                f"client {newcomers.names[int(np.argmin(told))]}: its model is not finite after "
+                "one local update; scale its data as the members' are"
             )
         return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
 
