@@ -99,7 +99,8 @@ def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Ra
 def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = (
         "config.toml", "env.json", "summary.json", "metrics.jsonl", "assignments.csv",
-        "classes.csv", "clients.csv", "newcomers.csv", "trace/0001.safetensors", "trace/0002.safetensors",
+        "classes.csv", "clients.csv", "newcomers.csv", "trace/0001.safetensors",
+        "trace/0002.safetensors",
     )  # fmt: skip
     which = ("config", "values") if FACTOR else ("values",)  # the other has more charts
     folder, page = fresh(runs, tmp_path / "run", rnd, names, which), tmp_path / "new.html"

@@ -51,7 +51,7 @@ def test_both_formats_give_the_same_logits(name: str, tmp_path: Path) -> None:
     )
     for some in (x, x[:1]):  # any number of samples
         (served,) = session.run(["logits"], {"samples": some})
-        assert served == pytest.approx(logits(result, some), abs=1e-5)
+        assert served == pytest.approx(logits(result, some), rel=1e-5, abs=1e-5)
     assert session.get_modelmeta().custom_metadata_map["model"] == name
 
 

@@ -75,7 +75,7 @@ def naive_head(fed: Federation, i: int) -> Any:
         loss = cross_entropy(module(torch.from_numpy(fed.x[rows])), torch.from_numpy(fed.y[rows]))
         torch.autograd.backward(loss)
         sgd.step()
-    return module[1].weight.detach().numpy().ravel().astype(float)  # type: ignore[index,union-attr,operator]
+    return module[1].weight.detach().numpy().ravel().astype(float)  # type: ignore[index]
 
 
 def mean(rows: Any, weights: Any) -> Any:
@@ -238,7 +238,7 @@ def test_the_folder_assigns_as_the_result_does(wecfl: "Wecfl", folder: Path) -> 
         code, out, err = wecfl("assign", folder, "b.npz", "a b[1].npz", "--by", by, "--json")
         assert (code, err) == (0, "")
         tested, held = json.loads(out)
-        mine = result.assign(x, y, by=by)  # type: ignore[arg-type]
+        mine = result.assign(x, y, by=by)
         for name in ("cluster", "samples", "novel"):
             assert held[name] == getattr(mine, name)
         for name in ("confidence", "distance", "limit", "accuracy"):
