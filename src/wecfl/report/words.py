@@ -87,7 +87,7 @@ def _newcomer_words(late: Mapping[str, Any]) -> str:
     for key, words in (
         ("right", "in the right group"),
         ("recall", "of the unseen group found novel"),
-        ("false_alarms", "of the others taken for it"),
+        ("false_alarms", "of the others taken for novel"),
     ):
         if late[key] is not None and (key != "false_alarms" or late["recall"] is not None):
             found.append(f"{100 * late[key]:.1f} % {words}")
