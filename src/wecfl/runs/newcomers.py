@@ -167,7 +167,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What newcomers are compared with: nothing of a single member, but how far each was off."""
+    """What newcomers are compared with: means over clusters, and how far members are off them."""
 
     clusters: Int
     """(n,), the clusters that have members."""
@@ -176,7 +176,7 @@ class Reference:
     distances: F64
     """How far each member was from the mean of the *other* ones of its cluster, sorted."""
     losses: F64
-    """(m,), of each member's cluster model on the member's test data, sorted."""
+    """Of each member's cluster model on the member's test data, sorted."""
     lr: float
     """η of that local update."""
 
@@ -194,17 +194,18 @@ class Reference:
         importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
         clusters, centers, distances = np.unique(labels), [], []
         for k in clusters:
-            own, weight = points[labels == k], importance[first.heard][labels == k]
-            centers.append(np.average(own, axis=0, weights=weight))
+            own, counted = points[labels == k], importance[first.heard][labels == k]
+            centers.append(np.average(own, axis=0, weights=counted))
             if len(own) > 1:
                 # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
                 away = np.sqrt(squared_euclidean(own, centers[-1][None])[:, 0])
-                distances.append(away * weight.sum() / (weight.sum() - weight))
+                distances.append(away * counted.sum() / (counted.sum() - counted))
+        losses = setting.engine.risk(state.own, "test")
         return cls(
             clusters,
             np.array(centers, np.float32),
             np.sort(np.concatenate([*distances, np.empty(0)])),
-            np.sort(setting.engine.risk(state.own, "test")),
+            np.sort(losses[np.isfinite(losses)]),
             lr,
         )
 
