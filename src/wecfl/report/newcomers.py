@@ -88,7 +88,7 @@ def _told(found: Row) -> Row:
 
 
 def blocks(frame: pd.DataFrame) -> Iterator[Block]:
-    """For each data set a line for every group that nobody saw, and their mean."""
+    """For each data set a line for every group that nobody saw, and the mean of those run."""
     heads = ["unseen group", "right group %", "accuracy %", "a member's %", "difference",
              "unseen found novel %", "others taken for novel %", "ARI of members", "n"]  # fmt: skip
     for (dataset, k, rounds), rows in frame.groupby(["dataset", "k", "rounds"], sort=False):
@@ -98,7 +98,7 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
             means = [done[name].mean() for name in MEASURED]
             texts = ["–" if isnan(mean) else f"{mean:z.1f}" for mean in means]
             ari = f"{done['ari'].mean():.2f}"
-            lines.append(["**all**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
+            lines.append(["**mean**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
         yield f"{dataset}, WeCFL with K = {k}, {rounds} rounds", heads, lines
 
 
