@@ -90,7 +90,7 @@ class BowlEngine:
     ) -> F32:
         return self.gradient(models[:, :-2].astype(np.float64)).astype(np.float32)
 
-    def risk(self, models: F32) -> F64:
+    def risk(self, models: F32, split: Split = "train") -> F64:
         length = np.linalg.norm(models[:, :-2] - self.targets, axis=1)
         return np.asarray(length - np.log1p(length), dtype=np.float64)
 

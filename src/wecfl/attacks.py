@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 
-def choose(keys: Int, share: float, seed: int) -> Bool:
-    """(m,): which of the clients with these keys are attackers, a `share` of them.
+def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
+    """(m,): which of the clients with these keys are attackers (or `who`), a `share` of them.
 
     round(share·m), but at least one unless the share is 0. Every client draws a number of its own
     and the least are chosen, so the order of clients does not matter.
@@ -53,13 +53,13 @@ def choose(keys: Int, share: float, seed: int) -> Bool:
     [False, True, True, False, False]
     """
     if not 0 <= share < 1:
-        raise ConfigError(f"attackers: expected a share in [0, 1), got {share}")
+        raise ConfigError(f"{who}: expected a share in [0, 1), got {share}")
     count = max(round(share * len(keys)), 1) if share > 0 else 0
     if count >= len(keys):
         raise ConfigError(
-            f"attackers: {share} of {len(keys)} clients leaves nobody honest; lower the share"
+            f"{who}: {share} of {len(keys)} clients leaves nobody else; lower the share"
         )
-    draws = np.array([rng.stream(seed, "attackers", 0, int(key)).random() for key in keys])
+    draws = np.array([rng.stream(seed, who, 0, int(key)).random() for key in keys])
     chosen = np.zeros(len(keys), bool)
     chosen[np.lexsort((keys, draws))[:count]] = True
     return chosen

@@ -289,8 +289,8 @@ class Engine(Protocol):
         `batches` limits the estimate to that many mini-batches drawn for (seed, round, client).
         """
 
-    def risk(self, models: F32) -> F64:
-        """(m,), the mean training loss L(ω_i, D_i) of each client's own row."""
+    def risk(self, models: F32, split: Split = "train") -> F64:
+        """(m,), the mean loss L(ω_i, D_i) of each client's own row, on its own data."""
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0

@@ -135,6 +135,12 @@ class Config(BaseModel):
     delta: float | None = Field(
         None, gt=0, lt=1, description="δ, for which the privacy budget ε is told: 1e-5."
     )
+    newcomers: float | None = Field(
+        None, gt=0, lt=1, description="Keep this share of clients out, and assign them at the end."
+    )
+    unseen: int | None = Field(
+        None, ge=0, description="Keep a generating group out as well, by number: is it found novel?"
+    )
 
     seed: int = Field(0, ge=0, lt=2**128, description="Everything random follows from it.")
     engine: Literal["auto", "native", "torch", "ray"] = Field(

@@ -18,8 +18,10 @@ from hypothesis import given
 import mutations
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
+from wecfl.config import Config
 from wecfl.data.datasets import KNOWN, load
 from wecfl.errors import DataError
+from wecfl.runs.configured import run_config
 
 Y = np.arange(30) % 3
 X = np.eye(3, dtype=np.float32)[Y]
@@ -100,6 +102,29 @@ def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     before = contents(folder)
     judge(wecfl("partition", "--dataset", folder, "--out", tmp_path / "p.svg"))
     assert contents(folder) == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on clients with such data."""
+    path = tmp_path_factory.mktemp("runs")
+    np.savez(path / "all.npz", x=np.tile(X, (4, 1)), y=np.tile(Y, 4))
+    chosen = Config(
+        dataset=str(path / "all.npz"), clients=4, groups=2, clusters=2, rounds=1, steps=1,
+        model="logistic", workers=1,
+    )  # fmt: skip
+    run_config(chosen, out=path / "run")
+    return path / "run"
+
+
+@tries(20)
+@given(rnd=chances)
+def test_newcomers(wecfl: Wecfl, finished: Path, tmp_path: Path, rnd: Random) -> None:
+    file, before = tmp_path / "a.npz", contents(finished)
+    file.write_bytes(mutations.as_npz(npz(x=X, y=Y), rnd))
+    by = rnd.choice(("update", "losses"))
+    judge(wecfl("assign", finished, file, "--by", by, "--workers", "1"))
+    assert contents(finished) == before
 
 
 @tries(60)

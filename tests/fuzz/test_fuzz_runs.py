@@ -39,9 +39,11 @@ def spoil(file: Path, rnd: Random) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run from a configuration, measured in full; one of Python values."""
     path = tmp_path_factory.mktemp("runs")
-    run_config(SMALL.model_copy(update={"diagnostics": True}), out=path / "config")
+    measured = SMALL.model_copy(update={"diagnostics": True, "clients": 6, "newcomers": 0.3})
+    run_config(measured, out=path / "config")
     fed, out = federation_of(SMALL), path / "values"
-    run(fed, methods.wecfl(k=2), model="logistic", rounds=2, steps=2, workers=1, out=out)
+    quick = {"model": "logistic", "rounds": 2, "steps": 2, "workers": 1}
+    run(fed, methods.wecfl(k=2), newcomers=0.25, out=out, **quick)  # type: ignore[arg-type]
     return path
 
 
@@ -97,11 +99,24 @@ def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Ra
 def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = (
         "config.toml", "env.json", "summary.json", "metrics.jsonl", "assignments.csv",
-        "classes.csv", "clients.csv", "trace/0001.safetensors", "trace/0002.safetensors",
+        "classes.csv", "clients.csv", "newcomers.csv", "trace/0001.safetensors",
+        "trace/0002.safetensors",
     )  # fmt: skip
     which = ("config", "values") if FACTOR else ("values",)  # the other has more charts
     folder, page = fresh(runs, tmp_path / "run", rnd, names, which), tmp_path / "new.html"
     reads_only(wecfl, folder, page, "report", folder, "--out", page)
+
+
+@tries(20)
+@given(rnd=chances)
+def test_assign_and_export(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
+    names = ("config.toml", "summary.json", "models.safetensors", "reference.safetensors")
+    folder = fresh(runs, tmp_path / "run", rnd, names, ("config",))
+    np.savez(tmp_path / "new.npz", x=np.eye(64).reshape(64, 1, 8, 8), y=np.arange(64) % 10)
+    by = rnd.choice(("update", "losses"))
+    reads_only(wecfl, folder, None, "assign", folder, tmp_path / "new.npz", "--by", by)
+    out = tmp_path / "cluster.safetensors"
+    reads_only(wecfl, folder, out, "export", folder, "--cluster", "1", "--out", out)
 
 
 @tries(15)

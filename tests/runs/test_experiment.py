@@ -31,7 +31,8 @@ from wecfl.runs.record import KEYS, Record
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
     "config.toml", "env.json", "metrics.jsonl", "assignments.csv", "clients.csv",
-    "models.safetensors", "summary.json", "classes.csv", "trace", "checkpoints", ".lock",
+    "models.safetensors", "reference.safetensors", "summary.json", "classes.csv", "trace",
+    "checkpoints", ".lock",
 }  # fmt: skip
 TINY = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 3, "steps": 3, "model": "logistic",

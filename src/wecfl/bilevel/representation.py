@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from wecfl.base import F32, F64, Bool, Distance, Engine, Real, State
+from wecfl.layout import Layout
 
-__all__ = ["Columns", "Losses"]
+__all__ = ["Columns", "Losses", "last_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,16 @@ class Columns:
             members = state.labels == k
             result[members] = distance(points[members], centers[k : k + 1])[:, 0]
         return result
+
+
+def last_layer(layout: Layout) -> Columns:
+    """What tells clients apart whatever the method clusters: the last layer, if there is one.
+
+    >>> last_layer(Layout.of([("w", (2,), [])]))
+    Columns('parameters')
+    """
+    head = any("head" in entry.tags for entry in layout.entries)
+    return Columns("head" if head else "parameters")
 
 
 @dataclass(frozen=True, slots=True)

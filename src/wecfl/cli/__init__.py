@@ -26,11 +26,13 @@ from wecfl.cli.reproduce import reproduce
 from wecfl.config import PAPER_PARTITIONS, PARTITIONING, PRESETS, Config, one_line, resolve
 from wecfl.data import datasets
 from wecfl.data import partition as partitions
+from wecfl.data.arrays import read_npz
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, WecflError
 from wecfl.methods import METHODS, components, named
 from wecfl.report.charts import format_of
 from wecfl.report.figures import overview
+from wecfl.report.newcomers import rich_newcomers
 from wecfl.report.page import page, write
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.tables import results, rich_table
@@ -44,7 +46,10 @@ from wecfl.runs.configured import (
     method_of,
     run_config,
 )
+from wecfl.runs.export import Format, reception_of
+from wecfl.runs.export import export as write_model
 from wecfl.runs.folder import check_free, go_on, read_refused, read_summary
+from wecfl.runs.newcomers import By, parted, table
 from wecfl.runs.observe import Watcher
 from wecfl.track import TRACKERS, tracker
 
@@ -118,6 +123,9 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
+    _, late = parted(federation, chosen.newcomers, chosen.unseen, chosen.seed)
+    if late:
+        terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
     _run_all(configs, folders, tracked, federation)
     if figure:
         terminal.draw(overview(folders), figure)
@@ -200,6 +208,70 @@ def _run_all(
     for config, folder in zip(configs, folders, strict=True):
         for line in remarks(read_summary(folder), read_refused(folder)):
             terminal.show(f"{config.method}: {line}")
+
+
+@app.command
+def assign(
+    folder: Path,
+    /,
+    *clients: Annotated[Path, Parameter(help="A .npz with x and y of each newcomer.")],
+    by: Annotated[
+        By, Parameter(help="Compare its model after one local update, or the clusters' losses.")
+    ] = "update",
+    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
+    workers: Annotated[int | None, Parameter(help="Threads or processes.")] = None,
+) -> None:
+    """Tell which cluster of a finished run newcomers belong to, and how its model would serve them.
+
+    A client that is unlike all clusters is called novel. Its cluster's model: wecfl export.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    if not clients:
+        raise ConfigError(f"name a .npz for each newcomer: wecfl assign {folder} client.npz")
+    reception, config = reception_of(folder, workers)
+    found = []
+    for file in clients:
+        held = read_npz(file)
+        test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
+        found.append(reception.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+    frame = table(found).drop(columns="group")
+    if json:
+        print(frame.to_json(orient="records", indent=2, force_ascii=False))
+    else:
+        terminal.wide(rich_newcomers(frame, by))
+
+
+@app.command
+def export(
+    folder: Path,
+    /,
+    *,
+    cluster: Annotated[int, Parameter(help="Whose model.")],
+    format: Annotated[Format, Parameter(help="What to write.")] = "safetensors",
+    out: Annotated[
+        Path | None, Parameter(help="The file (default: cluster-K.FORMAT in the run folder).")
+    ] = None,
+    replace: Annotated[bool, Parameter(help="Write over an existing file.", negative="")] = False,
+) -> None:
+    """Write the model of a cluster to a file of its own, for whoever serves it.
+
+    Safetensors under the module's own names, for load_state_dict; or ONNX, from samples to logits.
+    BatchNorm uses its running statistics.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    path = out or folder / f"cluster-{cluster}.{format}"
+    _check_place(path, "model")
+    terminal.show(f"model: {write_model(folder, cluster, format, path, replace=replace)}")
 
 
 @app.command

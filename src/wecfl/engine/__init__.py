@@ -24,11 +24,23 @@ __all__ = [
     "NativeEngine",
     "RayEngine",
     "TorchEngine",
+    "local",
     "make_engine",
 ]
 
 ENGINES = ("auto", "native", "torch", "ray")
 """What `make_engine` can be asked for."""
+
+
+def local(choice: object) -> Literal["auto", "native", "torch"]:
+    """What stands for a choice of engine where a few clients are to be trained on this machine.
+
+    >>> local("torch"), local("ray")
+    ('torch', 'auto')
+    """
+    if choice == "native":
+        return "native"
+    return "torch" if choice == "torch" else "auto"
 
 
 def make_engine(

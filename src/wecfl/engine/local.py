@@ -118,7 +118,7 @@ class BaseEngine(ABC):
         """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
 
     @abstractmethod
-    def risk(self, models: F32) -> F64:
+    def risk(self, models: F32, split: Split = "train") -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
 
     @abstractmethod
@@ -218,10 +218,10 @@ class LocalEngine(BaseEngine):
         each = [self._loss(model[None], same, samples, clients) for model in models]
         return np.stack(each, axis=1)
 
-    def risk(self, models: F32) -> F64:
+    def risk(self, models: F32, split: Split = "train") -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
         everyone = self._active(None)
-        return self._loss(models, everyone, Samples("train"), everyone)
+        return self._loss(models, everyone, Samples(split), everyone)
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0

@@ -153,10 +153,11 @@ class RayEngine(BaseEngine):
             found[at] = losses
         return found[clients]
 
-    def risk(self, models: F32) -> F64:
+    def risk(self, models: F32, split: Split = "train") -> F64:
         """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
         found = np.empty(len(self.sizes))
-        for at, losses in self._each("risk", self._active(None), {"models": models}):
+        order = {"split": split}
+        for at, losses in self._each("risk", self._active(None), {"models": models}, order):
             found[at] = losses
         return found
 

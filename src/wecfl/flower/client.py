@@ -71,6 +71,7 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
     app.train()(answering(_Here.train))
     app.evaluate()(answering(_Here.evaluate))
     app.query("losses")(answering(_Here.losses))
+    app.query("risk")(answering(_Here.risk))
     app.query("gradients")(answering(_Here.gradients))
     return app
 
@@ -145,6 +146,12 @@ class _Here:
         """The mean loss of each model."""
         with self._engine(config) as engine:
             losses = engine.losses(self._rows(config, arrays), **_drawn(config))[0]
+        return reply({"losses": losses}, samples=self.samples)
+
+    def risk(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
+        """The mean loss of one model, on training or test data."""
+        with self._engine(config) as engine:
+            losses = engine.risk(self._rows(config, arrays), config["split"])
         return reply({"losses": losses}, samples=self.samples)
 
     def gradients(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:

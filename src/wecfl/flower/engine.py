@@ -187,13 +187,22 @@ class FlowerEngine:
         active: Sequence[int] | None = None,
     ) -> F64:
         """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
-        whom = self._whom(active)
-        return self._losses(dict.fromkeys(whom, models), whom, batches, seed, round)
+        whom, unknown = self._whom(active), np.full(len(models), np.nan)
+        found = self._query(
+            "query.losses", dict.fromkeys(whom, models),
+            {"losses": ("float64", (len(models),))}, _drawn(batches, seed, round),
+        )  # fmt: skip
+        return np.array([found[i]["losses"] if i in found else unknown for i in whom], np.float64)
 
-    def risk(self, models: F32) -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
-        whom = self._whom(None)
-        return self._losses({i: models[i : i + 1] for i in whom}, whom)[:, 0]
+    def risk(self, models: F32, split: Split = "train") -> F64:
+        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`); NaN where there is no answer."""
+        found = self._query(
+            "query.risk", {i: models[i : i + 1] for i in self._whom(None)},
+            {"losses": ("float64", (1,))}, {"split": split},
+        )  # fmt: skip
+        unknown = np.full(len(models), np.nan)
+        unknown[list(found)] = [answer["losses"][0] for answer in found.values()]
+        return unknown
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
@@ -234,21 +243,6 @@ class FlowerEngine:
     def _whom(self, active: Sequence[int] | None) -> list[int]:
         rows = range(len(self._roster)) if active is None else active
         return sorted({int(row) for row in rows})
-
-    def _losses(
-        self,
-        models: Mapping[int, F32],
-        whom: Sequence[int],
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-    ) -> F64:
-        count = len(models[whom[0]]) if whom else 0
-        found = self._query(
-            "query.losses", models, {"losses": ("float64", (count,))}, _drawn(batches, seed, round)
-        )
-        unknown = np.full(count, np.nan)
-        return np.array([found[i]["losses"] if i in found else unknown for i in whom], np.float64)
 
     def _query(
         self, kind: str, models: Mapping[int, F32], shapes: Shapes, config: Mapping[str, Any]

@@ -17,6 +17,7 @@ from wecfl.base import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Series, Spec, lines, plane
+from wecfl.report.newcomers import cells
 from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.folder import (
     read_assignments,
@@ -24,6 +25,7 @@ from wecfl.runs.folder import (
     read_clients,
     read_environment,
     read_metrics,
+    read_newcomers,
     read_refused,
     read_summary,
 )
@@ -116,6 +118,8 @@ class Details:
     moves: Alluvial | None
     moved: str
     cards: list[Card]
+    newcomers: tuple[list[str], list[list[str]]] | None
+    """Head and lines of a table; None if nobody was kept out."""
     charts: list[Chart]
     more: list[Chart]
     heats: list[Heat]
@@ -205,7 +209,7 @@ class Run:
 
 def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     """Everything about the run in a folder, with at most `frames` rounds in the plane."""
-    run, env = Run.read(folder), read_environment(folder)
+    run, env, late = Run.read(folder), read_environment(folder), read_newcomers(folder)
     lead = client_words(run.sizes, run.groups) + " each"
     if "partition" in run.config:
         lead = f"{partition_words(run.config)}: {lead}"
@@ -224,6 +228,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         moves=picture if run.several else None,
         moved=_moved(run.labels, columns),
         cards=_cards(run),
+        newcomers=None if late is None else cells(late),
         charts=charts,
         more=more,
         heats=_heats(run),

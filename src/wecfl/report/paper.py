@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from wecfl.report import robustness
+from wecfl.report import newcomers, robustness
 from wecfl.report.cells import NOT_RUN, Block, row_of
 from wecfl.report.tables import score
 from wecfl.runs.definitions import SHIPPED, Cell, Definition
@@ -23,6 +23,8 @@ from wecfl.runs.queue import Store, Stored
 __all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
+LAYOUTS = {"robustness": robustness, "newcomers": newcomers}
+"""Tables that are not beside the paper's, by the name in their definition."""
 BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
@@ -49,8 +51,9 @@ def frame_of(
     stored seeds (0: not run).
     """
     cells = definition.cells if cells is None else cells
-    if definition.table == "robustness":
-        return robustness.frame(cells, store)
+    if definition.table:
+        laid_out: pd.DataFrame = LAYOUTS[definition.table].frame(cells, store)
+        return laid_out
     frame = pd.DataFrame([row_of(cell, store)[0] for cell in cells])
     if definition.paper:
         key = ["dataset", "partition", "k", "method"]
@@ -66,8 +69,8 @@ def frame_of(
 
 
 def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
-    robust = definition.table == "robustness"
-    return robustness.blocks(frame) if robust else _beside_the_paper(frame)
+    table = definition.table
+    return LAYOUTS[table].blocks(frame) if table else _beside_the_paper(frame)
 
 
 def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
@@ -115,7 +118,7 @@ def rich_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[Table]:
             padding=(0, 1, 0, 0),
         )
         for head in heads:
-            text = head in ("method", "what", "attack")
+            text = head in ("method", "what", "attack", "unseen group")
             table.add_column(head, justify="left" if text else "right", no_wrap=True)
         for row in rows:
             style = "dim" if NOT_RUN in row else None

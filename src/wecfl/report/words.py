@@ -59,7 +59,7 @@ def round_words(record: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What must not be overlooked about a run: lies, privacy, and clients often refused.
+    """What must not be overlooked about a run: lies, privacy, newcomers, clients often refused.
 
     `refused` says in how many rounds the reply of each client was.
 
@@ -89,6 +89,8 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
             else f"privacy of a client's {privacy['replies']} replies: ε = {epsilon:.3g} "
             f"at δ = {privacy['delta']:g}"
         )
+    if late := summary.get("newcomers"):
+        lines.append(_newcomer_words(late))
     if total := sum(refused.values()):
         rounds = summary["rounds"]
         worst = sorted(refused.items(), key=lambda each: -each[1])
@@ -98,3 +100,18 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
         )
         lines.append(f"{total} replies refused" + (f": look at client {shown}" if often else ""))
     return lines
+
+
+def _newcomer_words(late: Mapping[str, Any]) -> str:
+    found = [f"{late['novel']} of {late['clients']} unlike any cluster"]
+    for key, words in (
+        ("right", "in the right group"),
+        ("recall", "of the unseen group found novel"),
+        ("false_alarms", "of the others taken for novel"),
+    ):
+        if late[key] is not None and (key != "false_alarms" or late["recall"] is not None):
+            found.append(f"{100 * late[key]:.1f} % {words}")
+    if None not in (late["accuracy"], late["members"]):
+        scores = (f"{100 * late[key]:.1f} %" for key in ("accuracy", "members"))
+        found.append("accuracy {}, of members of the same clusters {}".format(*scores))
+    return f"newcomers: {', '.join(found)}"

@@ -26,6 +26,7 @@ from wecfl.privacy import check_private
 from wecfl.rounds import Observer, check_clusters
 from wecfl.runs.experiment import run
 from wecfl.runs.folder import read_config
+from wecfl.runs.newcomers import parted
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.result import Result
 
@@ -125,7 +126,8 @@ def holds_clients(config: Config) -> bool:
 def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
     method = method_of(config)
-    check_clusters(method, len(federation))
+    members, _ = parted(federation, config.newcomers, config.unseen, config.seed)
+    check_clusters(method, len(members))
     if config.lr == "theory":
         check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)

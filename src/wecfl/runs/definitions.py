@@ -114,11 +114,16 @@ class Run:
         words = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
         words += [config.attack] if config.attack else []
         words += [config.aggregation] if config.aggregation != "mean" else []
+        words += _unseen(config)
         words += [f"seed {config.seed}"]
         words += [f"member {self.member}"] if self.member else []
         words += [f"({self.label})"] if self.label else []
         words += [f"(choosing lr: {config.lr:g})"] if config.validation else []
         return " ".join(words)
+
+
+def _unseen(config: Config) -> list[str]:
+    return [] if config.unseen is None else [f"unseen={config.unseen}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class Cell:
         config = self.config
         named = [config.dataset, config.partition, config.method, f"k={config.clusters}"]
         attack = [config.attack] if config.attack else []
-        return [*named, config.aggregation, *attack, *self.label.split()]
+        return [*named, config.aggregation, *attack, *_unseen(config), *self.label.split()]
 
     def run(self, seed: int, **changes: Any) -> Run:
         """The run of a seed."""
@@ -166,7 +171,7 @@ class Definition:
     title: str
     paper: str | None
     """The table of the paper beside which it is shown."""
-    table: Literal["robustness"] | None
+    table: Literal["robustness", "newcomers"] | None
     """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.report.paper`)."""
     figure: str | None
     """How it is drawn (`wecfl.report.paper_figures`); without `table` it is no table."""
@@ -233,7 +238,7 @@ class _Written(BaseModel):
 
     title: str
     paper: str | None = None
-    table: Literal["robustness"] | None = None
+    table: Literal["robustness", "newcomers"] | None = None
     figure: str | None = None
     together: bool = False
     base: dict[str, Any] = {}

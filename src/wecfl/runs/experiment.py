@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from wecfl import rng
 from wecfl.attacks import DataAttack, ModelAttack
-from wecfl.base import Clients, Engine, Method, Plan
+from wecfl.base import Clients, Engine, Method, Plan, State
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
 from wecfl.conditions import Conditions
 from wecfl.config import check_together
 from wecfl.data.federation import Federation
-from wecfl.engine import make_engine
+from wecfl.engine import local, make_engine
 from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.methods import components
@@ -30,6 +32,15 @@ from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.folder import RunFolder, environment, read_metrics
+from wecfl.runs.newcomers import (
+    NO_BUDGET,
+    Blueprint,
+    Reception,
+    Reference,
+    Visit,
+    parted,
+    table,
+)
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
@@ -62,6 +73,8 @@ def run(
     clip: float | None = None,
     noise: float | None = None,
     delta: float | None = None,
+    newcomers: float | None = None,
+    unseen: int | None = None,
     seed: int = 0,
     engine: Literal["auto", "native", "torch", "ray"] | Engine = "auto",
     ray_address: str | None = None,
@@ -108,6 +121,9 @@ def run(
         noise: and add Gaussian noise of so many times that length (`wecfl.privacy`); the clients
             of an engine that is given do both themselves.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
+        newcomers: the share of clients that is kept out of the training and assigned to a cluster
+            at its end, `result.newcomers`.
+        unseen: a generating group whose clients are all kept out, to be found novel.
         seed: everything random follows from it.
         engine: `native`, `torch`, or `auto`: native where it knows every layer of the model; `ray`:
             one of them in each actor of a Ray cluster, with the same bits (`docs/cluster.md`); or
@@ -151,6 +167,7 @@ def run(
         noise=noise, delta=delta, engine=engine, ray_address=ray_address,
     )  # fmt: skip
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
+    federation, late = parted(federation, newcomers, unseen, seed)
     check_clusters(method, len(federation))
     rate = theory if lr == "theory" else None
     if rate:
@@ -163,6 +180,9 @@ def run(
     if privacy:
         check_private(method, layout_of(module))
         privacy.epsilon(1, delta)  # what can't be told in the end is not begun
+    spent = privacy is not None and (participation < 1 or method.start == "each")
+    if late and spent:
+        raise ConfigError(NO_BUDGET)
     assault = None
     if attack is not None:
         if not isinstance(federation, Federation):
@@ -177,23 +197,16 @@ def run(
     )  # fmt: skip
     conditions.check(plan, len(federation))
     options: dict[str, Any] = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
-    if engine == "ray":
-        options |= {"address": ray_address, "progress": progress}
+    cluster = {"address": ray_address, "progress": progress} if engine == "ray" else {}
     with ExitStack() as stack:
         folder = None
         if out is not None:
             folder = RunFolder(Path(out), every=checkpoint_every, again=resume)
             stack.enter_context(folder)
-
-        def started(held: Federation | Clients) -> Engine:
-            if not isinstance(engine, str):
-                return engine
-            if not isinstance(held, Federation):
-                raise ConfigError(f"the engine {engine} needs the clients' data, got {held!r}")
-            return stack.enter_context(make_engine(engine, held, module, **options))
-
+        started = partial(_started, stack, engine, module, {**options, **cluster})
         runner = started(assault.federation if assault else federation)
         trap = started(assault.bait) if assault and assault.bait else None
+        guests = started(late) if late else None
         settings = [
             Setting(
                 method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate,
@@ -207,10 +220,19 @@ def run(
         recorder = Recorder(
             method, runner, federation.groups, objectives=objectives, assault=assault, trap=trap
         )
+        visit = Visit(
+            method, Blueprint.of(model, module, federation), module, plan, settings[0].seed,
+            local(engine), options, settings[0].member, rate, privacy, spent,
+        )  # fmt: skip
+        # Else later, if at all; over a network it would take one more round of everyone.
+        here = isinstance(engine, str)
+        known = here and not spent and (folder, late, assault) != (None, None, None)
         return _train(
             settings, runner, federation, module, recorder,
             rounds=rounds, written=written, folder=folder, watchers=watchers, observe=observe,
-            diagnostics=diagnostics, trace=trace, privacy=privacy, delta=delta,
+            diagnostics=diagnostics, trace=trace, privacy=privacy, delta=delta, visit=visit,
+            unseen=unseen,
+            receive=partial(_receive, settings[0], visit, late, guests) if known else None,
         )  # fmt: skip
 
 
@@ -230,6 +252,9 @@ def _train(
     trace: bool | None,
     privacy: Privacy | None,
     delta: float,
+    visit: Visit,
+    unseen: int | None,
+    receive: Callable[[Sequence[State]], tuple[Reference, pd.DataFrame | None]] | None,
 ) -> Result:
     """All rounds, or those that are left; the result is also told where an error ends them."""
     method, seed = settings[0].method, settings[0].seed
@@ -259,6 +284,8 @@ def _train(
     ]
     begun: list[Watcher] = []  # what has to be ended
     status: Status = "failed"
+    reference: Reference | None = None
+    newcomers: pd.DataFrame | None = None
     try:  # from here on nothing can be wrong with what was asked for
         where = {"engine": engine.name, "workers": engine.workers, "nodes": engine.nodes}
         env = {**environment(), **where}
@@ -271,6 +298,8 @@ def _train(
             states = reached
             for watcher in watchers:
                 watcher.round(records[-1], states)
+        if receive:
+            reference, newcomers = receive(states)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -278,11 +307,40 @@ def _train(
     finally:
         result = Result(
             method, federation, records, states, module, engine.name, perf_counter() - began, seed,
-            status, folder.path if folder else None, privacy, delta,
+            visit, status, folder.path if folder else None, privacy, delta, reference, newcomers,
+            unseen,
         )  # fmt: skip
         for watcher in begun:
             watcher.end(result)
     return result
+
+
+def _started(
+    stack: ExitStack, engine: Any, module: Module, options: Mapping[str, Any], held: Clients
+) -> Engine:
+    """An engine for these clients, which the stack closes; or the one that was given."""
+    if not isinstance(engine, str):
+        given: Engine = engine
+        return given
+    if not isinstance(held, Federation):
+        raise ConfigError(f"the engine {engine} needs the clients' data, got {held!r}")
+    choice: Any = engine
+    return stack.enter_context(make_engine(choice, held, module, **options))
+
+
+def _receive(
+    setting: Setting,
+    visit: Visit,
+    late: Federation | None,
+    guests: Engine | None,
+    states: Sequence[State],
+) -> tuple[Reference, pd.DataFrame | None]:
+    """What newcomers are compared with; and those that were kept out, on their engine."""
+    reference = Reference.of(setting, states[0])
+    if late is None:
+        return reference, None
+    reception = Reception(visit, reference, np.stack([state.centers for state in states]))
+    return reference, table(reception.receive(late, engine=guests), late.groups)
 
 
 def _check_whole(**numbers: tuple[Any, int]) -> None:

@@ -48,12 +48,17 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, 
     return size, digest.hexdigest()
 
 
-def replace_tensors(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[int, str]:
+def replace_tensors(
+    path: Path,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    about: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Write arrays in the safetensors format, like `safetensors.numpy.save_file`, but whole or not.
 
-    Nothing is copied on the way: the arrays may fill most of the memory.
+    Nothing is copied on the way: the arrays may fill most of the memory. What the file says `about`
+    itself is the metadata of the format.
     """
-    return replace_file(path, _safetensors(arrays))
+    return replace_file(path, _safetensors(arrays, about))
 
 
 def sync(path: Path) -> None:
@@ -65,12 +70,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _safetensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Iterable[bytes | memoryview]:
+def _safetensors(
+    arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, str] | None
+) -> Iterable[bytes | memoryview]:
     """The length of the header, the header, the arrays as they lie in memory."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     # Wider numbers first, so that all begin at a multiple of their size, as readers expect.
     names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    end = 0
     for name in names:
         array = contiguous[name]
         begin, end = end, end + array.nbytes

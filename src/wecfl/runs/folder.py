@@ -10,6 +10,8 @@
     classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
+    reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
+    newcomers.csv        one line per client that was kept out, if some were
     summary.json         method, engine, rounds, means of the last three rounds, status
     trace/               the clients' distances in each round (`wecfl.runs.trace`)
     checkpoints/         what `wecfl resume` goes on from (`wecfl.runs.checkpoint`)
@@ -45,10 +47,12 @@ from wecfl.runs import checkpoint
 from wecfl.runs.checkpoint import FORMAT, Checkpoint, Manifest, check_format
 from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors, sync
 from wecfl.runs.lock import LOCK, Lock
+from wecfl.runs.newcomers import REFERENCE
 from wecfl.runs.record import Record
 from wecfl.runs.schema import (
     Client,
     Environment,
+    Newcomer,
     Round,
     RunConfig,
     Summary,
@@ -72,6 +76,7 @@ __all__ = [
     "read_clients",
     "read_environment",
     "read_metrics",
+    "read_newcomers",
     "read_refused",
     "read_states",
     "read_summary",
@@ -201,7 +206,8 @@ class RunFolder:
                     index = pd.Index(clients.names, name="client")
                     table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
                     self._write("classes.csv", table)
-            for file in (self.path / "summary.json", *self.path.rglob(f"*{TEMPORARY}")):
+            ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE))
+            for file in (*ended, *self.path.rglob(f"*{TEMPORARY}")):
                 file.unlink(missing_ok=True)
             checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
@@ -225,8 +231,13 @@ class RunFolder:
             self._checkpoint()
         self._wait()
         with self._writing():
-            replace_tensors(self.path / "models.safetensors", result.tensors)
+            about = result.visit.blueprint.written()
+            replace_tensors(self.path / "models.safetensors", result.tensors, about)
+            if result.reference:
+                result.reference.write(self.path)
             self._write("clients.csv", result.clients.to_csv(index=False))
+            if result.newcomers is not None:
+                self._write("newcomers.csv", result.newcomers.to_csv(index=False))
             summary = {"format": FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
@@ -374,12 +385,21 @@ def _m(records: Sequence[Record]) -> int:
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
-    file = path / "clients.csv"
+    return _read_lines(path / "clients.csv", Client)
+
+
+def read_newcomers(path: Path) -> pd.DataFrame | None:
+    """The clients that were kept out of a run, one row each; None if there were none."""
+    file = path / "newcomers.csv"
+    return _read_lines(file, Newcomer) if file.exists() else None
+
+
+def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFrame:
     head, *rows = read_table(file)
     with reading(file):
         if not rows or len(set(head)) < len(head):
             raise ValueError("it names no client, or a column twice")
-        lines = [Client.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        lines = [promise.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 

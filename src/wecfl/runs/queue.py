@@ -252,7 +252,8 @@ def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRou
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
     traced = {"trace": pictures.data(result.records)} if pictures else {}
-    return {"engine": result.engine, **_scores(result.records), **traced}
+    late = {key: each for key, each in result.summary.items() if key == "newcomers"}
+    return {"engine": result.engine, **_scores(result.records), **late, **traced}
 
 
 def estimator(results: Sequence[Stored]) -> Callable[[Run], float | None]:

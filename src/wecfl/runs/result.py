@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from wecfl.base import F32, Clients, Int, Method, Reply, State
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
 from wecfl.privacy import Privacy
+from wecfl.runs.newcomers import (
+    NO_BUDGET,
+    Assignment,
+    By,
+    Reception,
+    Reference,
+    Visit,
+    outcome,
+)
 from wecfl.runs.record import Record, last_attack, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
@@ -22,7 +34,7 @@ Status = Literal["finished", "interrupted", "failed"]
 """How a run ended: all rounds were done, Ctrl-C, or an error."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What a run found: the groups, a model for each, and how well each client is served.
 
@@ -47,10 +59,18 @@ class Result:
     """What trained the clients, as part of the reproducibility key."""
     seconds: float
     seed: int
+    visit: Visit
+    """How a newcomer is trained."""
     status: Status = "finished"
     folder: Path | None = None
     privacy: Privacy | None = None
     delta: float = 1e-5
+    reference: Reference | None = None
+    """What newcomers are compared with; None: not yet known."""
+    newcomers: pd.DataFrame | None = None
+    """One row per client that was kept out of the training: its data, cluster and scores."""
+    unseen: int | None = None
+    """The generating group that was kept out as a whole."""
 
     @property
     def labels(self) -> Int:
@@ -73,6 +93,49 @@ class Result:
         rows = [rows[number] for rows in stack]
         members = [fill(self.architecture, row) for row in rows]
         return members[0] if len(members) == 1 else Vote(members).eval()
+
+    def assign(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        test: float | tuple[ArrayLike, ArrayLike] = 0.2,
+        by: By = "update",
+    ) -> Assignment:
+        """Where a client belongs that took no part, and the model it should use.
+
+        Args:
+            x: its samples, in the form in which those of the members were given.
+            y: their labels.
+            test: the share of them that is held out to tell how good the model is for it; or
+                samples and labels for that.
+            by: `update`, by one local update from the start that all members began with; or
+                `losses`, by how well each cluster's model does on its data, without training.
+
+        >>> from wecfl import Config, run_config
+        >>> from wecfl.runs.configured import federation_of
+        >>> config = Config(clients=12, groups=2, clusters=2, rounds=4, objectives=False)
+        >>> result, fed = run_config(config), federation_of(config)
+        >>> mine = fed.train[5]                                   # as if it were a newcomer's
+        >>> found = result.assign(fed.x[mine], fed.y[mine])
+        >>> found.cluster == result.labels[5], found.novel, found.confidence > 0.5
+        (np.True_, False, True)
+
+        """
+        return self.reception.assign(x, y, test=test, by=by)
+
+    @cached_property
+    def reception(self) -> Reception:
+        """All it takes to receive newcomers; if need be, all members are asked for one update."""
+        reference = self.reference
+        if reference is None:
+            if self.visit.spent:
+                raise ConfigError(NO_BUDGET)
+            if not isinstance(self.federation, Federation):
+                raise ConfigError("to compare newcomers with its clients takes the clients' data")
+            with self.visit.of(self.federation) as setting:
+                reference = Reference.of(setting, self.states[0])
+        return Reception(self.visit, reference, np.stack([state.centers for state in self.states]))
 
     @property
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -116,6 +179,8 @@ class Result:
                 "delta": self.delta,
                 "replies": most,
             }
+        if self.newcomers is not None:
+            told["newcomers"] = outcome(self.newcomers, self.clients, self.unseen)
         return told
 
     @property

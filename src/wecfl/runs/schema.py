@@ -34,6 +34,7 @@ __all__ = [
     "Client",
     "Enrolled",
     "Environment",
+    "Newcomer",
     "Outcome",
     "Round",
     "RunConfig",
@@ -118,6 +119,16 @@ class _Budget(_Promise):
     replies: Count
 
 
+class _Newcomers(_Promise):
+    clients: Count
+    novel: Count
+    right: Score | None
+    accuracy: Score | None
+    members: Score | None
+    recall: Score | None
+    false_alarms: Score | None
+
+
 class Summary(_Promise):
     """`summary.json`."""
 
@@ -135,6 +146,7 @@ class Summary(_Promise):
     settled: Count | None = None
     attack: dict[str, Score | None] = {}
     privacy: _Budget | None = None
+    newcomers: _Newcomers | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Summary:
@@ -201,6 +213,23 @@ class Enrolled(_Promise):
     run: str
     clients: Annotated[Count, Field(ge=1)]
     places: list[_Place]
+
+
+class Newcomer(_Promise):
+    """A line of `newcomers.csv`, from text."""
+
+    model_config = ConfigDict(strict=False)
+
+    client: str
+    samples: Count
+    group: Annotated[Count | None, Empty]
+    cluster: Count
+    confidence: Annotated[Score | None, Empty]
+    distance: Seconds
+    limit: Annotated[Seconds | None, Empty]
+    novel: bool
+    accuracy: Score
+    macro_f1: Score
 
 
 # A result of the queue
@@ -278,8 +307,8 @@ class _Machine(_Promise):
 
 
 class Outcome(_Promise):
-    """A finished run; besides `error` if training diverged, `attack` if clients lied, `trace` for
-    pictures.
+    """A finished run; besides `error` if training diverged, `attack` if clients lied, `newcomers`
+    if some were kept out, `trace` for pictures.
     """
 
     config: _Choices
@@ -296,6 +325,7 @@ class Outcome(_Promise):
     made_by: _Machine
     error: str = ""
     attack: _Attack = Field(default=None, validate_default=False)  # type: ignore[assignment]
+    newcomers: _Newcomers = Field(default=None, validate_default=False)  # type: ignore[assignment]
     trace: _Pictures = Field(default=None, validate_default=False)  # type: ignore[assignment]
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from scipy.spatial.distance import squareform
 
 from wecfl.base import F32, F64, Engine, Method, Real, State
-from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.representation import last_layer
 from wecfl.bilevel.threads import one_thread
 from wecfl.runs.schema import read_tensors, reading
 
@@ -41,9 +41,8 @@ class Trace:
     def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
         self._folder = folder / "trace"
         self._engine, self._seed = engine, seed
-        head = any("head" in entry.tags for entry in engine.layout.entries)
         known = method.representation.server_side
-        self._shown = method.representation if known else Columns("head" if head else "parameters")
+        self._shown = method.representation if known else last_layer(engine.layout)
         self._clients: dict[str, F32] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:

@@ -1,0 +1,454 @@
+"""Clients that come after the training: which cluster is theirs, and is any of them?
+
+All members of a run made their first local update from one common start, which shows best how alike
+they are. So a newcomer makes the same update from the same start, and is compared with the mean g
+of each cluster's members after theirs (`Reference`, decision 15):
+
+    cluster     k = argmin_k ‖g − G_k‖
+    confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
+    novel       ‖g − G_k‖ > limit, which all but one in forty members keep to
+
+or, without training, by the loss of each cluster's model on its data in the place of the distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from wecfl import metrics
+from wecfl.attacks import choose
+from wecfl.base import F32, F64, Clients, Engine, Int, Method, Plan, Rate, State
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.representation import Columns, last_layer
+from wecfl.conditions import Conditions
+from wecfl.data.federation import Federation
+from wecfl.engine import make_engine
+from wecfl.errors import ConfigError, DataError, DivergedError, RunFolderError
+from wecfl.layout import Layout
+from wecfl.models import Model, Module, Vote, auto, build, fill
+from wecfl.privacy import Privacy
+from wecfl.rounds import Setting, local_update, rates
+from wecfl.runs.files import replace_tensors
+from wecfl.runs.schema import read_tensors, reading
+
+__all__ = [
+    "NO_BUDGET",
+    "REFERENCE",
+    "Assignment",
+    "Blueprint",
+    "By",
+    "Reception",
+    "Reference",
+    "Visit",
+    "columns",
+    "outcome",
+    "parted",
+    "table",
+]
+
+By = Literal["update", "losses"]
+"""What a newcomer is compared by: its model after one local update, or the clusters' losses."""
+
+ALARMS = 0.025
+"""The share of newcomers like the members that may be taken for novel."""
+NO_BUDGET = (
+    "newcomers are compared with every member's reply to the common start; with clip, and "
+    "participation below 1 or several starts, that is one more than the privacy budget counts"
+)
+REFERENCE = "reference.safetensors"
+"""In a run folder."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """Where a newcomer belongs."""
+
+    client: str
+    samples: int
+    """That it was looked at with; the others are held out."""
+    cluster: int
+    confidence: float | None
+    """1 − the nearest over the second-nearest distance; None if there is one cluster only."""
+    distance: float
+    """From its cluster; or the loss of its model."""
+    limit: float | None
+    """Beyond which a client is unlike any cluster; None if there are no two alike members."""
+    accuracy: float
+    """Of its cluster's model on the data that were held out."""
+    macro_f1: float
+    by: By
+    model: Module
+    """That of its cluster, ready to predict."""
+
+    @property
+    def novel(self) -> bool:
+        """It is unlike any cluster: further from the nearest than members are from theirs."""
+        return self.limit is not None and self.distance > self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What it takes to build the models of a run again, beside their tensors.
+
+    >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
+    Blueprint(model='mlp', shape=(1, 8, 8), classes=10)
+    """
+
+    model: str
+    """A name of `wecfl.models.MODELS`, or the class of a module of the user's own."""
+    shape: tuple[int, ...]
+    """Of a sample."""
+    classes: int
+
+    @classmethod
+    def of(cls, model: Model, module: Module, federation: Clients) -> Blueprint:
+        """Of the module that was made for a federation."""
+        name = model if isinstance(model, str) else type(module).__name__
+        name = auto(federation.shape) if name == "auto" else name
+        return cls(name, federation.shape, federation.classes)
+
+    def written(self) -> dict[str, str]:
+        """As metadata of a safetensors file."""
+        shape = " ".join(map(str, self.shape))
+        return {"model": self.model, "shape": shape, "classes": str(self.classes)}
+
+    @classmethod
+    def read(cls, about: Mapping[str, str]) -> Blueprint:
+        """From such metadata."""
+        shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
+        if min(*shape, classes) < 1:
+            raise ValueError(f"no model takes samples of shape {shape} and gives {classes} classes")
+        return cls(about["model"], shape, classes)
+
+    def build(self, seed: int = 0) -> Module:
+        """A module of this kind, as a run with this seed begins with it."""
+        return build(self.model, shape=self.shape, classes=self.classes, seed=seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visit:
+    """How a client is trained outside of the rounds: once, as in the first of them."""
+
+    method: Method
+    blueprint: Blueprint
+    module: Module
+    plan: Plan
+    seed: int
+    engine: Literal["auto", "native", "torch"]
+    options: Mapping[str, Any]
+    """Of the engine."""
+    member: int = 0
+    rate: Rate | None = None
+    privacy: Privacy | None = None
+    spent: bool = False
+    """Members may not be asked for one more reply: the privacy budget does not count it."""
+
+    @contextmanager
+    def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
+        """The setting of these clients, while it lasts; on their engine, if there is one."""
+        conditions = Conditions(privacy=self.privacy, keys=federation.keys, seed=self.seed)
+        with ExitStack() as stack:
+            runner: Engine = engine or stack.enter_context(
+                make_engine(self.engine, federation, self.module, **self.options)
+            )
+            yield Setting(
+                self.method, runner, self.plan, self.seed, self.member, self.rate, conditions
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What newcomers are compared with: means over clusters, and how far members are off them."""
+
+    clusters: Int
+    """(n,), the clusters that have members."""
+    centers: F32
+    """(n, p), the mean g of their members after one local update from the start."""
+    distances: F64
+    """How far each member was from the mean of the *other* ones of its cluster, sorted."""
+    losses: F64
+    """Of each member's cluster model on the member's test data, sorted."""
+    lr: float
+    """η of that local update."""
+
+    @classmethod
+    def of(cls, setting: Setting, state: State) -> Reference:
+        """Of all members of a run, as the last round left them.
+
+        Everyone is asked, also who was absent in the first round; who was there says the same
+        again. Refused replies are left out.
+        """
+        always = replace(setting.conditions, participation=1.0, dropout=0.0)
+        setting = replace(setting, conditions=always)
+        first, lr = _first_update(setting)
+        labels, points = state.labels[first.heard], _compared(setting, first)[first.heard]
+        importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
+        clusters, centers, distances = np.unique(labels), [], []
+        for k in clusters:
+            own, counted = points[labels == k], importance[first.heard][labels == k]
+            centers.append(np.average(own, axis=0, weights=counted))
+            if len(own) > 1:
+                # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
+                away = np.sqrt(squared_euclidean(own, centers[-1][None])[:, 0])
+                distances.append(away * counted.sum() / (counted.sum() - counted))
+        losses = setting.engine.risk(state.own, "test")
+        return cls(
+            clusters,
+            np.array(centers, np.float32),
+            np.sort(np.concatenate([*distances, np.empty(0)])),
+            np.sort(losses[np.isfinite(losses)]),
+            lr,
+        )
+
+    def write(self, folder: Path) -> None:
+        """To the run folder."""
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "clusters": self.clusters, "centers": self.centers, "distances": self.distances,
+            "losses": self.losses, "lr": np.array([self.lr]),
+        }  # fmt: skip
+        replace_tensors(folder / REFERENCE, arrays)
+
+    @classmethod
+    def read(cls, folder: Path, most: int, width: int) -> Reference:
+        """From a run folder, of at most so many clusters and of models that wide."""
+        file = folder / REFERENCE
+        if not file.exists():
+            raise RunFolderError(
+                f"{folder} has no {REFERENCE}, which newcomers are compared with: the run was not "
+                "finished, made by an earlier version, or had no privacy budget for it"
+            )
+        found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
+        with reading(file):
+            clusters, centers = found["clusters"], found["centers"]
+            if not 1 <= len(clusters) == len(centers) or centers.shape[1] != width:
+                raise ValueError(f"clusters and centers of {width} columns do not belong together")
+            if len(set(clusters)) < len(clusters) or not set(clusters) <= set(range(most)):
+                raise ValueError(f"its clusters {clusters} are not those of models.safetensors")
+            if len(found["lr"]) != 1 or found["lr"][0] < 0:
+                raise ValueError(f"lr {found['lr']} is no learning rate")
+        distances, losses = (np.sort(found[name]) for name in ("distances", "losses"))
+        return cls(clusters, centers, distances, losses, float(found["lr"][0]))
+
+    def limit(self, by: By) -> float | None:
+        """The least value that all but a share `ALARMS` of the members stay below.
+
+        Of n members it is the ⌈(1 − ALARMS)·(n + 1)⌉-th: then a newcomer that is exchangeable with
+        them lies beyond it with at most that probability (split conformal prediction); the largest
+        one where there are too few of them to promise it.
+        """
+        known = self.distances if by == "update" else self.losses
+        if not len(known):
+            return None
+        return float(known[min(ceil((1 - ALARMS) * (len(known) + 1)), len(known)) - 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reception:
+    """All it takes to receive newcomers."""
+
+    visit: Visit
+    reference: Reference
+    centers: F32
+    """(J, K, P), the clusters' models of each soft-voted run."""
+
+    def assign(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        test: float | tuple[ArrayLike, ArrayLike],
+        by: By = "update",
+        name: str = "newcomer",
+    ) -> Assignment:
+        """One newcomer from its samples (`wecfl.Result.assign`)."""
+        kind, seed = self.visit.blueprint, self.visit.seed
+        newcomer = Federation.from_arrays(
+            [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
+            classes=kind.classes, names=[name], seed=seed,
+        )  # fmt: skip
+        if newcomer.shape != kind.shape:
+            raise DataError(
+                f"client {name}: its samples have shape {newcomer.shape}, those of the members "
+                f"{kind.shape}; bring them to that shape"
+            )
+        return self.receive(newcomer, by)[0]
+
+    def receive(
+        self, newcomers: Federation, by: By = "update", engine: Engine | None = None
+    ) -> list[Assignment]:
+        """Each of these clients, by itself: where it belongs, and how well it would be served.
+
+        `engine` runs the newcomers, if there is one already.
+        """
+        if by not in ("update", "losses"):
+            raise ConfigError(f"newcomers are compared by 'update' or by 'losses', got '{by}'")
+        with self.visit.of(newcomers, engine) as setting:
+            far = self._updates(setting, newcomers) if by == "update" else self._losses(setting)
+            nearest = self.reference.clusters[far.argmin(axis=1)]
+            models = np.ascontiguousarray(self.centers[:, nearest])
+            confusion = setting.engine.confusion(models, "test")
+        accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
+        return [
+            Assignment(
+                client=newcomers.names[i],
+                samples=int(newcomers.sizes[i]),
+                cluster=int(nearest[i]),
+                confidence=_confidence(far[i]),
+                distance=float(far[i].min()),
+                limit=self.reference.limit(by),
+                accuracy=float(accuracy[i]),
+                macro_f1=float(macro_f1[i]),
+                by=by,
+                model=self.model(int(nearest[i])),
+            )
+            for i in range(len(newcomers))
+        ]
+
+    def model(self, cluster: int) -> Module:
+        """The module that serves a cluster."""
+        members = [fill(self.visit.module, rows[cluster]) for rows in self.centers]
+        return members[0] if len(members) == 1 else Vote(members).eval()
+
+    def _updates(self, setting: Setting, newcomers: Federation) -> F64:
+        """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
+        plan = replace(setting.plan, lr=self.reference.lr)
+        anything = replace(setting.conditions, most=np.inf)  # each is by itself, far off or not
+        once = replace(setting, plan=plan, rate=None, conditions=anything)
+        try:
+            state, _ = _first_update(once)
+            told = state.heard
+        except DivergedError:
+            told = np.zeros(len(newcomers), np.bool_)
+        if not told.all():
+            raise DataError(
+                f"client {newcomers.names[int(np.argmin(told))]}: its model is not finite after "
+                "one local update; scale its data as the members' are"
+            )
+        return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
+
+    def _losses(self, setting: Setting) -> F64:
+        """(m, n), L(Ω_k, D_i), of the first soft-voted run."""
+        return setting.engine.losses(self.centers[0][self.reference.clusters])
+
+
+def _first_update(setting: Setting) -> tuple[State, float]:
+    """The state after one local update of everyone from the common start, and its η."""
+    engine, m = setting.engine, len(setting.engine.sizes)
+    start = engine.starts([setting.member], setting.seed)
+    everywhere = np.broadcast_to(start, (m, start.shape[1]))
+    state = State(0, everywhere, start, np.zeros(m, np.int64))
+    if setting.rate:
+        lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
+        state = state.replace(memory={"lr": lr})
+    eta = float(np.max(rates(state, setting)))  # in the first round the same for everyone
+    return local_update(state, setting), eta
+
+
+def columns(method: Method, layout: Layout) -> Columns:
+    """What clients are compared by: the columns that are clustered, or else the last layer."""
+    chosen = method.representation
+    return chosen if isinstance(chosen, Columns) else last_layer(layout)
+
+
+def _compared(setting: Setting, state: State) -> F32:
+    engine = setting.engine
+    return columns(setting.method, engine.layout).clients(state, engine, setting.seed)
+
+
+def _confidence(far: F64) -> float | None:
+    if len(far) < 2:
+        return None
+    nearest, second = np.partition(far, 1)[:2]
+    return float(1 - nearest / second) if second > 0 else 0.0
+
+
+# Newcomers kept out of a run
+
+
+def parted(
+    federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
+) -> tuple[Federation | Clients, Federation | None]:
+    """Members and newcomers: a share of the clients, and all of a generating group nobody sees.
+
+    >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
+    >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
+    >>> members, newcomers = parted(fed, 0.3, unseen=1, seed=0)
+    >>> members.names, newcomers.names
+    (('0', '1'), ('2', '3', '4'))
+    """
+    if share is None and unseen is None:
+        return federation, None
+    if not isinstance(federation, Federation):
+        raise ConfigError("newcomers are kept out of a simulation: they need the clients' data")
+    apart = np.zeros(len(federation), np.bool_)
+    if unseen is not None:
+        if federation.groups is None:
+            raise ConfigError("unseen names a generating group, but those of the data are unknown")
+        apart = federation.groups == unseen
+        if not apart.any() or apart.all():
+            known = ", ".join(map(str, np.unique(federation.groups)))
+            raise ConfigError(f"unseen: can't keep group {unseen} apart; there are: {known}")
+    if share is not None:
+        apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
+    if not apart.any():
+        return federation, None
+    return federation.subset(np.flatnonzero(~apart)), federation.subset(np.flatnonzero(apart))
+
+
+def table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
+    """One row per newcomer, as in `newcomers.csv`."""
+    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
+             "accuracy", "macro_f1")  # fmt: skip
+    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
+    frame.insert(2, "group", None if groups is None else groups)
+    return frame
+
+
+def outcome(
+    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
+) -> dict[str, float | None]:
+    """How newcomers fared, as in `summary.json`.
+
+    `right` is the share whose cluster is mostly of their own generating group; `members` what the
+    members of the same clusters have for accuracy, each cluster counted as its newcomers are.
+    Newcomers of an `unseen` group have no right cluster: they count for `recall` alone.
+
+    >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
+    ...                         "accuracy": [0.8, 0.6, 1.0]})
+    >>> new = pd.DataFrame({"samples": 1, "group": [4, 5, 9], "cluster": [0, 0, 1],
+    ...                     "accuracy": [0.7, 0.5, 0.0], "novel": [False, False, True]})
+    >>> outcome(new, members, unseen=9)
+    {'clients': 3, 'novel': 1, 'right': 0.5, 'accuracy': 0.6, 'members': 0.7,
+     'recall': 1.0, 'false_alarms': 0.0}
+    """
+    known = bool(newcomers["group"].notna().all())
+    from_afar = (newcomers["group"] == unseen) & (unseen is not None)
+    seen, afar = newcomers[~from_afar], newcomers[from_afar]
+    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
+    usual = hits / members.groupby("cluster")["samples"].sum()
+    right = None
+    if known and len(seen):
+        most = members.groupby("cluster")["group"].agg(lambda each: each.mode().iloc[0])
+        right = float((seen["cluster"].map(most) == seen["group"]).mean())
+
+    def mean(values: pd.Series[float]) -> float | None:
+        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
+
+    found = {
+        "right": right,
+        "accuracy": mean(seen["accuracy"]),
+        "members": mean(seen["cluster"].map(usual)),
+        "recall": float(afar["novel"].mean()) if len(afar) else None,
+        "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
+    }
+    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
+    return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}

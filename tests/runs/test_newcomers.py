@@ -1,0 +1,312 @@
+"""Clients that come after the training, against a naive twin; what can't be told is refused."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import wecfl
+from helpers import same_folders
+from wecfl import Federation, Plan, Result, methods
+from wecfl.config import Config
+from wecfl.errors import ConfigError, DataError, RunFolderError
+from wecfl.models import build
+from wecfl.runs.configured import config_of, federation_of, run_config
+from wecfl.runs.folder import RunFolder, read_newcomers, read_summary
+from wecfl.runs.newcomers import Reference
+
+if TYPE_CHECKING:
+    from helpers import Wecfl
+
+CLASSES, FEATURES = 3, 4
+PLAN = {"steps": 4, "batch": 8, "lr": 0.1, "momentum": 0.9}
+QUICK: dict[str, Any] = {
+    **PLAN, "model": "logistic", "rounds": 2, "workers": 1, "objectives": False
+}  # fmt: skip
+TINY = Config(
+    clients=12, groups=3, clusters=3, rounds=3, steps=3, lr=0.05, model="logistic", workers=1,
+    newcomers=0.25,
+)  # fmt: skip
+PROTOTYPES = 3 * np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
+
+
+def client(kind: int, seed: int, n: int = 20) -> tuple[Any, Any]:
+    """Kinds call the classes differently: 0, 1 and 2 turn them around by so many."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % CLASSES
+    x = PROTOTYPES[(y + kind) % CLASSES] + 0.3 * rng.normal(size=(n, FEATURES))
+    return x.astype(np.float32), y
+
+
+@pytest.fixture(scope="module")
+def members() -> Federation:
+    clients = [client(i % 2, i, 15 + 3 * i) for i in range(8)]
+    xs, ys = zip(*clients, strict=True)
+    return Federation.from_arrays(xs, ys, groups=np.arange(8) % 2)
+
+
+@pytest.fixture(scope="module")
+def result(members: Federation) -> Result:
+    return wecfl.run(members, methods.wecfl(k=2), **QUICK)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of twelve clients kept out."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run_config(TINY, out=path)
+    return path
+
+
+# Against a naive twin
+
+
+def naive_head(fed: Federation, i: int) -> Any:
+    """The last layer after one local update from the common start, by torch's own SGD."""
+    module = build("logistic", shape=fed.shape, classes=fed.classes, seed=0)
+    sgd = torch.optim.SGD(module.parameters(), lr=PLAN["lr"], momentum=PLAN["momentum"])
+    for batch in Plan(4, 8).batches(len(fed.train[i]), 0, 0, int(fed.keys[i])):
+        rows = fed.train[i][batch]
+        sgd.zero_grad()
+        loss = cross_entropy(module(torch.from_numpy(fed.x[rows])), torch.from_numpy(fed.y[rows]))
+        torch.autograd.backward(loss)
+        sgd.step()
+    return module[1].weight.detach().numpy().ravel().astype(float)  # type: ignore[index]
+
+
+def mean(rows: Any, weights: Any) -> Any:
+    return sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
+
+
+def test_update_distance_confidence_and_limit(result: Result, members: Federation) -> None:
+    heads = [naive_head(members, i) for i in range(8)]
+    sizes, labels = members.sizes, result.labels
+    x, y = client(1, 99)
+    new = Federation.from_arrays([x], [y])
+    head = naive_head(new, 0)
+    far = []
+    for k in range(2):
+        own = np.flatnonzero(labels == k)
+        far.append(np.linalg.norm(head - mean([heads[i] for i in own], sizes[own])))
+    found = result.assign(x, y)
+    assert found.cluster == int(np.argmin(far)) == result.labels[1]
+    assert found.distance == pytest.approx(min(far), rel=1e-4)
+    assert found.confidence == pytest.approx(1 - min(far) / max(far), rel=1e-4)
+    off = []
+    for i in range(8):
+        others = [j for j in range(8) if labels[j] == labels[i] and j != i]
+        off.append(np.linalg.norm(heads[i] - mean([heads[j] for j in others], sizes[others])))
+    assert result.reception.reference.distances == pytest.approx(sorted(off), rel=1e-4)
+    assert found.limit == pytest.approx(max(off), rel=1e-4)
+    assert not found.novel
+
+
+def test_losses_and_accuracy(result: Result, members: Federation) -> None:
+    x, y = client(0, 98)
+    new = Federation.from_arrays([x], [y])
+    found = result.assign(x, y, by="losses")
+
+    def logits(k: int, rows: Any) -> Any:
+        return result.model(cluster=k)(torch.from_numpy(new.x[rows])).detach()
+
+    train, test = new.train[0], new.test[0]
+    losses = [
+        float(cross_entropy(logits(k, train), torch.from_numpy(new.y[train]))) for k in (0, 1)
+    ]
+    assert found.cluster == int(np.argmin(losses)) == result.labels[0]
+    assert found.distance == pytest.approx(min(losses), rel=1e-4)
+    assert found.confidence == pytest.approx(1 - min(losses) / max(losses), rel=1e-4)
+    hits = logits(found.cluster, test).argmax(dim=1).numpy() == new.y[test]
+    assert found.accuracy == pytest.approx(hits.mean())
+    same = found.model(torch.from_numpy(new.x[test])).detach()
+    assert torch.equal(same, logits(found.cluster, test))
+
+
+def test_the_limit_is_a_conformal_quantile() -> None:
+    calibrated = np.arange(1.0, 101.0)
+    reference = Reference(np.zeros(1, int), np.zeros((1, 1), "f4"), calibrated, calibrated[:5], 0.1)
+    assert reference.limit("update") == 99  # ⌈0.975 · 101⌉
+    assert reference.limit("losses") == 5  # too few to promise: the largest
+    nobody = Reference(np.zeros(1, int), np.zeros((1, 1), "f4"), np.empty(0), np.empty(0), 0.1)
+    assert nobody.limit("update") is None
+
+
+@pytest.mark.parametrize("by", ["update", "losses"])
+def test_a_kind_that_nobody_saw_is_novel(result: Result, by: Any) -> None:
+    for kind in (0, 1, 2):
+        found = result.assign(*client(kind, 50 + kind), by=by)
+        assert found.novel == (kind == 2), (kind, found.distance, found.limit)
+
+
+def test_test_data_may_be_given(result: Result) -> None:
+    x, y = client(0, 7)
+    found = result.assign(x, y, test=client(0, 8, 11))
+    assert found.samples == len(y)
+
+
+def test_what_a_newcomer_may_not_be(result: Result) -> None:
+    x, y = client(0, 7)
+    for arrays, problem in (
+        ((x[:, :2], y), r"shape \(2,\), those of the members \(4,\)"),
+        ((x, y + 1), "out of range, expected 0 … 2"),
+        ((x * np.nan, y), "NaN"),
+        ((x[:1], y[:1]), "at least 2"),
+        ((x * 1e30, y), "not finite"),
+    ):
+        with pytest.raises((DataError, wecfl.errors.EngineError), match=problem):
+            result.assign(*arrays)
+    with pytest.raises(ConfigError, match="got 'luck'"):
+        result.assign(x, y, by="luck")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (methods.ifca(k=2), {}),
+        (methods.fedavg, {}),
+        (methods.fedavg_plus(2), {}),
+        (methods.fedprox(0.5), {}),
+        (methods.wecfl(k=2), {"participation": 0.5, "dropout": 0.2, "stragglers": 0.3}),
+        (methods.wecfl(k=2), {"lr": "theory", "momentum": 0}),
+        (methods.wecfl(k=2), {"attack": "label-flip"}),
+        (methods.wecfl(k=3), {"attack": "noise"}),
+    ],
+)
+def test_every_run_can_keep_clients_out(
+    members: Federation, method: wecfl.Method, options: dict[str, Any]
+) -> None:
+    found = wecfl.run(members, method, newcomers=0.25, **{**QUICK, **options})
+    assert found.newcomers is not None
+    assert len(found.newcomers) == found.summary["newcomers"]["clients"] == 2
+    assert len(found.federation) == 6
+    late = {*found.newcomers["client"]}
+    assert late.isdisjoint(found.federation.names)
+    assert found.newcomers["cluster"].isin(found.labels).all()
+    confident = found.newcomers["confidence"].notna()
+    assert confident.all() == (len(set(found.labels)) > 1)
+    assert found.assign(*client(0, 5)).cluster in found.labels
+
+
+def test_privacy_is_not_spent_behind_its_back(members: Federation) -> None:
+    private = QUICK | {"clip": 1.0, "participation": 0.5}
+    with pytest.raises(ConfigError, match="one more than the privacy budget"):
+        wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **private)
+    with pytest.raises(ConfigError, match="one more than the privacy budget"):
+        wecfl.run(members, methods.wecfl(k=2), **private).assign(*client(0, 5))
+    everyone = wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **(QUICK | {"clip": 1.0}))
+    assert everyone.newcomers is not None
+
+
+# In a run folder
+
+
+def test_who_is_kept_out_is_told(folder: Path) -> None:
+    late, told = read_newcomers(folder), read_summary(folder)["newcomers"]
+    assert late is not None and len(late) == told["clients"] == 3
+    assert told["novel"] == late["novel"].sum()
+    assert told["accuracy"] == pytest.approx(np.average(late["accuracy"], weights=late["samples"]))
+    assert told["recall"] is None
+    again = run_config(TINY)
+    assert again.newcomers is not None
+    assert again.newcomers["client"].tolist() == late["client"].tolist()
+
+
+def test_a_stopped_run_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    def stop(record: dict[str, Any], states: object) -> None:
+        if record["round"] == 2:
+            raise ZeroDivisionError
+
+    other = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(RunFolder, "end", lambda *_: None)
+        run_config(TINY, out=other, watch=[stop])
+    run_config(config_of(other), out=other, resume=True)
+    same_folders(folder, other)
+
+
+def test_the_folder_assigns_as_the_result_does(wecfl: "Wecfl", folder: Path) -> None:
+    fed = federation_of(TINY)
+    result = run_config(TINY)
+    x, y = fed.x[fed.train[3]], fed.y[fed.train[3]]
+    np.savez("a b[1].npz", x=x, y=y)
+    np.savez("b.npz", x=x, y=y, x_test=x[:4], y_test=y[:4])
+    for by in ("update", "losses"):
+        code, out, err = wecfl("assign", folder, "b.npz", "a b[1].npz", "--by", by, "--json")
+        assert (code, err) == (0, "")
+        tested, held = json.loads(out)
+        mine = result.assign(x, y, by=by)
+        for name in ("cluster", "samples", "novel"):
+            assert held[name] == getattr(mine, name)
+        for name in ("confidence", "distance", "limit", "accuracy"):
+            assert held[name] == pytest.approx(getattr(mine, name), rel=1e-6)
+        assert tested["samples"] == len(y)
+    code, out, _ = wecfl("assign", folder, "a b[1].npz")
+    assert code == 0 and "a b[1].npz" in out and "confidence" in out
+
+
+def test_an_unseen_group_is_told_apart(wecfl: "Wecfl") -> None:
+    flags = [
+        "--clients",
+        "12",
+        "--groups",
+        "3",
+        "--clusters",
+        "2",
+        "--rounds",
+        "2",
+        "--unseen",
+        "1",
+    ]
+    code, out, _ = wecfl("run", *flags, "--model", "logistic", "--workers", "1", "--out", "x")
+    assert code == 0
+    assert "4 of them are kept out of the training" in out and "of the unseen group" in out
+    told = read_summary(Path("x"))["newcomers"]
+    assert (told["clients"], told["right"], told["accuracy"]) == (4, None, None)
+    assert told["recall"] is not None
+    assert wecfl("report", "x").code == 0
+    assert "Newcomers" in Path("x/page.html").read_text(encoding="utf-8")
+
+
+FOLDERS = Path(__file__).parent.parent / "folders"
+
+
+def test_what_can_t_be_assigned_is_said_in_one_line(
+    wecfl: "Wecfl", folder: Path, members: Federation
+) -> None:
+    import wecfl as library
+
+    np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
+    np.savez("flat.npz", x=np.zeros((4, 64)), y=np.arange(4))
+    library.run(members, methods.wecfl(k=2), out="values", **QUICK)
+    for tokens, problem in (
+        (["assign", folder], "name a .npz for each newcomer"),
+        (["assign", folder, "no.npz"], "no such file"),
+        (["assign", folder, "flat.npz"], "shape (64,), those of the members (1, 8, 8)"),
+        (["assign", folder, "c.npz", "--by", "luck"], "--by"),
+        (["assign", "nowhere", "c.npz"], "no run folder nowhere"),
+        (["assign", "values", "c.npz"], "made from Python values"),
+        (["assign", FOLDERS / "format-0", "c.npz"], "has no reference.safetensors"),
+        (["assign", FOLDERS / "format-1", "c.npz"], "has no reference.safetensors"),
+        (["run", "--newcomers", "0"], "newcomers"),
+        (["run", "--newcomers", "0.99", "--clients", "4", "--groups", "2"], "leaves nobody else"),
+        (["run", "--unseen", "10"], "there are: 0, 1, 2"),
+        (["run", "--unseen", "1", "--partition", "iid"], "those of the data are unknown"),
+        (["run", "--newcomers", "0.9", "--clusters", "10"], "can't form 10 clusters of 5"),
+    ):
+        code, _, err = wecfl(*tokens)
+        assert (code, err.count("\n")) == (2, 1), (tokens, err)
+        assert problem in err, (tokens, err)
+
+
+def test_an_unfinished_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(TINY, out=tmp_path / "run", watch=[interrupt])
+    with pytest.raises(RunFolderError, match="was not finished"):
+        Reference.read(tmp_path / "run", 3, 640)
