@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.base import Engine, Int, Int8, Method, Real, Reply, State
+from wecfl.base import F64, Engine, Int, Int8, Method, Real, Reply, State
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.representation import Columns
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 
 __all__ = [
+    "CLUSTERING_KEYS",
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
     "KEYS",
@@ -54,6 +55,11 @@ CONDITION_KEYS = {
 """The further keys of a record where something is between clients and server; `clients` then also
 holds `reply`, what came of each local update (`wecfl.base.Reply`). Under attack, the scores are the
 honest clients'."""
+
+CLUSTERING_KEYS = {
+    "notes": "what the clustering wrote down: why there are so many clusters",
+}
+"""The further key of a record where the clustering says how many clusters there are."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
@@ -145,6 +151,8 @@ class Recorder:
             counts = np.bincount(state.replies, minlength=len(Reply))
             record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
             record["clients"]["reply"] = state.replies.tolist()
+        if state.notes:
+            record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
         if self._assault:
             record["attack"] = self._assault.measured(state.labels, stack, self._trap)
         self._add_seconds("score", perf_counter() - began)
@@ -176,6 +184,12 @@ class Recorder:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def _plain(values: F64) -> float | None | list[float | None]:
+    """A number, or several; JSON knows no NaN."""
+    several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+    return several if len(several) > 1 else several[0]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:

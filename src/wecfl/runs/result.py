@@ -92,7 +92,7 @@ class Result:
         return {
             "method": self.method.name,
             "engine": self.engine,
-            "k": max(self.method.k, self.method.members),
+            "k": self.method.members if self.method.members > 1 else self.method.k,
             "rounds": len(self.records),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,

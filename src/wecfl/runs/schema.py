@@ -50,6 +50,8 @@ Score = Annotated[float, Field(ge=-ROUNDING, le=1 + ROUNDING)]
 """A mean of fractions, however it was rounded."""
 Agreement = Annotated[float, Field(ge=-1 - ROUNDING, le=1 + ROUNDING)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+Clusters = Count | Literal["auto"]
+"""K as it was asked for."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[Number, Field(ge=0)]
 Measured = float | bool | str | None
@@ -121,7 +123,7 @@ class Summary(_Promise):
     """`summary.json`."""
 
     method: str
-    k: Count
+    k: Clusters
     rounds: Count
     accuracy: Score | None
     macro_f1: Score | None
@@ -192,7 +194,7 @@ class Client(_Promise):
 class _Choices(_Promise):
     method: str
     dataset: str
-    clusters: Count
+    clusters: Clusters
     clients: Count
     rounds: Count
     steps: Count
