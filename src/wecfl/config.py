@@ -45,9 +45,9 @@ class Config(BaseModel):
         "both", description="By what --clusters auto chooses K."
     )
     eps1: float = Field(
-        0.04, ge=0, description="CFL parts clusters whose mean update is shorter than this,"
+        0.4, ge=0, description="CFL parts clusters whose mean update is shorter than this,"
     )
-    eps2: float = Field(0.2, ge=0, description="while the longest update is longer than this.")
+    eps2: float = Field(1.0, ge=0, description="while the longest update is longer than this.")
     cluster_round: int = Field(1, ge=1, le=MOST, description="The round in which FL+HC clusters.")
     threshold: float = Field(
         0.5, gt=0, description="The distance up to which FL+HC merges clusters of updates."
@@ -55,9 +55,7 @@ class Config(BaseModel):
     linkage: Literal["ward", "complete", "average", "single"] = Field(
         "average", description="How FL+HC measures the distance of two clusters,"
     )
-    metric: Literal["euclidean", "cosine"] = Field(
-        "cosine", description="and that of two updates."
-    )
+    metric: Literal["euclidean", "cosine"] = Field("cosine", description="and that of two updates.")
     mu: float = Field(0.95, ge=0, description="FedProx's pull towards the received model.")
     representation: str = Field(
         "head",

@@ -44,8 +44,8 @@ class Bipartition:
     ([0, 0, 1, 1], [0.04])
     """
 
-    eps1: float = 0.04
-    eps2: float = 0.2
+    eps1: float = 0.4
+    eps2: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2"):

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from wecfl.report import robustness
+from wecfl.report import found, robustness
 from wecfl.report.cells import NOT_RUN, Block, row_of
 from wecfl.report.tables import score
 from wecfl.runs.definitions import SHIPPED, Cell, Definition
@@ -23,6 +23,8 @@ from wecfl.runs.queue import Store, Stored
 __all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
+LAYOUTS = {"robustness": robustness, "found": found}
+"""Of definitions that are laid out in their own way."""
 BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
@@ -49,8 +51,8 @@ def frame_of(
     stored seeds (0: not run).
     """
     cells = definition.cells if cells is None else cells
-    if definition.table == "robustness":
-        return robustness.frame(cells, store)
+    if definition.table:
+        return LAYOUTS[definition.table].frame(cells, store)
     frame = pd.DataFrame([row_of(cell, store)[0] for cell in cells])
     if definition.paper:
         key = ["dataset", "partition", "k", "method"]
@@ -66,8 +68,8 @@ def frame_of(
 
 
 def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
-    robust = definition.table == "robustness"
-    return robustness.blocks(frame) if robust else _beside_the_paper(frame)
+    layout = definition.table
+    return LAYOUTS[layout].blocks(frame) if layout else _beside_the_paper(frame)
 
 
 def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
@@ -196,7 +198,7 @@ def cost(store: Store) -> str:
 def write(definition: Definition, store: Store) -> list[Path]:
     """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
 
-    These are RESULTS.md and NAME.md beside the folder of results. They ask with the lines
+    These are RESULTS.md, NAME.md and methods/NAME.md beside the folder of results. They ask with the lines
     ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME: that of
     the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all tables
     beside the paper's.
@@ -214,7 +216,8 @@ def write(definition: Definition, store: Store) -> list[Path]:
     }
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
-    for page in (store.folder.with_suffix(".md"), store.folder.with_name(f"{definition.name}.md")):
+    own, above = f"{definition.name}.md", store.folder.parent
+    for page in (store.folder.with_suffix(".md"), above / own, above / "methods" / own):
         if page.exists():
             old = page.read_text(encoding="utf-8")
             new = fill(fill(old, definition.name, text), "cost", cost(store))

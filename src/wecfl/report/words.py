@@ -24,7 +24,8 @@ def partition_words(config: Mapping[str, Any]) -> str:
     'clusterwise-dirichlet(0.1, 10)'
     """
     numbers = config.get("alpha") or config.get("classes_per") or ()
-    return f"{config['partition']}({', '.join(f'{n:g}' for n in numbers)})"
+    said = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
+    return f"{config['partition']}{said}"
 
 
 def client_words(sizes: Int, groups: Int | None) -> str:
