@@ -23,6 +23,7 @@ __all__ = [
     "Record",
     "Recorder",
     "last_attack",
+    "last_choice",
     "last_rounds",
     "replies",
     "settled",
@@ -231,6 +232,38 @@ def last_attack(records: Sequence[Record], count: int = 3) -> dict[str, dict[str
     return {
         "attack": {
             key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
+        }
+    }
+
+
+def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
+    """What became of the choice of K, where the clustering made it; nothing elsewhere.
+
+    `k` is kept since the round `since` and settled in the round `settled`. `best` is the K with the
+    largest `silhouette`, when it was last looked for.
+
+    >>> looked = {"k": 1, "rounds": 2, "silhouette": [None, 0.1, 0.3]}
+    >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
+    {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
+    >>> last_choice([{"round": 1}])
+    {}
+    """
+    told = [(each["round"], each["notes"]) for each in records if "k" in each.get("notes", {})]
+    if not told:
+        return {}
+    looked = [(t, notes) for t, notes in told if "silhouette" in notes]
+    k = int(told[-1][1]["k"])
+    others = [t for t, notes in told if notes["k"] != k]
+    curve = looked[-1][1]["silhouette"] if looked else None
+    scores = [-1.0 if score is None else score for score in (curve or [])]
+    best = int(np.argmax(scores)) if scores else 0
+    return {
+        "choice": {
+            "k": k,
+            "since": max(others, default=told[0][0] - 1) + 1,
+            "settled": looked[-1][0] if looked and looked[-1][0] < told[-1][0] else None,
+            "best": best + 1,
+            "silhouette": scores[best] if best else None,
         }
     }
 

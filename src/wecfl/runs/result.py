@@ -15,7 +15,7 @@ from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
 from wecfl.privacy import Privacy
-from wecfl.runs.record import Record, last_attack, last_rounds, replies, settled
+from wecfl.runs.record import Record, last_attack, last_choice, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
@@ -105,8 +105,8 @@ class Result:
 
     @property
     def _told(self) -> dict[str, Any]:
-        """What a run with attackers or with privacy has to tell besides."""
-        told: dict[str, Any] = {**last_attack(self.records)}
+        """What a run that chose K, or one with attackers or privacy, has to tell besides."""
+        told: dict[str, Any] = {**last_choice(self.records), **last_attack(self.records)}
         if self.privacy:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
             # Of each soft-voted run a client sends a model.

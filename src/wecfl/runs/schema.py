@@ -119,6 +119,14 @@ class _Budget(_Promise):
     replies: Count
 
 
+class _Choice(_Promise):
+    k: Count
+    since: Count
+    settled: Count | None
+    best: Count
+    silhouette: Agreement | None
+
+
 class Summary(_Promise):
     """`summary.json`."""
 
@@ -134,6 +142,7 @@ class Summary(_Promise):
     status: str
     engine: str = ""
     settled: Count | None = None
+    choice: _Choice | None = None
     attack: dict[str, Score | None] = {}
     privacy: _Budget | None = None
 
@@ -165,6 +174,7 @@ class Round(_Promise):
     clusters: Count
     sizes: list[Count]
     clients: _Scores
+    notes: dict[str, Number | None | list[Number | None]] = {}
 
 
 class Environment(_Promise):
