@@ -296,7 +296,8 @@ Objective = Callable[[State, Layout], Correction]
 class View:
     """What the server sees when it clusters: n clients that it knows, and K centers.
 
-    >>> view = View(np.array([[3.0], [5.0]]), np.array([[1.0], [4.0]]), np.ones(2), np.array([0, 1]))
+    >>> points, centers = np.array([[3.0], [5.0]]), np.array([[1.0], [4.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, 1]))
     >>> view.updates.tolist()
     [[2.0], [1.0]]
     """

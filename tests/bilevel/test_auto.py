@@ -23,7 +23,9 @@ def blobs(k: int, each: int = 8, p: int = 30, seed: int = 0) -> tuple[F64, Int]:
     return rng.normal(size=(k, p))[truth] * 3 + rng.normal(size=(k * each, p)) * 0.5, truth
 
 
-def chosen(points: F64, labels: Int | None = None, centers: F64 | None = None, **more: Any) -> Clusters:
+def chosen(
+    points: F64, labels: Int | None = None, centers: F64 | None = None, **more: Any
+) -> Clusters:
     start = np.zeros((1, points.shape[1])) if centers is None else centers
     before = np.zeros(len(points), np.int64) if labels is None else labels
     view = View(points, start, np.ones(len(points)), before, **more)
@@ -43,7 +45,8 @@ def test_the_silhouette_is_scikit_learns_where_all_count_the_same(seed: int, k: 
 def test_a_client_that_counts_twice_is_two_clients() -> None:
     points, _ = blobs(3, each=5)
     weight = np.random.default_rng(1).integers(1, 4, len(points)).astype(float)
-    few, many = Curve.of(points, weight), Curve.of(points.repeat(weight.astype(int), axis=0), np.ones(int(weight.sum())))  # fmt: skip
+    twice = points.repeat(weight.astype(int), axis=0)
+    few, many = Curve.of(points, weight), Curve.of(twice, np.ones(len(twice)))
     # The partitions are the same up to K = 3, where the groups are clear. A mean distance to the
     # others of a cluster leaves the client itself out, once or twice: hence the tolerance.
     assert few.silhouette[2] == pytest.approx(many.silhouette[2], abs=0.05)
@@ -94,7 +97,9 @@ def test_k_settles_and_stays() -> None:
     points, _ = blobs(3)
     found = chosen(points)
     for round in (2, 3):
-        found = chosen(points, found.labels, np.asarray(found.centers), notes=found.notes, round=round)
+        found = chosen(
+            points, found.labels, np.asarray(found.centers), notes=found.notes, round=round
+        )
     assert found.notes["rounds"].tolist() == [3.0]
     # Now even points that lie in five groups stay in three clusters, and no curve is made.
     other, _ = blobs(5, each=5, seed=1)
@@ -147,7 +152,9 @@ def test_the_bipartition_is_optimal() -> None:
 def test_a_cluster_that_moves_or_agrees_is_not_parted() -> None:
     apart = np.array([[1.0, 0.0], [-1.0, 0.1], [1.0, 0.1], [-1.0, 0.0]])
     together = apart + 5
-    view = View(np.concatenate([apart, together]), np.zeros((2, 2)), np.ones(8), np.repeat([0, 1], 4))
+    view = View(
+        np.concatenate([apart, together]), np.zeros((2, 2)), np.ones(8), np.repeat([0, 1], 4)
+    )
     found = Bipartition(eps1=0.5, eps2=0.5)(view, squared_euclidean, np.random.default_rng(0))
     assert found.labels.tolist() == [0, 2, 0, 2, 1, 1, 1, 1]
     np.testing.assert_allclose(found.notes["mean"], [0.05, np.hypot(5, 5.05)])
@@ -179,7 +186,9 @@ def test_who_was_not_heard_keeps_its_cluster() -> None:
 
 
 def test_new_clusters_that_are_too_small_are_not_begun() -> None:
-    view = View(np.array([[1.0], [1.1], [-1.0]]), np.zeros((1, 1)), np.ones(3), np.zeros(3, np.int64))
+    view = View(
+        np.array([[1.0], [1.1], [-1.0]]), np.zeros((1, 1)), np.ones(3), np.zeros(3, np.int64)
+    )
     least = AtLeast(Bipartition(eps1=9, eps2=0), 2)
     found = least(view, squared_euclidean, np.random.default_rng(0))
     assert found.labels.tolist() == [0, 0, 0]

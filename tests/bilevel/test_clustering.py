@@ -15,7 +15,7 @@ from wecfl.errors import ConfigError
 
 
 def clustered(
-    clustering: Clustering, points: Real, centers: Real, weight: F64, seed: int, d: Any = None
+    clustering: Clustering, points: Real, centers: Real, weight: F64, seed: int, *, d: Any = None
 ) -> tuple[Int, F64]:
     view = View(points, centers, weight, np.zeros(len(points), np.int64))
     found = clustering(view, d or squared_euclidean, np.random.default_rng(seed))
@@ -120,10 +120,10 @@ def test_no_more_distinct_clients_than_clusters(distinct: int, k: int) -> None:
 
 def test_nearest_takes_the_least_loss() -> None:
     losses = np.array([[0.2, 0.1, 0.3], [0.5, 0.9, 0.5]])
-    labels, _ = clustered(Nearest(), losses, np.eye(3), np.ones(2), 0, component)
+    labels, _ = clustered(Nearest(), losses, np.eye(3), np.ones(2), 0, d=component)
     assert labels.tolist() == [1, 0]
 
 
 def test_other_distances_are_refused() -> None:
     with pytest.raises(ConfigError, match="squared Euclidean"):
-        clustered(KMeans(), np.eye(2), np.eye(2), np.ones(2), 0, component)
+        clustered(KMeans(), np.eye(2), np.eye(2), np.ones(2), 0, d=component)

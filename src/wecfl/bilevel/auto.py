@@ -10,7 +10,7 @@ what was measured about both, and why they decide together by default, is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -114,7 +114,7 @@ class Auto:
     ([0, 0, 0, 1, 1, 1, 1], 2, [2.0])
     """
 
-    clustering: KMeans = KMeans()
+    clustering: KMeans = field(default_factory=KMeans)
     criterion: Criterion = "both"
     most: int = MOST
     patience: int = 3
@@ -207,7 +207,7 @@ def _dimension(far: F64, weight: F64) -> float:
 
 
 def _bic(within: float, total: F64, dimension: float) -> float:
-    """The log-likelihood less what the parameters cost, per client (Pelleg & Moore's X-means, 2000).
+    """The log-likelihood less what the parameters cost, per client (Pelleg & Moore's X-means).
 
     Clusters are round and equally wide: in `dimension` d, the variance is W / (d(n − k)). A client
     with λ_i counts λ_i times.

@@ -23,7 +23,8 @@ __all__ = ["AtLeast", "Crowd", "KMeans", "Nearest", "isometric"]
 class Nearest:
     """One reassignment, r_i = argmin_k d(g_i, G_k), centers as they are (Lemma 1; ties: least k).
 
-    >>> view = View(np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]]), np.ones(2), np.zeros(2, int))
+    >>> points, centers = np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, 0]))
     >>> Nearest()(view, squared_euclidean, np.random.default_rng(0)).labels.tolist()
     [0, 1]
     """

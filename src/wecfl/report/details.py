@@ -363,7 +363,7 @@ def _choice(records: Sequence[Record]) -> list[Chart]:
     if not looked:
         rounds = [t for t, _ in told]
         names = dict.fromkeys(name for _, notes in told for name in notes if "k" not in notes)
-        series = {name: _series([notes.get(name) for _, notes in told]) for name in names}
+        series = {name: _series([_several(notes.get(name)) for _, notes in told]) for name in names}
         return [
             chart
             for name, each in series.items()
@@ -380,6 +380,11 @@ def _choice(records: Sequence[Record]) -> list[Chart]:
         title = {"silhouette": "Silhouette", "bic": "BIC"}[name]
         charts.append(Chart(title, spec, list(curves), words))
     return charts
+
+
+def _several(value: object) -> object:
+    """Also of one cluster."""
+    return [value] if isinstance(value, float | int) else value
 
 
 def _chart(title: str, series: Series, rounds: Sequence[int], about: str) -> list[Chart]:

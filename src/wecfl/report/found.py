@@ -55,15 +55,27 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
         grouped = bool(rows["groups"].any())
         heads = ["method", "K", *by, *(["groups"] if grouped else []), "clusters found"]
         heads += [*(["ARI"] if grouped else []), "right", "accuracy %", "macro-F1 %", "n"]
-        yield f"{dataset}, {partition}", heads, [
+        yield (
+            f"{dataset}, {partition}",
+            heads,
             [
-                each["method"], str(each["k"]), *(each[name] or "–" for name in by),
-                *([str(each["groups"])] if grouped else []),
-                each["found"].replace(" ", ", ") if each["n"] else NOT_RUN,
-                *([each["aris"].replace(" ", ", ") or "–"] if grouped else []),
-                "–" if np.isnan(each["right"]) or not each["n"] else f"{each['right']:.0f} of {each['n']}",
-                *(score(each[name], each[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
-                str(each["n"]),
-            ]
-            for each in rows.sort_values("groups", kind="stable").to_dict("records")
-        ]  # fmt: skip
+                _texts(each, by, grouped)
+                for each in rows.sort_values("groups", kind="stable").to_dict("records")
+            ],
+        )
+
+
+def _texts(each: Row, by: Sequence[str], grouped: bool) -> list[str]:
+    done, n = bool(each["n"]), each["n"]
+    right = "–" if np.isnan(each["right"]) or not done else f"{each['right']:.0f} of {n}"
+    return [
+        each["method"],
+        str(each["k"]),
+        *(each[name] or "–" for name in by),
+        *([str(each["groups"])] if grouped else []),
+        each["found"].replace(" ", ", ") if done else NOT_RUN,
+        *([each["aris"].replace(" ", ", ") or "–"] if grouped else []),
+        right,
+        *(score(each[name], each[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
+        str(n),
+    ]

@@ -198,10 +198,10 @@ def cost(store: Store) -> str:
 def write(definition: Definition, store: Store) -> list[Path]:
     """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
 
-    These are RESULTS.md, NAME.md and methods/NAME.md beside the folder of results. They ask with the lines
-    ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME: that of
-    the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all tables
-    beside the paper's.
+    These are RESULTS.md, NAME.md and methods/*.md beside the folder of results. They ask with
+    the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME:
+    that of the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all
+    tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -216,11 +216,12 @@ def write(definition: Definition, store: Store) -> list[Path]:
     }
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
-    own, above = f"{definition.name}.md", store.folder.parent
-    for page in (store.folder.with_suffix(".md"), above / own, above / "methods" / own):
-        if page.exists():
-            old = page.read_text(encoding="utf-8")
-            new = fill(fill(old, definition.name, text), "cost", cost(store))
+    own = store.folder.with_name(f"{definition.name}.md")
+    methods = sorted(store.folder.with_name("methods").glob("*.md"))
+    for page in (store.folder.with_suffix(".md"), own, *methods):
+        old = page.read_text(encoding="utf-8") if page.exists() else ""
+        new = fill(fill(old, definition.name, text), "cost", cost(store))
+        if new != old:
             page.write_text(new, encoding="utf-8")
     return [base.with_suffix(suffix) for suffix in files]
 

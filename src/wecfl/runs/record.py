@@ -187,7 +187,7 @@ class Recorder:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-def _plain(values: F64) -> float | None | list[float | None]:
+def _plain(values: F64) -> float | list[float | None] | None:
     """A number, or several; JSON knows no NaN."""
     several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
     return several if len(several) > 1 else several[0]

@@ -174,7 +174,7 @@ class Round(_Promise):
     clusters: Count
     sizes: list[Count]
     clients: _Scores
-    notes: dict[str, Number | None | list[Number | None]] = {}
+    notes: dict[str, Number | list[Number | None] | None] = {}
 
 
 class Environment(_Promise):
