@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 
-from wecfl.base import State
+from wecfl.base import Plan, State
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
 from wecfl.config import resolve
@@ -18,7 +18,6 @@ from wecfl.engine import make_engine
 from wecfl.methods import wecfl
 from wecfl.models import make
 from wecfl.rounds import Setting, expectation, local_update, opening
-from wecfl.base import Plan
 from wecfl.runs.configured import federation_of
 
 

@@ -10,8 +10,17 @@ import pytest
 
 import wecfl
 from wecfl import attacks, metrics, rounds
-from wecfl.bilevel import aggregation, auto, clustering, criteria, distance, hierarchy
-from wecfl.bilevel import importance, objective, rate
+from wecfl.bilevel import (
+    aggregation,
+    auto,
+    clustering,
+    criteria,
+    distance,
+    hierarchy,
+    importance,
+    objective,
+    rate,
+)
 from wecfl.bilevel import representation as representations
 from wecfl.cli import app
 from wecfl.config import Config
@@ -23,7 +32,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, clustering, criteria, distance, hierarchy, importance, objective, rate,
-    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
+    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
+    federation, partition,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

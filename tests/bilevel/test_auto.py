@@ -105,7 +105,7 @@ def test_k_settles_and_stays() -> None:
     other, _ = blobs(5, each=5, seed=1)
     after = chosen(other[:24], found.labels, np.asarray(found.centers), notes=found.notes, round=4)
     assert set(after.labels) == {0, 1, 2}
-    assert set(after.notes) == {"k", "rounds", "clients"}
+    assert set(after.notes) == {"k", "rounds", "clients", "settled"}
 
 
 def test_a_new_client_keeps_k_open() -> None:

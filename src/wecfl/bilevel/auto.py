@@ -104,8 +104,8 @@ class Auto:
     settled, and stays. Clients that are not clearly grouped stay in one cluster, and are looked at
     again in the next round. Clusters go on under their numbers whatever K becomes.
 
-    Its notes are `k`, how many `rounds` it was chosen in a row among how many `clients`; while it
-    has not settled also the curves `silhouette` and `bic` over K.
+    Its notes are `k`, how many `rounds` it was chosen in a row among how many `clients`, whether it
+    has `settled` (0 or 1), and of a round that looked for it the curves `silhouette` and `bic`.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
     >>> view = View(points, np.array([[0.0]]), np.ones(7), np.zeros(7, int))
@@ -134,29 +134,26 @@ class Auto:
         with one_thread():
             near, old = isometric(crowd.points, start)
             now, notes = len(inside), dict(view.notes)
-            if not self.settled(view):
+            if notes and notes["settled"][0]:
+                notes = {name: notes[name] for name in ("k", "rounds", "clients", "settled")}
+            else:
                 curve, drawn = self._curve(near, crowd.weight, rng)
                 k = curve.best(self.criterion, now)
                 again = [("k", k), ("clients", len(view.points))]
                 held = all(view.notes.get(name, [0])[0] == value for name, value in again)
+                rounds = 1 + (notes["rounds"][0] if held else 0)
                 notes = {
                     "k": np.array([float(k)]),
-                    "rounds": np.array([1.0 + (notes["rounds"][0] if held else 0)]),
+                    "rounds": np.array([float(rounds)]),
                     "clients": np.array([float(len(view.points))]),
+                    "settled": np.array([float(k > 1 and rounds >= self.patience)]),
                     "silhouette": curve.silhouette,
                     "bic": curve.bic,
                 }
                 if k != now:
                     old = _centers(near[drawn], curve.labels[k - 1], crowd.weight[drawn])
-            else:
-                notes = {name: notes[name] for name in ("k", "rounds", "clients")}
             found = crowd.clusters(self.clustering.lloyd(near, old, crowd.weight, rng), inside)
         return Clusters(found.labels, found.centers, notes)
-
-    def settled(self, view: View) -> bool:
-        """K > 1 was chosen often enough."""
-        notes = view.notes
-        return bool(notes) and notes["k"][0] > 1 and notes["rounds"][0] >= self.patience
 
     def _curve(self, points: F64, weight: F64, rng: np.random.Generator) -> tuple[Curve, Int]:
         """And of which clients it is made."""

@@ -34,7 +34,7 @@ def _row(cell: Cell, store: Store) -> Row:
         "label": "",
         "criterion": config.criterion if auto and config.method in ("wecfl", "fesem") else "",
         "groups": config.groups if grouped else 0,
-        "found": " ".join(str(each["curve"]["clusters"][-1]) for each in stored),
+        "found": " ".join(str(_found(each) or "–") for each in stored),
         "aris": " ".join(f"{each['ari']:.2f}" for each in stored if each["ari"] is not None),
         "right": sum(right) if auto else np.nan,
     }
@@ -42,10 +42,14 @@ def _row(cell: Cell, store: Store) -> Row:
 
 def _right(stored: Stored, groups: int | None) -> bool:
     """The groups are found; or, where there are none, nothing is."""
-    found = stored["curve"]["clusters"][-1]
-    if groups is None:
-        return bool(found == 1)
-    return bool(found == groups and stored["ari"] >= RIGHT)
+    found = _found(stored)
+    return found == 1 if groups is None else found == groups and (stored["ari"] or 0) >= RIGHT
+
+
+def _found(stored: Stored) -> int | None:
+    """Clusters in the last round; None if there was none, as training diverged."""
+    clusters: list[int] = stored["curve"].get("clusters", [])
+    return clusters[-1] if clusters else None
 
 
 def blocks(frame: pd.DataFrame) -> Iterator[Block]:

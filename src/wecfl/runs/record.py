@@ -242,7 +242,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]
     `k` is kept since the round `since` and settled in the round `settled`. `best` is the K with the
     largest `silhouette`, when it was last looked for.
 
-    >>> looked = {"k": 1, "rounds": 2, "silhouette": [None, 0.1, 0.3]}
+    >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
     >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
     {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
     >>> last_choice([{"round": 1}])
@@ -261,7 +261,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]
         "choice": {
             "k": k,
             "since": max(others, default=told[0][0] - 1) + 1,
-            "settled": looked[-1][0] if looked and looked[-1][0] < told[-1][0] else None,
+            "settled": min((t for t, notes in told if notes["settled"]), default=None),
             "best": best + 1,
             "silhouette": scores[best] if best else None,
         }

@@ -215,6 +215,7 @@ class _Curve(_Promise):
     round: list[Count]
     accuracy: list[Score | None]
     macro_f1: list[Score | None]
+    clusters: list[Count] = []
 
     @model_validator(mode="after")
     def _whole(self) -> _Curve:
