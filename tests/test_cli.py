@@ -512,3 +512,17 @@ def test_the_installed_command_and_its_exit_code(tmp_path: Path) -> None:
         "wecfl: unknown dataset 'nope'; known: cifar-10, digits, fashion-mnist\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_k_need_not_be_given(wecfl: Wecfl, tmp_path: Path) -> None:
+    few = ("--clients", "12", "--groups", "3", "--lr", "0.05", "--steps", "5", "--rounds", "2")
+    found = wecfl("run", "--clusters", "auto", *few, "--seed", "2", "--out", tmp_path / "a")
+    assert "wecfl: K = 3 chosen in round 1, not settled" in found.out
+    goes_on = wecfl("resume", tmp_path / "a", "--rounds", "4")
+    assert "K = 3 chosen in round 1, settled in round 3" in goes_on.out
+    alike = wecfl("run", "--clusters", "auto", "--partition", "iid", *few, "--out", tmp_path / "b")
+    assert "so all in one cluster: silhouette" in alike.out
+    refused = wecfl("run", "--clusters", "auto", "--method", "ifca")
+    assert refused.code == 2
+    assert "ifca needs a number of clusters" in refused.err
+    assert wecfl("run", "--clusters", "many").code == 2

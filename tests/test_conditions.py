@@ -17,7 +17,7 @@ import wecfl as library
 from helpers import BowlEngine, Wecfl, same_folders
 from wecfl import Federation, methods
 from wecfl.attacks import ATTACKS
-from wecfl.base import Plan, Reply, State
+from wecfl.base import Plan, Reply, State, View
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.bilevel.clustering import AtLeast, KMeans
 from wecfl.bilevel.criteria import F
@@ -67,7 +67,7 @@ def test_every_method_under_hard_conditions(name: str, digits: Federation) -> No
             unheard = ~after.heard
             assert unheard.any()
             np.testing.assert_array_equal(after.labels[unheard], before.labels[unheard])
-            silent = set(range(method.k)) - set(after.labels[after.heard])
+            silent = set(range(len(before.centers))) - set(after.labels[after.heard])
             for k in silent:
                 np.testing.assert_array_equal(after.centers[k], before.centers[k])
     order = np.random.default_rng(0).permutation(len(digits))
@@ -367,9 +367,9 @@ def test_privacy_that_could_not_be_told_is_not_begun(
 def test_no_cluster_is_smaller_than_asked(seed: int, least: int) -> None:
     points = np.random.default_rng(seed).normal(size=(12, 3))
     clustering = AtLeast(KMeans(fresh=2), least)
-    labels, centers = clustering(
-        points, points[:5], np.ones(12), squared_euclidean, np.random.default_rng(0)
-    )
+    view = View(points, points[:5], np.ones(12), np.zeros(12, np.int64))
+    found = clustering(view, squared_euclidean, np.random.default_rng(0))
+    labels, centers = found.labels, found.centers
     sizes = np.bincount(labels, minlength=5)
     assert (sizes[sizes > 0] >= least).all()
     if least == 1:

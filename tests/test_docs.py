@@ -10,19 +10,30 @@ import pytest
 
 import wecfl
 from wecfl import attacks, metrics, rounds
-from wecfl.bilevel import aggregation, clustering, criteria, distance, importance, objective, rate
+from wecfl.bilevel import (
+    aggregation,
+    auto,
+    clustering,
+    criteria,
+    distance,
+    hierarchy,
+    importance,
+    objective,
+    rate,
+)
 from wecfl.bilevel import representation as representations
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.data import arrays, datasets, federation, partition
 from wecfl.methods import METHODS
-from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS
+from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
-    aggregation, clustering, criteria, distance, importance, objective, rate, representations,
-    attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets, federation, partition,
+    aggregation, auto, clustering, criteria, distance, hierarchy, importance, objective, rate,
+    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
+    federation, partition,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -95,7 +106,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 def test_every_key_of_the_metrics_is_documented() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
-    for key in KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS:
+    for key in KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS | CLUSTERING_KEYS:
         assert f"| `{key}` |" in page
 
 

@@ -485,7 +485,8 @@ def test_many_short_runs_are_lines_of_one_file_and_the_same_as_wecfl_run(
 
 def made_up(store: Store, run: Run, **scores: Any) -> None:
     """A stored result that nobody has computed."""
-    curve = {"curve": {"round": [1], "accuracy": [0.5], "macro_f1": [0.5]}}
+    found = {"clusters": [scores.pop("clusters")]} if "clusters" in scores else {}
+    curve = {"curve": {"round": [1], "accuracy": [0.5], "macro_f1": [0.5], **found}}
     by = {"engine": "native", "made_by": {"cpu": "abacus", "cores": 2}, "seconds": 1.0}
     store.write(run, {"accuracy": 0.5, "macro_f1": 0.5, "ari": None, **scores, **curve, **by})
 
@@ -554,3 +555,65 @@ def test_robustness_holds_every_method_attack_and_aggregation_of_the_issue() -> 
         for aggregation in AGGREGATIONS
     }
     assert len(ordered([defined])) == 3 * len(cells) == 735
+
+
+FOUND = f"""
+title = "Found"
+table = "found"
+together = true
+{BASE}
+priority = 1
+seeds = 3
+
+[[sets]]
+method = "wecfl"
+clusters = ["auto", 2]
+
+[[sets]]
+partition = "iid"
+method = "wecfl"
+clusters = "auto"
+"""
+
+
+def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "found.toml").write_text(FOUND)
+    store = Store(Path("docs/results"))
+    auto, given, iid = read_definitions(defined)["found"].cells
+    for seed, (clusters, ari) in enumerate([(2, 1.0), (3, 0.8), (2, 0.5)]):
+        made_up(store, auto.run(seed), ari=ari, clusters=clusters)
+    made_up(store, iid.run(0), clusters=1)
+    made_up(store, iid.run(1))  # it diverged before its first round was over
+    assert given.config.clusters == 2
+    page = Path("docs/methods/mine.md")
+    page.parent.mkdir(parents=True)
+    page.write_text("<!-- found --><!-- /found -->")
+    wecfl("reproduce", "found", "--definitions", defined, "--show")
+    for row in (
+        "| wecfl | auto | both | 2 | 2, 3, 2 | 1.00, 0.80, 0.50 | 1 of 3 | 50.0 ± 0.0 |",
+        "| wecfl | 2 | – | 2 | not run | – | – | – | – | 0 |",
+        "| wecfl | auto | 1, – | 1 of 2 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |",
+    ):
+        assert row in page.read_text(), page.read_text()
+
+
+def test_k_is_looked_for_as_the_issue_asks() -> None:
+    defined = read_definitions()
+    settings = {
+        (c.config.dataset, c.config.partition, c.config.groups)
+        for c in defined["auto-k"].cells
+        if c.config.clusters == "auto" and c.config.criterion == "both"
+    }
+    for dataset in ("digits", "fashion-mnist", "cifar-10"):
+        assert {(dataset, "clusterwise-dirichlet", g) for g in (3, 5, 10, 20)} <= settings
+        assert any(each[:2] == (dataset, "iid") for each in settings)
+    assert all(count == 5 for _, count, _ in defined["auto-k"].sets)
+    methods = {
+        (c.config.partition, c.config.method, c.config.clusters) for c in defined["unknown-k"].cells
+    }
+    for partition, k in (
+        ("clusterwise-permuted", 4), ("clusterwise-dirichlet", 10), ("clusterwise-nclass", 10)
+    ):  # fmt: skip
+        rows = {(partition, name, "auto") for name in ("wecfl", "cfl", "flhc")}
+        rows |= {(partition, name, k) for name in ("wecfl", "fesem", "ifca")}
+        assert rows | {(partition, "fedavg", 1)} <= methods

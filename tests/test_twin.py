@@ -56,3 +56,29 @@ def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, e
     for i, client in enumerate(clients):
         ours, theirs = (wecfl.models.row_of(m) for m in (result.model(client=i), client))
         np.testing.assert_allclose(ours, theirs, atol=1e-4 * moved, err_msg=f"client {i}")
+
+
+EPS = (0.6, 0.9)
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("name", ["cfl", "flhc"])
+def test_methods_whose_k_grows_do_as_the_twin(name: str, engine: Any) -> None:
+    """Three groups that permute the labels: CFL has to part clusters twice."""
+    seed, rounds = 0, 9
+    partition = wecfl.partitions.ClusterwisePermuted(groups=3)
+    fed = wecfl.Federation.from_dataset("digits", partition, clients=12, seed=seed)
+    given = build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
+    plan = wecfl.Plan(steps=7, batch=16, lr=0.05)
+    labels, clients = twin(name, fed, [given], plan, rounds=rounds, seed=seed, mu=0.0, eps=EPS)
+    method = wecfl.methods.cfl(eps1=EPS[0], eps2=EPS[1]) if name == "cfl" else wecfl.methods.flhc()
+    result = wecfl.run(
+        fed, method, model=given, rounds=rounds, steps=7, batch=16, lr=0.05, seed=seed,
+        workers=2, engine=engine,
+    )  # fmt: skip
+    assert adjusted_rand_score(labels, result.labels) == 1.0
+    assert result.records[-1]["clusters"] == 3
+    assert result.records[-1]["ari"] == 1.0
+    for i, client in enumerate(clients):
+        ours, theirs = (wecfl.models.row_of(m) for m in (result.model(client=i), client))
+        np.testing.assert_allclose(ours, theirs, atol=1e-3, err_msg=f"client {i}")

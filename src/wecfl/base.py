@@ -32,6 +32,7 @@ __all__ = [
     "Bool",
     "Clients",
     "Clustering",
+    "Clusters",
     "Correction",
     "Distance",
     "Engine",
@@ -47,6 +48,7 @@ __all__ = [
     "Representation",
     "State",
     "Update",
+    "View",
 ]
 
 F32 = NDArray[np.float32]
@@ -106,6 +108,8 @@ class State:
     all."""
     met: Bool | None = None
     """(m,), whom the server has heard in some round so far; None: everyone."""
+    notes: Mapping[str, F64] = field(default_factory=dict)
+    """What the clustering has written down for the next round, and for the reader."""
 
     @property
     def heard(self) -> Bool:
@@ -348,18 +352,62 @@ Objective = Callable[[State, Layout], Correction]
 """The local objective beside the data loss, as a correction of its gradient."""
 
 
-class Clustering(Protocol):
-    """The lower level: labels and moved G from points, previous G and λ."""
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What the server sees when it clusters: n clients that it knows, and K centers.
 
-    def __call__(
-        self,
-        points: Real,
-        centers: Real,
-        importance: F64,
-        distance: Distance,
-        rng: np.random.Generator,
-    ) -> tuple[Int, Real]:
-        """(labels (m,), centers (K, p))."""
+    >>> points, centers = np.array([[3.0], [5.0]]), np.array([[1.0], [4.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, 1]))
+    >>> view.updates.tolist()
+    [[2.0], [1.0]]
+    """
+
+    points: Real
+    """(n, p), g_i."""
+    centers: Real
+    """(K, p), G_k."""
+    importance: F64
+    """(n,), λ_i."""
+    labels: Int
+    """(n,), the cluster that each client is in, and whose model it was sent."""
+    heard: Bool | None = None
+    """(n,), who was heard in this round; the others count where they were last. None: all."""
+    round: int = 0
+    """t, the number of local updates done so far."""
+    notes: Mapping[str, F64] = field(default_factory=dict)
+    """What the clustering wrote down in the round before."""
+
+    @property
+    def updates(self) -> Real:
+        """(n, p), g_i − G_{labels_i}: what the last local update made of the model received."""
+        return np.asarray(self.points - self.centers[self.labels])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clusters:
+    """What a clustering found.
+
+    >>> Clusters(np.array([0, 1]), np.eye(2)).labels.tolist()
+    [0, 1]
+    """
+
+    labels: Int
+    """(n,)."""
+    centers: Real
+    """(K', p), the moved G."""
+    notes: Mapping[str, F64] = field(default_factory=dict)
+    """What the next round, or a reader, should know: a few named numbers."""
+
+
+class Clustering(Protocol):
+    """The lower level: labels and moved G from what the server sees.
+
+    A cluster keeps its number. K may grow, K' ≥ K: new clusters have the numbers after K − 1. One
+    that ended has no clients, and keeps its center.
+    """
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """Labels of all clients of the view, and K' centers."""
 
 
 class Aggregation(Protocol):
@@ -391,8 +439,8 @@ class Method:
     """What a client minimizes beside its data loss (L-step)."""
     aggregation: Aggregation
     """How Ω is found (M-step)."""
-    k: int = 1
-    """K, the number of clusters."""
+    k: int | Literal["auto"] = 1
+    """K, the number of clusters; "auto": all start in one, and the clustering says how many."""
     shared: str = "all"
     """The columns that travel (D-step), as in `Layout.columns`; the others stay private."""
     start: Literal["one", "each"] = "one"
@@ -403,8 +451,7 @@ class Method:
     """How many independent runs are soft-voted (FedAvg+, FedProx+)."""
 
     def __post_init__(self) -> None:
-        for name in ("k", "members"):
-            value = getattr(self, name)
+        for name, value in (("k", self.at_start), ("members", self.members)):
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("distance", "clustering", "importance", "objective", "aggregation"):
@@ -414,6 +461,11 @@ class Method:
             raise ConfigError(f"order must hold each of E, M, D, L once, got '{self.order}'")
         if self.start not in ("one", "each"):
             raise ConfigError(f"start must be 'one' or 'each', got '{self.start}'")
+
+    @property
+    def at_start(self) -> int:
+        """K at the start of a run."""
+        return 1 if self.k == "auto" else self.k
 
     def replace(self, **changes: Any) -> Method:
         """The method that differs from this one by `changes`."""

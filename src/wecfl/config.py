@@ -38,7 +38,24 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
-    clusters: int = Field(10, ge=1, le=MOST, description="K, clusters (or members of a soft vote).")
+    clusters: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] = Field(
+        10, description="K, clusters (or members of a soft vote); auto: wecfl, fesem choose it."
+    )
+    criterion: Literal["both", "silhouette", "bic"] = Field(
+        "both", description="By what --clusters auto chooses K."
+    )
+    eps1: float = Field(
+        0.4, ge=0, description="CFL parts clusters whose mean update is shorter than this,"
+    )
+    eps2: float = Field(1.0, ge=0, description="while the longest update is longer than this.")
+    cluster_round: int = Field(1, ge=1, le=MOST, description="The round in which FL+HC clusters.")
+    threshold: float = Field(
+        0.5, gt=0, description="The distance up to which FL+HC merges clusters of updates."
+    )
+    linkage: Literal["ward", "complete", "average", "single"] = Field(
+        "average", description="How FL+HC measures the distance of two clusters,"
+    )
+    metric: Literal["euclidean", "cosine"] = Field("cosine", description="and that of two updates.")
     mu: float = Field(0.95, ge=0, description="FedProx's pull towards the received model.")
     representation: str = Field(
         "head",

@@ -1,4 +1,4 @@
-"""The paper's seven methods, each one value of `Method`.
+"""The paper's seven methods and two that need no K, each one value of `Method`.
 
 >>> from wecfl import methods
 >>> methods.wecfl(k=10).clustering
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from typing import Any, Literal
 
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.auto import Auto
 from wecfl.bilevel.clustering import KMeans, Nearest
 from wecfl.bilevel.distance import component, squared_euclidean
+from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.objective import Proximal, empirical
 from wecfl.bilevel.representation import Columns, Losses
@@ -22,16 +25,21 @@ from wecfl.errors import ConfigError, unknown
 
 __all__ = [
     "METHODS",
+    "cfl",
     "components",
     "fedavg",
     "fedavg_plus",
     "fedprox",
     "fedprox_plus",
     "fesem",
+    "flhc",
     "ifca",
     "named",
     "wecfl",
 ]
+
+K = int | Literal["auto"]
+"""A number of clusters, or that the server chooses it."""
 
 MU = 0.95
 """The paper's FedProx coefficient (its text calls it λ)."""
@@ -57,16 +65,18 @@ def fedprox(mu: float = MU) -> Method:
     return fedavg.replace(name="fedprox", objective=Proximal(mu))
 
 
-def wecfl(k: int) -> Method:
+def wecfl(k: K) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
     >>> wecfl(k=10).representation
     Columns('head')
+    >>> wecfl(k="auto").clustering.criterion
+    'both'
     """
-    return fedavg.replace(name="wecfl", k=k, clustering=KMeans())
+    return fedavg.replace(name="wecfl", k=k, clustering=Auto() if k == "auto" else KMeans())
 
 
-def fesem(k: int) -> Method:
+def fesem(k: K) -> Method:
     """FeSEM: clusters with λ_i = 1, aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
@@ -89,6 +99,28 @@ def ifca(k: int) -> Method:
     )
 
 
+def cfl(**options: float) -> Method:
+    """CFL: clusters are parted in two where clients pull apart (Sattler et al., TNNLS 2020).
+
+    `options` are those of `wecfl.bilevel.hierarchy.Bipartition`.
+
+    >>> cfl(eps1=0.1).clustering.eps1
+    0.1
+    """
+    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(**options))
+
+
+def flhc(**options: Any) -> Method:
+    """FL+HC: clients are clustered once, by their updates in one round (Briggs et al., IJCNN 2020).
+
+    `options` are those of `wecfl.bilevel.hierarchy.Agglomerative`.
+
+    >>> flhc(round=3).clustering.round
+    3
+    """
+    return fedavg.replace(name="flhc", k="auto", clustering=Agglomerative(**options))
+
+
 def fedavg_plus(k: int) -> Method:
     """FedAvg+: k independent FedAvg runs, their logits averaged (the paper's soft voting).
 
@@ -107,7 +139,7 @@ def fedprox_plus(k: int, mu: float = MU) -> Method:
     return fedprox(mu).replace(name="fedprox+", members=k)
 
 
-METHODS: dict[str, Callable[[int, float], Method]] = {
+METHODS: dict[str, Callable[[Any, float], Method]] = {
     "fedavg": lambda k, mu: fedavg,
     "fedprox": lambda k, mu: fedprox(mu),
     "fedavg+": lambda k, mu: fedavg_plus(k),
@@ -115,11 +147,13 @@ METHODS: dict[str, Callable[[int, float], Method]] = {
     "ifca": lambda k, mu: ifca(k),
     "fesem": lambda k, mu: fesem(k),
     "wecfl": lambda k, mu: wecfl(k),
+    "cfl": lambda k, mu: cfl(),
+    "flhc": lambda k, mu: flhc(),
 }
 """By name, from the two numbers a user may set: clusters k and FedProx's mu."""
 
 
-def named(name: str, k: int = 10, mu: float = MU) -> Method:
+def named(name: str, k: K = 10, mu: float = MU) -> Method:
     """The method of that name.
 
     >>> named("wecfl", k=3).k
@@ -127,6 +161,8 @@ def named(name: str, k: int = 10, mu: float = MU) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))
+    if k == "auto" and name in ("ifca", "fedavg+", "fedprox+"):
+        raise ConfigError(f"{name} needs a number of clusters: only wecfl and fesem choose it")
     return METHODS[name](k, mu)
 
 

@@ -43,7 +43,20 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, F64, Bool, Correction, Engine, Int, Method, Plan, Rate, Reply, State
+from wecfl.base import (
+    F32,
+    F64,
+    Bool,
+    Correction,
+    Engine,
+    Int,
+    Method,
+    Plan,
+    Rate,
+    Reply,
+    State,
+    View,
+)
 from wecfl.bilevel.criteria import gaps
 from wecfl.conditions import Conditions
 from wecfl.errors import ConfigError, EngineError
@@ -84,9 +97,10 @@ def expectation(state: State, setting: Setting) -> State:
     Clients that were not heard in this round keep their label and count where the server last
     placed them; a cluster that only they are in keeps its center. Who is heard for the first time
     joins the nearest cluster: it did not start where the others did, so it can't tell them apart.
+
+    K may grow (`wecfl.base.Clustering`): a new cluster has the model its clients come from.
     """
     method, engine = setting.method, setting.engine
-    before = method.representation.centers(state, engine)
     known, told = _known(state, setting)
     if not known.any():
         return state.replace(met=known)
@@ -96,25 +110,35 @@ def expectation(state: State, setting: Setting) -> State:
         points, known[known] = points[answered], answered
         if not known.any():
             return state
-    found, centers = method.clustering(
-        points,
-        before,
-        _importance(setting)[known],
+    found = method.clustering(
+        View(
+            points,
+            method.representation.centers(state, engine),
+            _importance(setting)[known],
+            state.labels[known],
+            told[known],
+            state.round,
+            state.notes,
+        ),
         method.distance,
         rng.stream(setting.seed, "clustering", state.round),
     )
+    state = _grown(state, known, found.labels, len(found.centers))
+    before = method.representation.centers(state, engine)
     labels, new = state.labels.copy(), told & ~known
-    labels[known & told] = found[told[known]]
+    labels[known & told] = found.labels[told[known]]
     if new.any():
-        inhabited = np.unique(found)
+        inhabited = np.unique(found.labels)
         points = method.representation.clients(state, engine, setting.seed, new)
         labels[new] = inhabited[method.distance(points, before[inhabited]).argmin(axis=1)]
-    centers = np.where(_enough(labels[told], setting)[:, None], centers, before)
+    enough = _enough(labels[told], state, setting)
+    centers = np.where(enough[:, None], found.centers, before)
     met = known | told
     return state.replace(
         labels=labels,
         centers=method.representation.place(state, centers, engine),
         met=None if met.all() else met,
+        notes=found.notes,
     )
 
 
@@ -124,7 +148,7 @@ def maximization(state: State, setting: Setting) -> State:
     Over the clients that were heard; a cluster without enough of them keeps its center.
     """
     importance, sizes, heard = _importance(setting), setting.engine.sizes, state.heard
-    heard &= _enough(state.labels[heard], setting)[state.labels]
+    heard &= _enough(state.labels[heard], state, setting)[state.labels]
     if heard.all():
         return state.replace(centers=setting.method.aggregation(state, importance, sizes))
     seen = state.replace(models=state.models[heard], labels=state.labels[heard])
@@ -144,7 +168,7 @@ def distribution(state: State, setting: Setting) -> State:
     models = state.own
     if state.met is not None and state.met.any() and setting.method.representation.server_side:
         weight = np.bincount(
-            state.labels[state.met], _importance(setting)[state.met], setting.method.k
+            state.labels[state.met], _importance(setting)[state.met], len(state.centers)
         )
         models[~state.met] = (weight / weight.sum()) @ state.centers
     if setting.method.shared != "all":
@@ -215,9 +239,20 @@ def _known(state: State, setting: Setting) -> tuple[Bool, Bool]:
     return met if met.any() else heard, heard
 
 
-def _enough(labels: Int, setting: Setting) -> Bool:
+def _grown(state: State, known: Bool, found: Int, k: int) -> State:
+    """With k clusters; a new one begins with the model that most of its clients were sent."""
+    if k < len(state.centers):
+        raise ConfigError(f"a clustering must keep all {len(state.centers)} clusters, got {k}")
+    if k == len(state.centers):
+        return state
+    new, before = range(len(state.centers), k), state.labels[known]
+    origins = [np.bincount(before[found == each], minlength=1).argmax() for each in new]
+    return state.replace(centers=np.concatenate([state.centers, state.centers[origins]]))
+
+
+def _enough(labels: Int, state: State, setting: Setting) -> Bool:
     """(K,), of which clusters there are enough members to show a center made of them."""
-    sizes = np.bincount(labels, minlength=setting.method.k)
+    sizes = np.bincount(labels, minlength=len(state.centers))
     return np.asarray(sizes >= setting.conditions.least)
 
 
@@ -245,7 +280,7 @@ Observer = Callable[[str, State, float], None]
 
 def check_clusters(method: Method, m: int) -> None:
     """Refuse more clusters than clients: at least one would have to stay empty for ever."""
-    if method.k > m:
+    if method.at_start > m:
         raise ConfigError(
             f"{method.name} can't form {method.k} clusters of {m} clients; "
             f"ask for at most {m} clusters"
@@ -257,9 +292,9 @@ def opening(setting: Setting) -> State:
     method, engine = setting.method, setting.engine
     m = len(engine.sizes)
     check_clusters(method, m)
-    which = range(method.k) if method.start == "each" else [setting.member]
+    which = range(method.at_start) if method.start == "each" else [setting.member]
     starts = engine.starts(which, setting.seed)
-    centers = np.repeat(starts, method.k // len(starts), axis=0)
+    centers = np.repeat(starts, method.at_start // len(starts), axis=0)
     state = State(0, np.repeat(starts[:1], m, axis=0), centers, np.zeros(m, dtype=np.int64))
     for step in method.order.partition("L")[0]:
         state = STEPS[step](state, setting)

@@ -1,15 +1,25 @@
 """K-means against scikit-learn, and its defined corners."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans as Reference
 
-from wecfl.base import F64, Int
+from wecfl.base import F64, Clustering, Int, Real, View
 from wecfl.bilevel.clustering import KMeans, Nearest, isometric
 from wecfl.bilevel.distance import component, squared_euclidean
 from wecfl.errors import ConfigError
+
+
+def clustered(
+    clustering: Clustering, points: Real, centers: Real, weight: F64, seed: int, *, d: Any = None
+) -> tuple[Int, F64]:
+    view = View(points, centers, weight, np.zeros(len(points), np.int64))
+    found = clustering(view, d or squared_euclidean, np.random.default_rng(seed))
+    return found.labels, np.asarray(found.centers)
 
 
 def inertia(points: F64, centers: F64, labels: Int, weight: F64) -> float:
@@ -29,9 +39,9 @@ def blobs(seed: int, m: int = 60, k: int = 5, p: int = 400) -> tuple[F64, Int, F
 def test_no_worse_than_scikit_learn_and_as_exact_in_few_dimensions(p: int) -> None:
     points, _, weight = blobs(0, p=p)
     start = np.random.default_rng(1).normal(size=(5, p))
-    labels, centers = KMeans()(points, start, weight, squared_euclidean, np.random.default_rng(2))
+    labels, centers = clustered(KMeans(), points, start, weight, 2)
     reference = Reference(5, n_init=10, random_state=0).fit(points, sample_weight=weight)
-    ours = inertia(points, np.asarray(centers), labels, weight)
+    ours = inertia(points, centers, labels, weight)
     assert ours <= reference.inertia_ * (1 + 1e-9)
     for k in range(5):  # centers are the weighted means of their members
         members = labels == k
@@ -59,31 +69,23 @@ def test_a_label_means_the_same_cluster_over_rounds() -> None:
     centers = np.stack([points[truth == k].mean(axis=0) for k in (3, 1, 4, 0, 2)])
     for seed in range(5):
         moved = points + 0.05 * np.random.default_rng(seed).normal(size=points.shape)
-        labels, _ = KMeans(warm=False)(
-            moved, centers, weight, squared_euclidean, np.random.default_rng(seed)
-        )
+        labels, _ = clustered(KMeans(warm=False), moved, centers, weight, seed)
         np.testing.assert_array_equal(np.array([3, 1, 4, 0, 2])[labels], truth)
 
 
 def test_the_warm_start_alone_can_be_stuck_and_the_fresh_ones_leave() -> None:
     points, _, weight = blobs(4)
     stuck = np.concatenate([points[:1] + 1e-3 * np.arange(4)[:, None], points[-1:]])
-    args = (points, stuck, weight, squared_euclidean)
-    warm = KMeans(fresh=0)(*args, np.random.default_rng(0))
-    both = KMeans()(*args, np.random.default_rng(0))
-    assert inertia(points, np.asarray(both[1]), both[0], weight) <= inertia(
-        points, np.asarray(warm[1]), warm[0], weight
-    )
+    warm, both = (clustered(each, points, stuck, weight, 0) for each in (KMeans(0), KMeans()))
+    assert inertia(points, both[1], both[0], weight) <= inertia(points, warm[1], warm[0], weight)
 
 
 def test_the_result_does_not_depend_on_the_order_of_the_clients() -> None:
     points, _, weight = blobs(5, k=8)
     start = np.random.default_rng(0).normal(size=(6, points.shape[1]))
     order = np.random.default_rng(1).permutation(len(points))
-    one, _ = KMeans()(points, start, weight, squared_euclidean, np.random.default_rng(2))
-    two, _ = KMeans()(
-        points[order], start, weight[order], squared_euclidean, np.random.default_rng(2)
-    )
+    one, _ = clustered(KMeans(), points, start, weight, 2)
+    two, _ = clustered(KMeans(), points[order], start, weight[order], 2)
     np.testing.assert_array_equal(one[order], two)
 
 
@@ -93,9 +95,9 @@ def test_clients_that_begin_alike_are_told_apart_and_equal_ones_are_not(same: in
     points[:, :same] = 0.5
     points[7] = points[3]
     order = np.random.default_rng(1).permutation(len(points))
-    args = (points[:5].copy(), weight, squared_euclidean)
-    one, _ = KMeans()(points, *args, np.random.default_rng(2))
-    two, _ = KMeans()(points[order], args[0], weight[order], args[2], np.random.default_rng(2))
+    start = points[:5].copy()
+    one, _ = clustered(KMeans(), points, start, weight, 2)
+    two, _ = clustered(KMeans(), points[order], start, weight[order], 2)
     np.testing.assert_array_equal(one[order], two)
     assert one[3] == one[7]
     if same == 400:
@@ -109,21 +111,19 @@ def test_clients_that_begin_alike_are_told_apart_and_equal_ones_are_not(same: in
 def test_no_more_distinct_clients_than_clusters(distinct: int, k: int) -> None:
     points = np.repeat(np.eye(distinct, 50), 4, axis=0)
     start = np.full((k, 50), 7.0)
-    labels, centers = KMeans()(
-        points, start, np.ones(len(points)), squared_euclidean, np.random.default_rng(0)
-    )
+    labels, centers = clustered(KMeans(), points, start, np.ones(len(points)), 0)
     assert len(set(labels)) == distinct
-    assert inertia(points, np.asarray(centers), labels, np.ones(len(points))) == 0
+    assert inertia(points, centers, labels, np.ones(len(points))) == 0
     for empty in set(range(k)) - set(labels):
         np.testing.assert_array_equal(centers[empty], start[empty])
 
 
 def test_nearest_takes_the_least_loss() -> None:
     losses = np.array([[0.2, 0.1, 0.3], [0.5, 0.9, 0.5]])
-    labels, _ = Nearest()(losses, np.eye(3), np.ones(2), component, np.random.default_rng(0))
+    labels, _ = clustered(Nearest(), losses, np.eye(3), np.ones(2), 0, d=component)
     assert labels.tolist() == [1, 0]
 
 
 def test_other_distances_are_refused() -> None:
     with pytest.raises(ConfigError, match="squared Euclidean"):
-        KMeans()(np.eye(2), np.eye(2), np.ones(2), component, np.random.default_rng(0))
+        clustered(KMeans(), np.eye(2), np.eye(2), np.ones(2), 0, d=component)

@@ -22,7 +22,7 @@ from wecfl.runs.folder import RunFolder, read_states
 from wecfl.runs.result import Result
 
 SEED = 5
-EVERY = pytest.mark.parametrize("name", methods.METHODS)
+EVERY = pytest.mark.parametrize("name", [*methods.METHODS, "wecfl auto", "fesem auto"])
 BOTH = pytest.mark.parametrize("engine", ["native", "torch"])
 
 
@@ -39,12 +39,18 @@ def run(
     return wecfl.run(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
 
 
+def named(name: str) -> Method:
+    """With three clusters, or with as many as it finds."""
+    kind, _, auto = name.partition(" ")
+    return methods.named(kind, k="auto" if auto else 3)
+
+
 @EVERY
 @BOTH
 def test_every_method_learns_and_keeps_the_shapes(
     name: str, engine: str, fed: wecfl.Federation
 ) -> None:
-    method = methods.named(name, k=3)
+    method = named(name)
     result = run(fed, method, rounds=12, engine=engine)
     width = wecfl.models.layout_of(result.architecture).width
     assert len(result.states) == method.members
@@ -52,9 +58,10 @@ def test_every_method_learns_and_keeps_the_shapes(
         assert state.round == 12
         assert state.models.shape == (9, width)
         assert state.models.dtype == state.centers.dtype == np.float32
-        assert state.centers.shape == (method.k, width)
+        assert state.centers.shape == (len(result.records[-1]["sizes"]), width)
+        assert method.k in ("auto", len(state.centers))
         assert state.labels.shape == (9,)
-        assert 0 <= state.labels.min() <= state.labels.max() < method.k
+        assert 0 <= state.labels.min() <= state.labels.max() < len(state.centers)
         assert np.isfinite(state.models).all()
         # The run closes with the distribution: every client holds the model of its cluster.
         np.testing.assert_array_equal(state.models, state.own)
@@ -69,7 +76,7 @@ def test_every_method_learns_and_keeps_the_shapes(
 def test_every_method_gives_the_same_bits_with_any_number_of_workers(
     name: str, engine: str, fed: wecfl.Federation
 ) -> None:
-    method = methods.named(name, k=3)
+    method = named(name)
     same_bits(run(fed, method, 1, engine=engine), run(fed, method, 2, engine=engine))
 
 
@@ -77,7 +84,7 @@ def test_every_method_gives_the_same_bits_with_any_number_of_workers(
 def test_every_method_gives_the_same_result_on_both_engines(
     name: str, fed: wecfl.Federation
 ) -> None:
-    method = methods.named(name, k=3)
+    method = named(name)
     native, torch = run(fed, method, rounds=5), run(fed, method, rounds=5, engine="torch")
     np.testing.assert_array_equal(native.labels, torch.labels)
     for ours, theirs in zip(native.states, torch.states, strict=True):
@@ -90,7 +97,7 @@ def test_every_method_goes_on_to_the_bit(
     name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
     """Stopped two rounds after the last checkpoint, and resumed: as if nothing had happened."""
-    method, after = methods.named(name, k=3), tmp_path / "run"
+    method, after = named(name), tmp_path / "run"
     how: Any = {
         "engine": engine, "workers": 1, "rounds": 7, "steps": 4, "lr": 0.05, "seed": SEED,
         "checkpoint_every": 3,
@@ -113,7 +120,7 @@ def test_every_method_goes_on_to_the_bit(
 
 @EVERY
 def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federation) -> None:
-    method = methods.named(name, k=3)
+    method = named(name)
     order = np.random.default_rng(0).permutation(len(fed))
     plain, permuted = run(fed, method), run(fed.subset(order), method)
     assert adjusted_rand_score(plain.labels[order], permuted.labels) == 1.0
@@ -125,7 +132,7 @@ def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federat
 
 @EVERY
 def test_scaling_importance_changes_nothing(name: str, fed: wecfl.Federation) -> None:
-    method = methods.named(name, k=3)
+    method = named(name)
     scaled = method.replace(importance=lambda sizes: 7.3 * method.importance(sizes))
     plain, other = run(fed, method), run(fed, scaled)
     np.testing.assert_array_equal(plain.labels, other.labels)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
-from wecfl.data.partition import ClusterwiseDirichlet, Iid
+from wecfl.data.partition import ClusterwiseDirichlet, ClusterwisePermuted, Iid
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 Floats = list[NDArray[np.float64]]
@@ -219,3 +219,27 @@ def test_fewer_samples_than_clients() -> None:
     data = Dataset("mine", np.zeros((6, 1), np.float32), np.arange(6) % 2, n_train=4, classes=2)
     with pytest.raises(PartitionError, match="5 clients"):
         Federation.from_dataset(data, Iid(), clients=5)
+
+
+def test_groups_call_the_same_classes_something_else() -> None:
+    """Concept shift: samples and classes are shared out as for iid, only the labels differ."""
+    permuted = ClusterwisePermuted(groups=3)
+    fed = Federation.from_dataset("digits", permuted, clients=9, seed=1)
+    plain = Federation.from_dataset("digits", Iid(), clients=9, seed=1)
+    assert fed.groups is not None
+    assert fed.groups.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    names: dict[int, dict[int, int]] = {}
+    for i, group in enumerate(fed.groups):
+        for mine, theirs in ((fed.train[i], plain.train[i]), (fed.test[i], plain.test[i])):
+            np.testing.assert_array_equal(mine, theirs)
+            for true, said in zip(plain.y[mine], fed.y[mine], strict=True):
+                assert names.setdefault(group, {}).setdefault(true, said) == said
+    assert all(name == true for true, name in names[0].items())
+    permutations = [tuple(names[group][c] for c in range(10)) for group in range(3)]
+    assert len(set(permutations)) == 3
+    assert all(sorted(each) == list(range(10)) for each in permutations)
+
+
+def test_no_more_groups_than_permutations() -> None:
+    with pytest.raises(PartitionError, match="3 groups can't all name 2 classes"):
+        ClusterwisePermuted(3).shares(2, 3, np.random.default_rng(0))

@@ -305,3 +305,24 @@ def test_no_client_hides_another() -> None:
 def test_clients_that_coincide_can_be_drawn() -> None:
     for placed in apart(planes([np.zeros((6, 6))] * 2), 1500, 1000, gap=30):
         assert np.isfinite(placed).all()
+
+
+def test_the_page_says_why_there_are_so_many_clusters(tmp_path: Path) -> None:
+    chosen = Config(
+        clients=12, groups=3, clusters="auto", lr=0.05, rounds=5, steps=5, workers=1, seed=2
+    )
+    run_config(chosen, out=tmp_path / "auto")
+    run_config(chosen.model_copy(update={"method": "cfl", "eps1": 9.0}), out=tmp_path / "cfl")
+    html = page([tmp_path / "auto"])
+    text = Text(html)
+    records = read_metrics(tmp_path / "auto")
+    assert len(records[0]["sizes"]) == 3
+    told = read_summary(tmp_path / "auto")["choice"]
+    assert (told["k"], told["since"], told["settled"]) == (3, 1, 3)
+    assert "K = 3 chosen in round 1, settled in round 3" in html
+    drawn = lines(text, "choice-0-0")
+    assert [row["round"] for row in drawn] == [1, 2, 3, 4, 5, 6]
+    curve = records[0]["notes"]["silhouette"]
+    assert [row["v0"] for row in drawn][1:] == [pytest.approx(each, rel=1e-5) for each in curve[1:]]
+    norms = lines(Text(page([tmp_path / "cfl"])), "choice-0-1")
+    assert norms[0]["v0"] > 0

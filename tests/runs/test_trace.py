@@ -10,11 +10,12 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 import wecfl
 from wecfl import Federation, Method, methods
-from wecfl.base import Int, Real
+from wecfl.base import Clusters, Real, View
+from wecfl.bilevel.distance import distances
 from wecfl.errors import RunFolderError
 from wecfl.runs import experiment
 from wecfl.runs.folder import read_assignments, read_classes
-from wecfl.runs.trace import cosines, distances, read_trace, traced_rounds
+from wecfl.runs.trace import cosines, read_trace, traced_rounds
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 2, "steps": 3, "lr": 0.05, "workers": 1}
 
@@ -30,9 +31,9 @@ def test_distances_and_cosines_are_those_of_scipy_and_scikit_learn(offset: float
 def test_the_trace_is_what_k_means_saw_and_left(fed: Federation, tmp_path: Path) -> None:
     seen: list[Real] = []
 
-    def clustering(points: Real, *others: Any) -> tuple[Int, Real]:
-        seen.append(points.copy())
-        return methods.wecfl(2).clustering(points, *others)
+    def clustering(view: View, *others: Any) -> Clusters:
+        seen.append(view.points.copy())
+        return methods.wecfl(2).clustering(view, *others)
 
     method = methods.wecfl(k=2).replace(clustering=clustering)
     result = wecfl.run(fed, method, out=tmp_path / "run", **QUICK)

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
 
-from wecfl.base import F64, Clustering, Distance, Int, Real
+from wecfl.base import F64, Clustering, Clusters, Distance, Int, Real, View
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.threads import one_thread
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "KMeans", "Nearest", "isometric"]
+__all__ = ["AtLeast", "Crowd", "KMeans", "Nearest", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
     """One reassignment, r_i = argmin_k d(g_i, G_k), centers as they are (Lemma 1; ties: least k).
 
-    >>> labels, _ = Nearest()(np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]]), np.ones(2),
-    ...                       squared_euclidean, np.random.default_rng(0))
-    >>> labels.tolist()
+    >>> points, centers = np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, 0]))
+    >>> Nearest()(view, squared_euclidean, np.random.default_rng(0)).labels.tolist()
     [0, 1]
     """
 
-    def __call__(
-        self,
-        points: Real,
-        centers: Real,
-        importance: F64,
-        distance: Distance,
-        rng: np.random.Generator,
-    ) -> tuple[Int, Real]:
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """λ_i > 0 scales all distances of a client alike, so it does not change the argmin."""
-        return distance(points, centers).argmin(axis=1), centers
+        return Clusters(distance(view.points, view.centers).argmin(axis=1), view.centers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +47,10 @@ class KMeans:
     clients each distinct one is its own cluster; clusters left over stay empty and keep their
     center. With `warm=False` and `fresh=10` it is the authors' choice, new in every round.
 
-    >>> points = np.array([[0.0], [0.1], [9.0], [9.1]])
-    >>> labels, centers = KMeans()(points, np.array([[8.0], [1.0]]), np.array([1.0, 3, 1, 1]),
-    ...                            squared_euclidean, np.random.default_rng(0))
-    >>> labels.tolist(), centers.round(3).tolist()
+    >>> view = View(points=np.array([[0.0], [0.1], [9.0], [9.1]]), centers=np.array([[8.0], [1.0]]),
+    ...             importance=np.array([1.0, 3, 1, 1]), labels=np.zeros(4, int))
+    >>> found = KMeans()(view, squared_euclidean, np.random.default_rng(0))
+    >>> found.labels.tolist(), found.centers.round(3).tolist()
     ([1, 1, 0, 0], [[9.05], [0.075]])
     """
 
@@ -67,49 +61,76 @@ class KMeans:
         if self.fresh < 0 or (self.fresh == 0 and not self.warm):
             raise ConfigError(f"KMeans needs a start: got fresh={self.fresh}, warm={self.warm}")
 
-    def __call__(
-        self,
-        points: Real,
-        centers: Real,
-        importance: F64,
-        distance: Distance,
-        rng: np.random.Generator,
-    ) -> tuple[Int, Real]:
-        """Labels (m,) and centers (K, p), in the identity of the previous centers."""
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """In the identity of the previous centers."""
         if distance is not squared_euclidean:
             raise ConfigError("KMeans minimizes squared Euclidean distances: use squared_euclidean")
-        # Sorted distinct points: equal clients can't be parted by rounding, and the result does
-        # not depend on the order of the clients.
-        distinct, inverse = _distinct(points)
-        weight = np.bincount(inverse, weights=importance).astype(np.float64)
-        if len(distinct) <= len(centers):
-            found = np.arange(len(distinct))
-        else:
-            with one_thread():
-                found = self._lloyd(distinct, centers, weight, rng)
-        found = _by_first_client(found, inverse)
+        crowd = Crowd.of(view)
         with one_thread():
-            means = _means(distinct, found, weight)
-        labels = _matched(means, centers)
-        moved = centers.copy()
-        moved[labels] = means
-        return labels[found][inverse].astype(np.int64), moved
+            near, old = isometric(crowd.points, view.centers)
+            return crowd.clusters(self.lloyd(near, old, crowd.weight, rng))
 
-    def _lloyd(self, points: Real, centers: Real, weight: F64, rng: np.random.Generator) -> Int:
+    def lloyd(self, points: F64, centers: F64, weight: F64, rng: np.random.Generator) -> Int:
         """Labels 0 … of the best start, numbered without gaps."""
-        near, old = isometric(points, centers)
+        if len(points) <= len(centers):
+            return np.arange(len(points))
         starts = []
         if self.warm:
-            starts.append(Lloyd(len(centers), init=old, n_init=1))
+            starts.append(Lloyd(len(centers), init=centers, n_init=1))
         if self.fresh:
             seed = int(rng.integers(2**31))
             starts.append(Lloyd(len(centers), n_init=self.fresh, random_state=seed))
         # Nearly equal clients may fill fewer than K clusters: that is defined here, not a warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            fits = [start.fit(near, sample_weight=weight) for start in starts]
+            fits = [start.fit(points, sample_weight=weight) for start in starts]
         best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
         return np.unique(best.labels_, return_inverse=True)[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crowd:
+    """The distinct clients of a view, in sorted order.
+
+    So equal clients can't be parted by rounding, and the result does not depend on the order of the
+    clients.
+
+    >>> view = View(np.array([[5.0], [1.0], [5.0]]), np.zeros((1, 1)), np.ones(3), np.zeros(3, int))
+    >>> crowd = Crowd.of(view)
+    >>> crowd.points.tolist(), crowd.weight.tolist()
+    ([[1.0], [5.0]], [1.0, 2.0])
+    >>> crowd.clusters(np.array([0, 1])).labels.tolist()            # client 1 is nearer to 0
+    [1, 0, 1]
+    """
+
+    view: View
+    points: Real
+    """(u, p)."""
+    weight: F64
+    """(u,), λ of all clients that are this one."""
+    which: Int
+    """(n,), for each client of the view, which of them it is."""
+
+    @classmethod
+    def of(cls, view: View) -> Self:
+        """Of these clients."""
+        points, which = _distinct(view.points)
+        return cls(view, points, np.bincount(which, weights=view.importance), which)
+
+    def clusters(self, found: Int, inside: Int | None = None) -> Clusters:
+        """Clusters 0 … of distinct clients (u,), in the identity of the centers of the view.
+
+        They go on under the numbers `inside`, if given; what is left over is new, and has the next
+        number.
+        """
+        found = _by_first_client(found, self.which)
+        means, before = _means(self.points, found, self.weight), self.view.centers
+        numbers = np.arange(len(before)) if inside is None else inside
+        new = len(before) + np.arange(max(len(means) - len(numbers), 0))
+        labels = np.concatenate([numbers, new])[_matched(means, before[numbers])]
+        centers = np.resize(before, (max(len(before), labels.max() + 1), before.shape[1]))
+        centers[labels] = means
+        return Clusters(labels[found][self.which].astype(np.int64), centers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,39 +140,33 @@ class AtLeast:
     While a cluster has fewer than `least` clients, the smallest is dissolved (of equal ones the
     last) and each of its clients goes to the nearest center that is left.
 
-    >>> points, centers = np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [9.0]])
-    >>> labels, _ = AtLeast(Nearest(), 2)(points, centers, np.ones(3), squared_euclidean,
-    ...                                   np.random.default_rng(0))
-    >>> labels.tolist()
+    >>> view = View(np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [9.0]]), np.ones(3),
+    ...             np.zeros(3, int))
+    >>> AtLeast(Nearest(), 2)(view, squared_euclidean, np.random.default_rng(0)).labels.tolist()
     [0, 0, 0]
     """
 
     clustering: Clustering
     least: int
 
-    def __call__(
-        self,
-        points: Real,
-        centers: Real,
-        importance: F64,
-        distance: Distance,
-        rng: np.random.Generator,
-    ) -> tuple[Int, Real]:
-        """Labels (m,) and centers (K, p); a dissolved cluster keeps its center."""
-        labels, moved = self.clustering(points, centers, importance, distance, rng)
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """A dissolved cluster keeps its center; one that is new is not even begun."""
+        found = self.clustering(view, distance, rng)
         if self.least == 1:
-            return labels, moved
-        far = distance(points, moved)
-        labels = labels.copy()
+            return found
+        labels, k = found.labels.copy(), len(found.centers)
+        far = distance(view.points, found.centers)
         while True:
-            sizes = np.bincount(labels, minlength=len(centers))
+            sizes = np.bincount(labels, minlength=k)
             small = np.flatnonzero((sizes > 0) & (sizes < self.least))
             if len(small) == 0 or np.count_nonzero(sizes) == 1:
-                return labels, moved
+                break
             last = small[::-1][sizes[small[::-1]].argmin()]
-            others = np.where((sizes > 0) & (np.arange(len(centers)) != last), far, np.inf)
+            others = np.where((sizes > 0) & (np.arange(k) != last), far, np.inf)
             members = labels == last
             labels[members] = others[members].argmin(axis=1)
+        kept = max(len(view.centers), labels.max() + 1)
+        return Clusters(labels, found.centers[:kept], found.notes)
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
@@ -207,5 +222,12 @@ def _means(points: Real, labels: Int, weight: F64) -> F64:
 
 
 def _matched(new: Real, old: Real) -> Int:
-    """For each new center the index of the old one it continues, at least total distance."""
-    return linear_sum_assignment(squared_euclidean(new, old))[1].astype(np.int64)
+    """For each new center the index of the old one it continues, at least total distance.
+
+    If there are more of them than old ones, those left over have the numbers after these.
+    """
+    labels = np.full(len(new), -1)
+    rows, continued = linear_sum_assignment(squared_euclidean(new, old))
+    labels[rows] = continued
+    labels[labels < 0] = len(old) + np.arange(len(new) - len(rows))
+    return labels

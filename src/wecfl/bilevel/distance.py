@@ -6,7 +6,7 @@ import numpy as np
 
 from wecfl.base import F64, Real
 
-__all__ = ["component", "squared_euclidean"]
+__all__ = ["component", "distances", "squared_euclidean"]
 
 
 def squared_euclidean(points: Real, centers: Real) -> F64:
@@ -30,3 +30,19 @@ def component(points: Real, centers: Real) -> F64:
     [[0.3, 0.7]]
     """
     return np.asarray(points, dtype=np.float64) @ np.asarray(centers, dtype=np.float64).T
+
+
+def distances(points: Real) -> F64:
+    """(m, m), ‖g_i − g_j‖.
+
+    >>> distances(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)).tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
+    """
+    # Around their mean and in double precision the expansion ‖a‖² + ‖b‖² − 2ab keeps enough digits
+    # for a picture or a hierarchy, and is one matrix product.
+    centered = np.asarray(points, np.float64)
+    centered = centered - centered.mean(axis=0)
+    squares = np.einsum("ip,ip->i", centered, centered)
+    squared = squares[:, None] + squares - 2 * centered @ centered.T
+    np.fill_diagonal(squared, 0.0)
+    return np.asarray(np.sqrt(np.maximum(squared, 0)), np.float64)

@@ -259,11 +259,17 @@ class Federation:
         shares = split(
             partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
         )
+        test, y = tuple(rows + n for rows in shares.test), data.y
+        if shares.names is not None:  # every sample has one holder
+            y = y.copy()
+            for names, rows in zip(shares.names, zip(shares.train, test, strict=True), strict=True):
+                for own in rows:
+                    y[own] = names[y[own]]
         return cls(
             x=data.x,
-            y=data.y,
+            y=y,
             train=shares.train,
-            test=tuple(rows + n for rows in shares.test),
+            test=test,
             classes=data.classes,
             keys=np.arange(clients),
             names=tuple(map(str, range(clients))),

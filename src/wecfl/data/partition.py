@@ -14,6 +14,7 @@ its own distribution.
 | clientwise-nclass | classes_per N | N random classes per client, shared equally |
 | clusterwise-dirichlet | alpha A1 A2 | a Dirichlet(A1) over groups, in each a Dirichlet(A2) |
 | clusterwise-nclass | classes_per N1 N2 | N1 random classes per group, N2 of these per client |
+| clusterwise-permuted | | equal shares; each group has names of its own for the classes |
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass
-from math import inf
+from math import factorial, inf
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -38,6 +39,7 @@ __all__ = [
     "ClientwiseNClass",
     "ClusterwiseDirichlet",
     "ClusterwiseNClass",
+    "ClusterwisePermuted",
     "Iid",
     "Partition",
     "QuantitySkew",
@@ -68,6 +70,8 @@ class Shares:
     """The generating group of each client, (m,)."""
     floor: float = 0.0
     """Each group must hold more than this part of the mean group's test samples."""
+    names: Int | None = None
+    """(m, classes), what client i calls class c; None: c."""
 
 
 class Partition(Protocol):
@@ -243,6 +247,42 @@ class ClusterwiseNClass:
         return Shares(_share_equally(of_client, classes), groups)
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterwisePermuted:
+    """Concept shift: all clients hold the same, but each group calls the classes something else.
+
+    Group 0 has the names of the data set, every other group a random permutation of its own
+    (Sattler et al., 2020). What one group learns is wrong for the others.
+
+    >>> drawn = ClusterwisePermuted(groups=2).shares(3, 4, np.random.default_rng(0))
+    >>> drawn.names.tolist()
+    [[0, 1, 2], [0, 1, 2], [2, 0, 1], [2, 0, 1]]
+    """
+
+    groups: int = 10
+
+    name: ClassVar[str] = "clusterwise-permuted"
+    usage: ClassVar[str] = "neither alpha nor classes_per"
+    remedy: ClassVar[str] = "ask for fewer clients"
+
+    def __post_init__(self) -> None:
+        _check_groups(self.groups)
+
+    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
+        """Equal shares, and permutations that all differ."""
+        groups = _spread(clients, self.groups)
+        if self.groups > factorial(min(classes, 20)):
+            raise PartitionError(
+                f"{self.groups} groups can't all name {classes} classes in another way; "
+                "ask for fewer groups"
+            )
+        chosen = {tuple(range(classes)): None}
+        while len(chosen) < self.groups:
+            chosen[tuple(rng.permutation(classes).tolist())] = None
+        names = np.array(list(chosen), np.int64)[groups]
+        return Shares(Iid().shares(classes, clients, rng).matrix, groups, names=names)
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     kind.name: kind
     for kind in (
@@ -252,6 +292,7 @@ PARTITIONS: dict[str, type[Partition]] = {
         ClientwiseNClass,
         ClusterwiseDirichlet,
         ClusterwiseNClass,
+        ClusterwisePermuted,
     )
 }
 """Every partition by its name."""
@@ -281,6 +322,8 @@ def build(
             return ClusterwiseDirichlet((a1, a2), groups)
         case ClusterwiseNClass.name, (), (n1, n2):
             return ClusterwiseNClass((n1, n2), groups)
+        case ClusterwisePermuted.name, (), ():
+            return ClusterwisePermuted(groups)
     if name not in PARTITIONS:
         raise PartitionError(unknown("partition", name, PARTITIONS))
     said = {"alpha": alpha, "classes_per": n}
@@ -311,6 +354,8 @@ class Split:
     test: tuple[Int, ...]
     groups: Int | None
     """The generating group of each client, (m,); None if the partition has no groups."""
+    names: Int | None = None
+    """(m, classes), what client i calls class c; None: c."""
 
 
 def split(
@@ -357,6 +402,7 @@ def split(
                 _deal(y_train, train, stream(seed, "deal", 0)),
                 _deal(y_test, test, stream(seed, "deal", 1)),
                 shares.groups,
+                shares.names,
             )
         often.update(found.keys())
         faults |= found

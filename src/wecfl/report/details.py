@@ -14,6 +14,7 @@ import pandas as pd
 import tomli_w
 
 from wecfl.base import F64, Int
+from wecfl.bilevel.auto import CLEAR
 from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Series, Spec, lines, plane
@@ -42,10 +43,12 @@ MAPPED = 200
 """Clients in a heat map."""
 PLACES = 50_000
 """Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
+LOOKS = 6
+"""Rounds whose choice of K is drawn."""
 ABOUT = KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
 MAIN = ("F", "R", "B")
 SCORES = ("accuracy", "macro_f1")
-ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients"}
+ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients", "notes"}
 """Keys of a record that the page shows in other ways than as lines over the rounds."""
 
 
@@ -117,6 +120,8 @@ class Details:
     """Why there is no motion."""
     moves: Alluvial | None
     moved: str
+    choice: list[Chart]
+    """Why there are so many clusters."""
     cards: list[Card]
     newcomers: tuple[list[str], list[list[str]]] | None
     """Head and lines of a table; None if nobody was kept out."""
@@ -227,6 +232,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         missing=missing,
         moves=picture if run.several else None,
         moved=_moved(run.labels, columns),
+        choice=_choice(run.records),
         cards=_cards(run),
         newcomers=None if late is None else cells(late),
         charts=charts,
@@ -353,6 +359,37 @@ def _objectives(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
         if key not in SCORES:
             rates[key] = [_median(record["clients"].get(key)) for record in records]
     return first + _chart("Learning rate", rates, rounds, "and its bounds, median client"), more
+
+
+def _choice(records: Sequence[Record]) -> list[Chart]:
+    """What the clustering wrote down: over K where it chose K, else over rounds."""
+    told = [(record["round"], record.get("notes", {})) for record in records]
+    looked = [(t, notes) for t, notes in told if isinstance(notes.get("silhouette"), list)]
+    if not looked:
+        rounds = [t for t, _ in told]
+        names = dict.fromkeys(name for _, notes in told for name in notes if "k" not in notes)
+        series = {name: _series([_several(notes.get(name)) for _, notes in told]) for name in names}
+        return [
+            chart
+            for name, each in series.items()
+            for chart in _chart(f"{name.capitalize()} update", each, rounds, "norm, by cluster")
+        ]
+    shown = looked if len(looked) <= LOOKS else [*looked[: LOOKS - 1], looked[-1]]
+    about = {"silhouette": f"clear from {CLEAR:g} on", "bic": "nats per client"}
+    charts = []
+    for name, words in about.items():
+        curves = {f"round {t}": notes[name] for t, notes in shown}
+        most = max(map(len, curves.values()))
+        padded = {t: [*curve, *[None] * (most - len(curve))] for t, curve in curves.items()}
+        spec = lines(padded, range(1, most + 1), over="K")
+        title = {"silhouette": "Silhouette", "bic": "BIC"}[name]
+        charts.append(Chart(title, spec, list(curves), words))
+    return charts
+
+
+def _several(value: object) -> object:
+    """Also of one cluster."""
+    return [value] if isinstance(value, float | int) else value
 
 
 def _chart(title: str, series: Series, rounds: Sequence[int], about: str) -> list[Chart]:

@@ -34,8 +34,9 @@ def lines(
     *,
     percent: bool = False,
     most: float | None = None,
+    over: str = "round",
 ) -> Spec:
-    """Values over rounds, one line each, and all of them under the pointer.
+    """Values over rounds (or what `over` says), one line each, and all of them under the pointer.
 
     `most` is the best value there is: the axis then goes from 0 to it. Otherwise positive values
     that span more than two orders of magnitude get a logarithmic axis.
@@ -66,7 +67,7 @@ def lines(
         name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
         empty=False,
     )  # fmt: skip
-    across = alt.Axis(title="round", tickMinStep=1, tickCount=6, labelFlush=False, grid=False)
+    across = alt.Axis(title=over, tickMinStep=1, tickCount=6, labelFlush=False, grid=False)
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("round:Q", axis=across, scale=alt.Scale(nice=False, zero=False))
     )
@@ -82,7 +83,7 @@ def lines(
         layers.append(base.mark_line(strokeWidth=2, **mark).encode(y=y))
         shown = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
         layers.append(base.mark_circle(color=color, size=60).encode(y=y, opacity=shown))
-    told = [alt.Tooltip("round:Q")] + [
+    told = [alt.Tooltip("round:Q", title=over)] + [
         alt.Tooltip(f"{field}:Q", title=name, format=written)
         for field, name in zip(fields, series, strict=True)
     ]

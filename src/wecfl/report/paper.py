@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from wecfl.report import newcomers, robustness
+from wecfl.report import found, newcomers, robustness
 from wecfl.report.cells import NOT_RUN, Block, row_of
 from wecfl.report.tables import score
 from wecfl.runs.definitions import SHIPPED, Cell, Definition
@@ -23,7 +23,7 @@ from wecfl.runs.queue import Store, Stored
 __all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
-LAYOUTS = {"robustness": robustness, "newcomers": newcomers}
+LAYOUTS = {"robustness": robustness, "newcomers": newcomers, "found": found}
 """Tables that are not beside the paper's, by the name in their definition."""
 BOLD = re.compile(r"\*\*(.+?)\*\*")
 
@@ -199,10 +199,10 @@ def cost(store: Store) -> str:
 def write(definition: Definition, store: Store) -> list[Path]:
     """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
 
-    These are RESULTS.md and NAME.md beside the folder of results. They ask with the lines
-    ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME: that of
-    the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all tables
-    beside the paper's.
+    These are RESULTS.md, NAME.md and methods/*.md beside the folder of results. They ask with
+    the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME:
+    that of the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all
+    tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -217,10 +217,12 @@ def write(definition: Definition, store: Store) -> list[Path]:
     }
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
-    for page in (store.folder.with_suffix(".md"), store.folder.with_name(f"{definition.name}.md")):
-        if page.exists():
-            old = page.read_text(encoding="utf-8")
-            new = fill(fill(old, definition.name, text), "cost", cost(store))
+    own = store.folder.with_name(f"{definition.name}.md")
+    methods = sorted(store.folder.with_name("methods").glob("*.md"))
+    for page in (store.folder.with_suffix(".md"), own, *methods):
+        old = page.read_text(encoding="utf-8") if page.exists() else ""
+        new = fill(fill(old, definition.name, text), "cost", cost(store))
+        if new != old:
             page.write_text(new, encoding="utf-8")
     return [base.with_suffix(suffix) for suffix in files]
 

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from wecfl.base import Int
+from wecfl.bilevel.auto import CLEAR
 
 OFTEN = 0.1
 """Of the rounds: a client refused in more of them is named."""
 NAMED = 10
 """Clients that are named."""
 
-__all__ = ["client_words", "partition_words", "remarks", "round_words"]
+WEAK = 0.25
+"""A silhouette below which there is "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
+
+__all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words"]
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
@@ -24,7 +28,8 @@ def partition_words(config: Mapping[str, Any]) -> str:
     'clusterwise-dirichlet(0.1, 10)'
     """
     numbers = config.get("alpha") or config.get("classes_per") or ()
-    return f"{config['partition']}({', '.join(f'{n:g}' for n in numbers)})"
+    said = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
+    return f"{config['partition']}{said}"
 
 
 def client_words(sizes: Int, groups: Int | None) -> str:
@@ -58,8 +63,29 @@ def round_words(record: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
+def choice_words(choice: Mapping[str, Any]) -> str:
+    """Why there are so many clusters, where the server chose K.
+
+    >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
+    'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
+    >>> choice_words({"k": 1, "since": 1, "settled": None, "best": 9, "silhouette": 0.31})
+    'no clear grouping, so all in one cluster: silhouette 0.31 at best (K = 9), 0.5 would be clear'
+    """
+    k, value = choice["k"], choice["silhouette"]
+    if k > 1:
+        settled = f"settled in round {choice['settled']}" if choice["settled"] else "not settled"
+        shown = "" if value is None else f": silhouette {value:.2f}"
+        shown += f" (best: K = {choice['best']})" if value and choice["best"] != k else ""
+        return f"K = {k} chosen in round {choice['since']}, {settled}{shown}"
+    if value is None:
+        return "too few clients to choose K: all in one cluster"
+    found = "clients are alike" if value < WEAK else "no clear grouping"
+    best = f"silhouette {value:.2f} at best (K = {choice['best']}), {CLEAR:g} would be clear"
+    return f"{found}, so all in one cluster: {best}"
+
+
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What must not be overlooked about a run: lies, privacy, newcomers, clients often refused.
+    """What must not be overlooked about a run: its K, lies, privacy, newcomers, clients refused.
 
     `refused` says in how many rounds the reply of each client was.
 
@@ -69,7 +95,7 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     under attack: 50 % of attackers in clusters of their own, 25 % of honest clients beside one
     8 replies refused: look at client a (7 of 10 rounds)
     """
-    lines = []
+    lines = [choice_words(summary["choice"])] if summary.get("choice") else []
     if attack := summary.get("attack"):
         found = [
             f"{100 * attack[key]:.0f} % {words}"

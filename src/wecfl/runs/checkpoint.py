@@ -3,8 +3,8 @@
 Two files for a round, in `checkpoints/`:
 
 - ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
-  named `J.centers`, `J.labels`, `J.memory.NAME`; `J.models` only where a model is not the center
-  of its cluster;
+  named `J.centers`, `J.labels`, `J.memory.NAME`, `J.notes.NAME`; `J.models` only where a model is
+  not the center of its cluster;
 - ``000012.json``: the manifest, which is written last and makes the checkpoint valid: format,
   round, size and SHA-256 of the former, length of the files that grow from round to round, the run
   it belongs to, and a SHA-256 of all that.
@@ -141,6 +141,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
         "centers": state.centers,
         "labels": state.labels,
         **{f"memory.{name}": values for name, values in state.memory.items()},
+        **{f"notes.{name}": values for name, values in state.notes.items()},
     }
     if state.replies is not None:
         arrays["replies"] = state.replies
@@ -156,18 +157,22 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
-    memory = {
-        name.removeprefix("memory."): values
-        for name, values in arrays.items()
-        if name.startswith("memory.")
-    }
+    memory, notes = (_under(prefix, arrays) for prefix in ("memory.", "notes."))
     centers, labels = arrays["centers"], arrays["labels"]
     state = State(int(arrays["round"][0]), centers, centers, labels, memory, arrays.get("replies"))
     models, met = arrays.get("models"), arrays.get("met")
     return state.replace(
         models=state.own if models is None else models,
         met=None if met is None else met.astype(np.bool_),
+        notes=notes,
     )
+
+
+def _under(
+    prefix: str, arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Those whose name begins so, by the rest of it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 def _manifest(file: Path) -> Manifest:
@@ -193,10 +198,7 @@ def _states(manifest: Manifest, file: Path) -> Iterator[State]:
                 raise ValueError("its checksum differs")
         arrays = load_file(file)
         for j in range(manifest.members):
-            prefix = f"{j}."
-            yield _state(
-                {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-            )
+            yield _state(_under(f"{j}.", arrays))
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
     except (ValueError, KeyError, IndexError, SafetensorError) as error:

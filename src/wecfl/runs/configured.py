@@ -7,9 +7,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from wecfl.base import Aggregation, Method, Plan
+from wecfl.base import Aggregation, Clustering, Method, Plan
 from wecfl.bilevel.aggregation import robust
+from wecfl.bilevel.auto import Auto
 from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.rate import check_theory
 from wecfl.bilevel.representation import Columns, Losses
@@ -148,14 +150,29 @@ def method_of(config: Config) -> Method:
         method = method.replace(representation=Columns(config.representation))
     if isinstance(method.representation, Losses):
         method = method.replace(representation=Losses(config.loss_batches))
-    if isinstance(method.clustering, KMeans):
-        method = method.replace(clustering=KMeans(warm=config.warm_start))
+    method = method.replace(clustering=_clustering(config, method.clustering))
     if config.aggregation != "mean":
         method = method.replace(aggregation=_robust(config, method))
     if config.importance != "method":
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _clustering(config: Config, given: Clustering) -> Clustering:
+    """That of a method, with the choices that apply to it."""
+    match given:
+        case KMeans():
+            return KMeans(warm=config.warm_start)
+        case Auto():
+            return Auto(KMeans(warm=config.warm_start), config.criterion)
+        case Bipartition():
+            return Bipartition(config.eps1, config.eps2)
+        case Agglomerative():
+            return Agglomerative(
+                config.cluster_round, config.threshold, config.linkage, config.metric
+            )
+    return given
 
 
 def _robust(config: Config, method: Method) -> Aggregation:

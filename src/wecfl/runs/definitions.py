@@ -38,6 +38,9 @@ __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions"
 SHIPPED = Path(__file__).parents[1] / "experiments"
 """The definitions that come with the package."""
 
+Layout = Literal["robustness", "newcomers", "found"]
+"""Of a table that is not beside the paper's."""
+
 LISTS = ("alpha", "classes_per")
 """Keys that are lists themselves, so that a list of them is one value."""
 
@@ -171,7 +174,7 @@ class Definition:
     title: str
     paper: str | None
     """The table of the paper beside which it is shown."""
-    table: Literal["robustness", "newcomers"] | None
+    table: Layout | None
     """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.report.paper`)."""
     figure: str | None
     """How it is drawn (`wecfl.report.paper_figures`); without `table` it is no table."""
@@ -238,7 +241,7 @@ class _Written(BaseModel):
 
     title: str
     paper: str | None = None
-    table: Literal["robustness", "newcomers"] | None = None
+    table: Layout | None = None
     figure: str | None = None
     together: bool = False
     base: dict[str, Any] = {}

@@ -16,12 +16,14 @@ from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 
 __all__ = [
+    "CLUSTERING_KEYS",
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
     "KEYS",
     "Record",
     "Recorder",
     "last_attack",
+    "last_choice",
     "last_rounds",
     "replies",
     "settled",
@@ -55,6 +57,11 @@ CONDITION_KEYS = {
 """The further keys of a record where something is between clients and server; `clients` then also
 holds `reply`, what came of each local update (`wecfl.base.Reply`). Under attack, the scores are the
 honest clients'."""
+
+CLUSTERING_KEYS = {
+    "notes": "what the clustering wrote down: why there are so many clusters",
+}
+"""The further key of a record where the clustering says how many clusters there are."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
@@ -146,6 +153,8 @@ class Recorder:
             counts = np.bincount(state.replies, minlength=len(Reply))
             record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
             record["clients"]["reply"] = state.replies.tolist()
+        if state.notes:
+            record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
         if notes := self._engine.notes():
             record["network"] = notes
         if self._assault:
@@ -184,6 +193,12 @@ class Recorder:
 def _known(scores: F64) -> list[float | None]:
     """Scores in six digits; None where a client did not tell."""
     return [None if np.isnan(score) else round(float(score), 6) for score in scores]
+
+
+def _plain(values: F64) -> float | list[float | None] | None:
+    """A number, or several; JSON knows no NaN."""
+    several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+    return several if len(several) > 1 else several[0]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:
@@ -225,6 +240,38 @@ def last_attack(records: Sequence[Record], count: int = 3) -> dict[str, dict[str
     return {
         "attack": {
             key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
+        }
+    }
+
+
+def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
+    """What became of the choice of K, where the clustering made it; nothing elsewhere.
+
+    `k` is kept since the round `since` and settled in the round `settled`. `best` is the K with the
+    largest `silhouette`, when it was last looked for.
+
+    >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
+    >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
+    {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
+    >>> last_choice([{"round": 1}])
+    {}
+    """
+    told = [(each["round"], each["notes"]) for each in records if "k" in each.get("notes", {})]
+    if not told:
+        return {}
+    looked = [(t, notes) for t, notes in told if "silhouette" in notes]
+    k = int(told[-1][1]["k"])
+    others = [t for t, notes in told if notes["k"] != k]
+    curve = looked[-1][1]["silhouette"] if looked else None
+    scores = [-1.0 if score is None else score for score in (curve or [])]
+    best = int(np.argmax(scores)) if scores else 0
+    return {
+        "choice": {
+            "k": k,
+            "since": max(others, default=told[0][0] - 1) + 1,
+            "settled": min((t for t, notes in told if notes["settled"]), default=None),
+            "best": best + 1,
+            "silhouette": scores[best] if best else None,
         }
     }
 

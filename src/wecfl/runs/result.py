@@ -26,7 +26,7 @@ from wecfl.runs.newcomers import (
     Visit,
     outcome,
 )
-from wecfl.runs.record import Record, last_attack, last_rounds, replies, settled
+from wecfl.runs.record import Record, last_attack, last_choice, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
@@ -154,7 +154,7 @@ class Result:
         return {
             "method": self.method.name,
             "engine": self.engine,
-            "k": max(self.method.k, self.method.members),
+            "k": self.method.members if self.method.members > 1 else self.method.k,
             "rounds": len(self.records),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
@@ -167,8 +167,8 @@ class Result:
 
     @property
     def _told(self) -> dict[str, Any]:
-        """What a run with attackers or with privacy has to tell besides."""
-        told: dict[str, Any] = {**last_attack(self.records)}
+        """What a run that chose K, or one with attackers or privacy, has to tell besides."""
+        told: dict[str, Any] = {**last_choice(self.records), **last_attack(self.records)}
         if self.privacy:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
             # Of each soft-voted run a client sends a model.

@@ -52,6 +52,8 @@ Score = Annotated[float, Field(ge=-ROUNDING, le=1 + ROUNDING)]
 """A mean of fractions, however it was rounded."""
 Agreement = Annotated[float, Field(ge=-1 - ROUNDING, le=1 + ROUNDING)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+Clusters = Count | Literal["auto"]
+"""K as it was asked for."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[Number, Field(ge=0)]
 Measured = float | bool | str | None
@@ -129,11 +131,19 @@ class _Newcomers(_Promise):
     false_alarms: Score | None
 
 
+class _Choice(_Promise):
+    k: Count
+    since: Count
+    settled: Count | None
+    best: Count
+    silhouette: Agreement | None
+
+
 class Summary(_Promise):
     """`summary.json`."""
 
     method: str
-    k: Count
+    k: Clusters
     rounds: Count
     accuracy: Score | None
     macro_f1: Score | None
@@ -144,6 +154,7 @@ class Summary(_Promise):
     status: str
     engine: str = ""
     settled: Count | None = None
+    choice: _Choice | None = None
     attack: dict[str, Score | None] = {}
     privacy: _Budget | None = None
     newcomers: _Newcomers | None = None
@@ -177,6 +188,7 @@ class Round(_Promise):
     clusters: Count
     sizes: list[Count]
     clients: _Scores
+    notes: dict[str, Number | list[Number | None] | None] = {}
 
 
 class Environment(_Promise):
@@ -238,7 +250,7 @@ class Newcomer(_Promise):
 class _Choices(_Promise):
     method: str
     dataset: str
-    clusters: Count
+    clusters: Clusters
     clients: Count
     rounds: Count
     steps: Count
@@ -249,6 +261,7 @@ class _Curve(_Promise):
     round: list[Count]
     accuracy: list[Score | None]
     macro_f1: list[Score | None]
+    clusters: list[Count] = []
 
     @model_validator(mode="after")
     def _whole(self) -> _Curve:

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from scipy.spatial.distance import squareform
 
 from wecfl.base import F32, F64, Engine, Method, Real, State
+from wecfl.bilevel.distance import distances
 from wecfl.bilevel.representation import last_layer
 from wecfl.bilevel.threads import one_thread
 from wecfl.runs.schema import read_tensors, reading
@@ -62,22 +63,6 @@ def _geometry(of: str, points: Real) -> dict[str, F32]:
         norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
         found = {f"{of}.distances": pairs, f"{of}.norms": norms}
         return {name: values.astype(np.float32) for name, values in found.items()}
-
-
-def distances(points: Real) -> F64:
-    """(m, m), ‖g_i − g_j‖.
-
-    >>> distances(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)).tolist()
-    [[0.0, 5.0], [5.0, 0.0]]
-    """
-    # Around their mean and in double precision the expansion ‖a‖² + ‖b‖² − 2ab keeps enough digits
-    # for a picture, and is one matrix product.
-    centered = np.asarray(points, np.float64)
-    centered = centered - centered.mean(axis=0)
-    squares = np.einsum("ip,ip->i", centered, centered)
-    squared = squares[:, None] + squares - 2 * centered @ centered.T
-    np.fill_diagonal(squared, 0.0)
-    return np.asarray(np.sqrt(np.maximum(squared, 0)), np.float64)
 
 
 def traced_rounds(folder: Path) -> list[int]:

@@ -1,0 +1,221 @@
+"""How many clusters: K chosen by the server, from what it holds in any case.
+
+For K = 1, 2, … the clients are parted by Ward's hierarchy, made once from their distances, and each
+K is given two scores: the λ-weighted silhouette, how much nearer clients are to their own cluster
+than to the next, and the λ-weighted BIC of equal round clusters, in nats per client. The
+silhouette merges groups that lie close together, BIC parts clients where clusters are not round:
+what was measured about both, and why they decide together by default, is in
+`docs/methods/auto-k.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, ward
+from scipy.spatial.distance import squareform
+
+from wecfl.base import F64, Clusters, Distance, Int, View
+from wecfl.bilevel.clustering import Crowd, KMeans, isometric
+from wecfl.bilevel.distance import distances, squared_euclidean
+from wecfl.bilevel.threads import one_thread
+from wecfl.errors import ConfigError
+
+__all__ = ["CLEAR", "Auto", "Criterion", "Curve"]
+
+Criterion = Literal["both", "silhouette", "bic"]
+
+CLEAR = 0.5
+"""A silhouette from which on there is "a reasonable structure" (Kaufman & Rousseeuw, 1990)."""
+CLOSE = 0.02
+"""Scores that differ by less are as good: of silhouettes, and of nats per client."""
+MOST = 50
+"""K that are tried."""
+CROWDED = 2000
+"""Clients among which K is looked for; of more, so many are drawn. Distances grow with m²."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The scores of K = 1, 2, …, and the clusters that they are of.
+
+    >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
+    >>> curve = Curve.of(points, np.ones(7))
+    >>> curve.silhouette.round(2).tolist(), curve.best("both"), curve.labels[1].tolist()
+    ([nan, 0.98, 0.69], 2, [0, 0, 0, 1, 1, 1, 1])
+    >>> Curve.of(np.eye(8), np.ones(8)).best("both")                            # no clear grouping
+    1
+    """
+
+    silhouette: F64
+    """(most,), NaN for K = 1."""
+    bic: F64
+    """(most,)."""
+    labels: Int
+    """(most, n)."""
+
+    @classmethod
+    def of(cls, points: F64, importance: F64, most: int = MOST) -> Self:
+        """For K up to `most`, and up to half of the clients."""
+        n, weight = len(points), importance / importance.mean()
+        far = distances(points)
+        levels = np.arange(1, max(min(most, n // 2), 1) + 1)
+        tree = ward(squareform(far, checks=False)) if n > 1 else None
+        cuts = cut_tree(tree, levels).T if n > 1 else np.zeros((1, n), np.int64)
+        # Clusters are nested: what is summed over the finest of them need not be summed again.
+        finest = _members(cuts[-1]) * weight[:, None]
+        to_each, between = far @ finest, finest.T @ far**2 @ finest
+        dimension = _dimension(far, weight)
+        silhouette, bic = np.full((2, len(levels)), np.nan)
+        for i, labels in enumerate(cuts):
+            into = np.zeros((finest.shape[1], labels.max() + 1))
+            into[cuts[-1], labels] = 1
+            total = np.bincount(labels, weight)
+            within = np.diag(into.T @ between @ into) / (2 * total)
+            bic[i] = _bic(within.sum(), total, dimension)
+            if i:
+                silhouette[i] = _silhouette(to_each @ into, labels, weight, total)
+        return cls(silhouette, bic, cuts.astype(np.int64))
+
+    def best(self, criterion: Criterion, now: int = 1) -> int:
+        """The K that the criterion likes best, and 1 where it is not clear.
+
+        Of silhouettes that are `CLOSE` to the best, BIC decides (`both`). `now` is the K at hand:
+        it is only left for one that is better by more than `CLOSE`.
+        """
+        if len(self.bic) == 1:
+            return 1
+        score = self.bic if criterion == "bic" else np.nan_to_num(self.silhouette, nan=-1.0)
+        good = np.flatnonzero(score >= score.max() - (CLOSE if criterion == "both" else 0))
+        best = int(good[self.bic[good].argmax()]) + 1
+        stays = 1 < now <= len(score) and score[now - 1] >= score[best - 1] - CLOSE
+        best, clear = (now, CLEAR - CLOSE) if stays else (best, CLEAR)
+        return best if self.silhouette[best - 1] >= clear else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """K-means with as many clusters as the clients are clearly grouped in.
+
+    All start in one cluster. In each round the K is chosen anew (`Curve.best`), until the same
+    K > 1 has been chosen `patience` rounds in a row with no new client among them: then it has
+    settled, and stays. Clients that are not clearly grouped stay in one cluster, and are looked at
+    again in the next round. Clusters go on under their numbers whatever K becomes.
+
+    Its notes are `k`, how many `rounds` it was chosen in a row among how many `clients`, whether it
+    has `settled` (0 or 1), and of a round that looked for it the curves `silhouette` and `bic`.
+
+    >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
+    >>> view = View(points, np.array([[0.0]]), np.ones(7), np.zeros(7, int))
+    >>> found = Auto()(view, squared_euclidean, np.random.default_rng(0))
+    >>> found.labels.tolist(), len(found.centers), found.notes["k"].tolist()
+    ([0, 0, 0, 1, 1, 1, 1], 2, [2.0])
+    """
+
+    clustering: KMeans = field(default_factory=KMeans)
+    criterion: Criterion = "both"
+    most: int = MOST
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        if self.most < 2 or self.patience < 1:
+            raise ConfigError(
+                f"Auto needs most ≥ 2 and patience ≥ 1, got {self.most} and {self.patience}"
+            )
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """In the identity of the previous clusters."""
+        if distance is not squared_euclidean:
+            raise ConfigError("K is chosen by squared Euclidean distances: use squared_euclidean")
+        inside = np.unique(view.labels)
+        crowd, start = Crowd.of(view), view.centers[inside]
+        with one_thread():
+            near, old = isometric(crowd.points, start)
+            now, notes = len(inside), dict(view.notes)
+            if notes and notes["settled"][0]:
+                notes = {name: notes[name] for name in ("k", "rounds", "clients", "settled")}
+            else:
+                curve, drawn = self._curve(near, crowd.weight, rng)
+                k = curve.best(self.criterion, now)
+                again = [("k", k), ("clients", len(view.points))]
+                held = all(view.notes.get(name, [0])[0] == value for name, value in again)
+                rounds = 1 + (notes["rounds"][0] if held else 0)
+                notes = {
+                    "k": np.array([float(k)]),
+                    "rounds": np.array([float(rounds)]),
+                    "clients": np.array([float(len(view.points))]),
+                    "settled": np.array([float(k > 1 and rounds >= self.patience)]),
+                    "silhouette": curve.silhouette,
+                    "bic": curve.bic,
+                }
+                if k != now:
+                    old = _centers(near[drawn], curve.labels[k - 1], crowd.weight[drawn])
+            found = crowd.clusters(self.clustering.lloyd(near, old, crowd.weight, rng), inside)
+        return Clusters(found.labels, found.centers, notes)
+
+    def _curve(self, points: F64, weight: F64, rng: np.random.Generator) -> tuple[Curve, Int]:
+        """And of which clients it is made."""
+        drawn = np.arange(len(points))
+        if len(points) > CROWDED:
+            drawn = np.sort(rng.choice(len(points), CROWDED, replace=False))
+        return Curve.of(points[drawn], weight[drawn], self.most), drawn
+
+
+def _members(labels: Int) -> F64:
+    """(n, k), r."""
+    return np.asarray(labels[:, None] == np.arange(labels.max() + 1), np.float64)
+
+
+def _centers(points: F64, labels: Int, weight: F64) -> F64:
+    """(k, p), the weighted mean of each cluster."""
+    share = _members(labels) * weight[:, None]
+    return np.asarray((share / share.sum(axis=0)).T @ points)
+
+
+def _silhouette(sums: F64, labels: Int, weight: F64, total: F64) -> float:
+    """The λ-mean of (b − a) / max(a, b), 0 of a client that is alone.
+
+    a is the λ-mean distance to the others of the own cluster, b that to the nearest other cluster;
+    `sums` (n, k) are the λ-sums of the distances.
+    """
+    own, every = sums[np.arange(len(labels)), labels], np.arange(len(labels))
+    rest = total[labels] - weight
+    alone = np.bincount(labels)[labels] == 1
+    a = np.divide(own, rest, out=np.zeros_like(own), where=~alone)
+    to_others = sums / total
+    to_others[every, labels] = np.inf
+    b = to_others.min(axis=1)
+    larger = np.maximum(a, b)
+    each = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
+    return float(np.average(each, weights=weight))
+
+
+def _dimension(far: F64, weight: F64) -> float:
+    """(Σ v)² / Σ v² over the variances v along the principal axes: how many of them count."""
+    share = weight / weight.sum()
+    squared = far**2
+    mean = squared @ share
+    gram = (mean[:, None] + mean - squared - share @ mean) / 2
+    gram *= np.sqrt(share[:, None] * share)
+    squares = (gram**2).sum()
+    return float(np.trace(gram) ** 2 / squares) if squares > 0 else 1.0
+
+
+def _bic(within: float, total: F64, dimension: float) -> float:
+    """The log-likelihood less what the parameters cost, per client (Pelleg & Moore's X-means).
+
+    Clusters are round and equally wide: in `dimension` d, the variance is W / (d(n − k)). A client
+    with λ_i counts λ_i times.
+    """
+    n, k = total.sum(), len(total)
+    free = max(n - k, 1.0)
+    variance = max(within / (dimension * free), np.finfo(np.float64).tiny)
+    likelihood = (
+        (total * np.log(total / n)).sum()
+        - n * dimension / 2 * np.log(2 * np.pi * variance)
+        - dimension * free / 2
+    )
+    cost = (k - 1 + k * dimension + 1) / 2 * np.log(n)
+    return float((likelihood - cost) / n)

@@ -1,0 +1,160 @@
+"""Clusterings by the clients' updates, which need no K: CFL's bipartition and FL+HC's hierarchy.
+
+What a client's update is, the view of a clustering says: g_i − G_k with the center G_k it was sent.
+Clients that were not heard have none; they keep their cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+
+from wecfl.base import F64, Bool, Clusters, Distance, Int, View
+from wecfl.bilevel.distance import distances
+from wecfl.bilevel.threads import one_thread
+from wecfl.errors import ConfigError
+
+__all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
+
+Linkage = Literal["ward", "complete", "average", "single"]
+Metric = Literal["euclidean", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bipartition:
+    """CFL: a cluster is parted in two where it stands still while its clients do not.
+
+    With Δ_i the update of client i, cluster k is parted if ‖Σ λ_i Δ_i / Σ λ_i‖ < `eps1` and
+    max ‖Δ_i‖ > `eps2`, in the two parts between which the largest cosine is least. That optimal
+    bipartition is what single linkage leaves of it before its last step. The part with more λ keeps
+    the number of the cluster, the other one has the next free one.
+
+    Its notes are `mean` and `largest`, the two norms of each cluster (NaN of one nobody was heard
+    of), by which `eps1` and `eps2` can be chosen.
+
+    >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
+    >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int))
+    >>> found = Bipartition(eps1=0.2, eps2=0.5)(view, None, np.random.default_rng(0))
+    >>> found.labels.tolist(), found.notes["mean"].round(2).tolist()
+    ([0, 0, 1, 1], [0.04])
+    """
+
+    eps1: float = 0.4
+    eps2: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("eps1", "eps2"):
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(f"{name} must be finite and not negative, got {self}")
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """Each cluster as it is, or in two."""
+        labels, k, all_updates = view.labels.copy(), len(view.centers), view.updates
+        mean, largest = np.full((2, k), np.nan)
+        origins: list[int] = []
+        for cluster in np.unique(labels):
+            inside = np.flatnonzero((view.labels == cluster) & _heard(view))
+            if len(inside) == 0:
+                continue
+            updates = all_updates[inside].astype(np.float64)
+            weight = view.importance[inside]
+            mean[cluster] = np.linalg.norm(np.average(updates, axis=0, weights=weight))
+            largest[cluster] = np.linalg.norm(updates, axis=1).max()
+            parted = mean[cluster] < self.eps1 and largest[cluster] > self.eps2
+            if parted and len(inside) > 1:
+                second = _second(_part(_distances(updates, "cosine"), "single"), weight)
+                labels[inside[second]] = k + len(origins)
+                origins.append(cluster)
+        centers = np.concatenate([view.centers, view.centers[origins]]) if origins else view.centers
+        return Clusters(labels, centers, {"mean": mean, "largest": largest})
+
+
+@dataclass(frozen=True, slots=True)
+class Agglomerative:
+    """FL+HC: until `round` all clients are one cluster; then each is parted once and for all.
+
+    The clients' updates of that round are merged, nearest first, while they are nearer than
+    `threshold`. `linkage` says how near two clusters are, `metric` how near two updates: by their
+    Euclidean distance or by 1 − cosine. The cluster with most λ keeps its number.
+
+    >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.1]])
+    >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int), round=1)
+    >>> Agglomerative(1, threshold=1.0)(view, None, np.random.default_rng(0)).labels.tolist()
+    [0, 0, 1, 1]
+    """
+
+    round: int = 1
+    threshold: float = 0.5
+    linkage: Linkage = "average"
+    metric: Metric = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ConfigError(f"the round of FL+HC must be at least 1, got {self.round}")
+        if not 0 < self.threshold < inf:
+            raise ConfigError(f"threshold must be positive and finite, got {self.threshold}")
+        if self.linkage == "ward" and self.metric != "euclidean":
+            raise ConfigError("ward's linkage is about Euclidean distances: use that metric")
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """As they are, but in that round."""
+        heard = np.flatnonzero(_heard(view))
+        if view.round != self.round or len(heard) < 2:
+            return Clusters(view.labels, view.centers)
+        updates = view.updates[heard].astype(np.float64)
+        tree = linkage(_distances(updates, self.metric), self.linkage)
+        parts = fcluster(tree, self.threshold, "distance")
+        _, first, found = np.unique(parts, return_index=True, return_inverse=True)
+        labels, origin = view.labels.copy(), view.labels[heard[0]]
+        # By importance and not by chance; who was not heard stays with the most.
+        order = np.lexsort((first, -np.bincount(found, view.importance[heard])))
+        number = np.empty(len(order), np.int64)
+        number[order] = [origin, *range(len(view.centers), len(view.centers) + len(order) - 1)]
+        labels[heard] = number[found]
+        centers = np.concatenate(
+            [view.centers, np.repeat(view.centers[[origin]], len(order) - 1, axis=0)]
+        )
+        return Clusters(labels, centers)
+
+
+def _heard(view: View) -> Bool:
+    return np.ones(len(view.labels), np.bool_) if view.heard is None else view.heard
+
+
+def _distances(updates: F64, metric: Metric) -> F64:
+    """Between each two, condensed as SciPy likes it; 1 − cos(a, b) = ‖a − b‖² / 2 of directions."""
+    with one_thread():
+        if metric == "cosine":
+            norms = np.linalg.norm(updates, axis=1, keepdims=True)
+            units = np.divide(updates, norms, out=np.zeros_like(updates), where=norms > 0)
+            far = distances(units) ** 2 / 2
+        else:
+            far = distances(updates)
+    return np.asarray(squareform(far, checks=False))
+
+
+def _part(distances: F64, method: Linkage) -> Int:
+    """(n,), 0 or 1: the two clusters that the last step of the hierarchy would merge."""
+    tree = linkage(distances, method)
+    n = len(tree) + 1
+    below, todo = [], [int(tree[-1, 1])]
+    while todo:
+        node = todo.pop()
+        if node < n:
+            below.append(node)
+        else:
+            todo += [int(tree[node - n, 0]), int(tree[node - n, 1])]
+    parts = np.zeros(n, np.int64)
+    parts[below] = 1
+    return parts
+
+
+def _second(parts: Int, weight: F64) -> Bool:
+    """Who is in the part with less λ; of equal ones, in that without the first client."""
+    less = np.bincount(parts, weight)
+    return np.asarray(parts == (1 - parts[0] if less[0] == less[1] else less.argmin()))

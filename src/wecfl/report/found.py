@@ -1,0 +1,85 @@
+"""How many clusters were found, beside how many groups there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from wecfl.report.cells import NOT_RUN, Block, Row, row_of
+from wecfl.report.tables import score
+from wecfl.runs.definitions import Cell
+from wecfl.runs.queue import Store, Stored
+
+__all__ = ["blocks", "frame"]
+
+RIGHT = 0.99
+"""The ARI from which on the groups are found."""
+
+
+def frame(cells: Sequence[Cell], store: Store) -> pd.DataFrame:
+    """One row per cell: scores, groups, and the clusters found with each seed."""
+    return pd.DataFrame([_row(cell, store) for cell in cells])
+
+
+def _row(cell: Cell, store: Store) -> Row:
+    usual, stored = row_of(cell, store)
+    stored = sorted(stored, key=lambda each: each["seed"])
+    config = cell.config
+    grouped = config.partition.startswith("clusterwise")
+    right = [_right(each, config.groups if grouped else None) for each in stored]
+    auto = usual["k"] == "auto"
+    return usual | {
+        "label": "",
+        "criterion": config.criterion if auto and config.method in ("wecfl", "fesem") else "",
+        "groups": config.groups if grouped else 0,
+        "found": " ".join(str(_found(each) or "–") for each in stored),
+        "aris": " ".join(f"{each['ari']:.2f}" for each in stored if each["ari"] is not None),
+        "right": sum(right) if auto else np.nan,
+    }
+
+
+def _right(stored: Stored, groups: int | None) -> bool:
+    """The groups are found; or, where there are none, nothing is."""
+    found = _found(stored)
+    return found == 1 if groups is None else found == groups and (stored["ari"] or 0) >= RIGHT
+
+
+def _found(stored: Stored) -> int | None:
+    """Clusters in the last round; None if there was none, as training diverged."""
+    clusters: list[int] = stored["curve"].get("clusters", [])
+    return clusters[-1] if clusters else None
+
+
+def blocks(frame: pd.DataFrame) -> Iterator[Block]:
+    """One block for each data set and partition."""
+    for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
+        by = ["criterion"] if rows["criterion"].nunique() > 1 else []
+        grouped = bool(rows["groups"].any())
+        heads = ["method", "K", *by, *(["groups"] if grouped else []), "clusters found"]
+        heads += [*(["ARI"] if grouped else []), "right", "accuracy %", "macro-F1 %", "n"]
+        yield (
+            f"{dataset}, {partition}",
+            heads,
+            [
+                _texts(each, by, grouped)
+                for each in rows.sort_values("groups", kind="stable").to_dict("records")
+            ],
+        )
+
+
+def _texts(each: Row, by: Sequence[str], grouped: bool) -> list[str]:
+    done, n = bool(each["n"]), each["n"]
+    right = "–" if np.isnan(each["right"]) or not done else f"{each['right']:.0f} of {n}"
+    return [
+        each["method"],
+        str(each["k"]),
+        *(each[name] or "–" for name in by),
+        *([str(each["groups"])] if grouped else []),
+        each["found"].replace(" ", ", ") if done else NOT_RUN,
+        *([each["aris"].replace(" ", ", ") or "–"] if grouped else []),
+        right,
+        *(score(each[name], each[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
+        str(n),
+    ]
