@@ -52,7 +52,8 @@ def frame_of(
     """
     cells = definition.cells if cells is None else cells
     if definition.table:
-        return LAYOUTS[definition.table].frame(cells, store)
+        laid_out: pd.DataFrame = LAYOUTS[definition.table].frame(cells, store)
+        return laid_out
     frame = pd.DataFrame([row_of(cell, store)[0] for cell in cells])
     if definition.paper:
         key = ["dataset", "partition", "k", "method"]
@@ -69,7 +70,8 @@ def frame_of(
 
 def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
     layout = definition.table
-    return LAYOUTS[layout].blocks(frame) if layout else _beside_the_paper(frame)
+    blocks: Iterator[Block] = LAYOUTS[layout].blocks(frame) if layout else _beside_the_paper(frame)
+    return blocks
 
 
 def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
