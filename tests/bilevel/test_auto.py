@@ -162,7 +162,8 @@ def test_a_cluster_that_moves_or_agrees_is_not_parted() -> None:
 def test_the_parts_of_a_second_split_have_the_right_clients() -> None:
     """The bug that others share: positions inside of a cluster taken for clients."""
     truth = np.tile(np.arange(3), 4)
-    labels, centers = np.zeros(12, np.int64), np.zeros((1, 2))
+    labels: Int = np.zeros(12, np.int64)
+    centers: Real = np.zeros((1, 2))
     for pulls in ([[2.0, 0], [-1, 0], [-1, 0]], [[0.1, 0], [0, 1], [0, -1]]):
         points = np.array(pulls)[truth] + 0.01 * np.arange(24).reshape(12, 2) / 24
         view = View(points, centers, np.ones(12), labels)
