@@ -41,8 +41,8 @@ PUBLIC = {
     for name in module.__all__
 }
 WITHOUT_EXAMPLE = {
-    "Array", "Engine", "Module", "Named", "Observer", "Package", "Partition", "Source",
-    "check_clusters",
+    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
+    "Partition", "Source", "check_clusters",
 }  # fmt: skip
 
 

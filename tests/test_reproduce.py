@@ -614,6 +614,7 @@ def test_k_is_looked_for_as_the_issue_asks() -> None:
     for partition, k in (
         ("clusterwise-permuted", 4), ("clusterwise-dirichlet", 10), ("clusterwise-nclass", 10)
     ):  # fmt: skip
+        rows: set[tuple[str, str, object]]
         rows = {(partition, name, "auto") for name in ("wecfl", "cfl", "flhc")}
         rows |= {(partition, name, k) for name in ("wecfl", "fesem", "ifca")}
         assert rows | {(partition, "fedavg", 1)} <= methods

@@ -451,7 +451,8 @@ class Method:
     """How many independent runs are soft-voted (FedAvg+, FedProx+)."""
 
     def __post_init__(self) -> None:
-        for name, value in (("k", self.at_start), ("members", self.members)):
+        checked: dict[str, Any] = {"k": self.at_start, "members": self.members}
+        for name, value in checked.items():
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("distance", "clustering", "importance", "objective", "aggregation"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
 import wecfl
-from wecfl.base import F64, Clusters, Int, View
+from wecfl.base import F64, Clusters, Int, Real, View
 from wecfl.bilevel.auto import Auto, Criterion, Curve
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.distance import squared_euclidean
@@ -24,9 +24,9 @@ def blobs(k: int, each: int = 8, p: int = 30, seed: int = 0) -> tuple[F64, Int]:
 
 
 def chosen(
-    points: F64, labels: Int | None = None, centers: F64 | None = None, **more: Any
+    points: F64, labels: Int | None = None, centers: Real | None = None, **more: Any
 ) -> Clusters:
-    start = np.zeros((1, points.shape[1])) if centers is None else centers
+    start: Real = np.zeros((1, points.shape[1])) if centers is None else centers
     before = np.zeros(len(points), np.int64) if labels is None else labels
     view = View(points, start, np.ones(len(points)), before, **more)
     return Auto()(view, squared_euclidean, np.random.default_rng(0))
@@ -82,13 +82,12 @@ def test_clusters_keep_their_numbers_while_k_changes() -> None:
     assert len(first.centers) == 3
     # A fourth group arrives in cluster 0; the others stay what they are.
     labels = np.concatenate([first.labels, np.zeros(8, np.int64)])
-    centers = np.asarray(first.centers)
-    second = chosen(points, labels, centers, notes=first.notes, round=2)
+    second = chosen(points, labels, first.centers, notes=first.notes, round=2)
     np.testing.assert_array_equal(second.labels[:24], first.labels)
     assert set(second.labels[24:]) == {3}
     assert second.notes["rounds"].tolist() == [1.0]
     # It leaves: three clusters are left under their numbers, the empty one keeps its center.
-    third = chosen(points[:24], second.labels[:24], np.asarray(second.centers), round=3)
+    third = chosen(points[:24], second.labels[:24], second.centers, round=3)
     np.testing.assert_array_equal(third.labels, first.labels)
     np.testing.assert_array_equal(third.centers[3], second.centers[3])
 
@@ -97,13 +96,11 @@ def test_k_settles_and_stays() -> None:
     points, _ = blobs(3)
     found = chosen(points)
     for round in (2, 3):
-        found = chosen(
-            points, found.labels, np.asarray(found.centers), notes=found.notes, round=round
-        )
+        found = chosen(points, found.labels, found.centers, notes=found.notes, round=round)
     assert found.notes["rounds"].tolist() == [3.0]
     # Now even points that lie in five groups stay in three clusters, and no curve is made.
     other, _ = blobs(5, each=5, seed=1)
-    after = chosen(other[:24], found.labels, np.asarray(found.centers), notes=found.notes, round=4)
+    after = chosen(other[:24], found.labels, found.centers, notes=found.notes, round=4)
     assert set(after.labels) == {0, 1, 2}
     assert set(after.notes) == {"k", "rounds", "clients", "settled"}
 
@@ -111,7 +108,7 @@ def test_k_settles_and_stays() -> None:
 def test_a_new_client_keeps_k_open() -> None:
     points, _ = blobs(3)
     found = chosen(points[:-1])
-    again = chosen(points, np.append(found.labels, 0), np.asarray(found.centers), notes=found.notes)
+    again = chosen(points, np.append(found.labels, 0), found.centers, notes=found.notes)
     assert again.notes["rounds"].tolist() == [1.0]
 
 
@@ -165,12 +162,13 @@ def test_a_cluster_that_moves_or_agrees_is_not_parted() -> None:
 def test_the_parts_of_a_second_split_have_the_right_clients() -> None:
     """The bug that others share: positions inside of a cluster taken for clients."""
     truth = np.tile(np.arange(3), 4)
-    labels, centers = np.zeros(12, np.int64), np.zeros((1, 2))
+    labels: Int = np.zeros(12, np.int64)
+    centers: Real = np.zeros((1, 2))
     for pulls in ([[2.0, 0], [-1, 0], [-1, 0]], [[0.1, 0], [0, 1], [0, -1]]):
         points = np.array(pulls)[truth] + 0.01 * np.arange(24).reshape(12, 2) / 24
         view = View(points, centers, np.ones(12), labels)
         found = Bipartition(eps1=0.2, eps2=0.5)(view, squared_euclidean, np.random.default_rng(0))
-        labels, centers = found.labels, np.asarray(found.centers)
+        labels, centers = found.labels, found.centers
     assert adjusted_rand_score(labels, truth) == 1.0
 
 

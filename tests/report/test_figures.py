@@ -87,7 +87,7 @@ def test_names_of_seven_curves_that_end_together_stay_apart(tmp_path: Path) -> N
     ends = [0.8, 0.801, 0.802, 0.5, 0.5, 0.2, 0.9]
     folders = [
         folder(tmp_path / name, [0.1, end], method=name)
-        for name, end in zip(METHODS, ends, strict=True)
+        for name, end in zip(list(METHODS)[:7], ends, strict=True)
     ]
     spec, (_, names, *_) = drawn(folders)
     top = spec["hconcat"][0]["layer"][0]["encoding"]["y"]["scale"]["domain"][1]
@@ -97,7 +97,7 @@ def test_names_of_seven_curves_that_end_together_stay_apart(tmp_path: Path) -> N
         assert low <= high  # in the order of the curves
     assert all(abs(place - accuracy) / top * HEIGHT < 30 for place, accuracy in places)
     page = save(overview(folders), tmp_path / "seven.svg").read_text(encoding="utf-8")
-    for name in METHODS:
+    for name in list(METHODS)[:7]:
         assert f">{name} K=2<" in page
 
 

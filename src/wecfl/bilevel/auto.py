@@ -62,8 +62,9 @@ class Curve:
         n, weight = len(points), importance / importance.mean()
         far = distances(points)
         levels = np.arange(1, max(min(most, n // 2), 1) + 1)
-        tree = ward(squareform(far, checks=False)) if n > 1 else None
-        cuts = cut_tree(tree, levels).T if n > 1 else np.zeros((1, n), np.int64)
+        cuts = np.zeros((1, n), np.int64)
+        if n > 1:
+            cuts = cut_tree(ward(squareform(far, checks=False)), levels).T.astype(np.int64)
         # Clusters are nested: what is summed over the finest of them need not be summed again.
         finest = _members(cuts[-1]) * weight[:, None]
         to_each, between = far @ finest, finest.T @ far**2 @ finest
@@ -72,12 +73,12 @@ class Curve:
         for i, labels in enumerate(cuts):
             into = np.zeros((finest.shape[1], labels.max() + 1))
             into[cuts[-1], labels] = 1
-            total = np.bincount(labels, weight)
+            total = np.bincount(labels, weight).astype(np.float64)
             within = np.diag(into.T @ between @ into) / (2 * total)
             bic[i] = _bic(within.sum(), total, dimension)
             if i:
                 silhouette[i] = _silhouette(to_each @ into, labels, weight, total)
-        return cls(silhouette, bic, cuts.astype(np.int64))
+        return cls(silhouette, bic, cuts)
 
     def best(self, criterion: Criterion, now: int = 1) -> int:
         """The K that the criterion likes best, and 1 where it is not clear.

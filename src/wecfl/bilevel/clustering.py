@@ -115,7 +115,8 @@ class Crowd:
     def of(cls, view: View) -> Self:
         """Of these clients."""
         points, which = _distinct(view.points)
-        return cls(view, points, np.bincount(which, weights=view.importance), which)
+        weight = np.bincount(which, weights=view.importance).astype(np.float64)
+        return cls(view, points, weight, which)
 
     def clusters(self, found: Int, inside: Int | None = None) -> Clusters:
         """Clusters 0 … of distinct clients (u,), in the identity of the centers of the view.

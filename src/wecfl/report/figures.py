@@ -145,6 +145,6 @@ def _groups(members: pd.DataFrame, name: str) -> alt.LayerChart:
 
 def _name(run: pd.Series[str], choices: Sequence[str]) -> str:
     """The method with what sets it apart: K, and the choices in which the experiments differ."""
-    parts = [f"K={run['k']}"] if run["k"] != 1 else []
+    parts = [f"K={run['k']}"] if str(run["k"]) != "1" else []
     parts += [f"{'rounds' if c == 'planned' else c}={run[c]}" for c in choices]
     return " ".join([run["method"], *parts])

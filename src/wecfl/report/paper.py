@@ -69,8 +69,9 @@ def frame_of(
 
 
 def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
-    table = definition.table
-    return LAYOUTS[table].blocks(frame) if table else _beside_the_paper(frame)
+    layout = definition.table
+    blocks: Iterator[Block] = LAYOUTS[layout].blocks(frame) if layout else _beside_the_paper(frame)
+    return blocks
 
 
 def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
