@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, Literal, final
 
 import numpy as np
@@ -213,14 +212,13 @@ class RayEngine(BaseEngine):
         return True
 
     def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
-        """Give each actor its shard: neighbours, so that their rows lie together."""
+        """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
         ray, m = self._ray, len(self.sizes)
         free = ray.available_resources().get("CPU", 0)
-        cuts = np.linspace(0, m, self.workers + 1).round().astype(int).tolist()
-        for first, last in pairwise(cuts):
-            held = ray.put(_alone(self._federation, range(first, last)))
-            actor = self._actor(free - len(self._shards))
-            self._shards.append(_Shard(slice(first, last), held, actor))
+        for number in range(self.workers):
+            clients = np.arange(number, m, self.workers)
+            held = ray.put(_alone(self._federation, clients.tolist()))
+            self._shards.append(_Shard(clients, held, self._actor(free - number)))
         self._how = {"kind": kind, "model": ray.put(self._model), "options": dict(options)}
         if kind == "native":
             sets = self._ask_all(lambda shard: shard.actor.instruction_sets.remote())
@@ -261,9 +259,9 @@ class RayEngine(BaseEngine):
         rows: Mapping[str, F32 | None],
         order: Mapping[str, Any] | None = None,
         *,
-        own: Callable[[slice], Mapping[str, Any]] = lambda _: {},
+        own: Callable[[Int], Mapping[str, Any]] = lambda _: {},
         common: F32 | None = None,
-    ) -> Iterator[tuple[slice | Int, Any]]:
+    ) -> Iterator[tuple[Int, Any]]:
         """Let the actors do `work` for these clients: whoever is done, and what came of it.
 
         All get `order` and what is `common`; each, of what there is for every client, what is its
@@ -275,11 +273,11 @@ class RayEngine(BaseEngine):
         packed = {name: self._packed(each, clients) for name, each in rows.items()}
         shared = None if common is None else ray.put(np.ascontiguousarray(common))
         for shard in self._shards:
-            first, last = shard.clients.start, shard.clients.stop
-            part = slice(*np.searchsorted(clients, (first, last)))
-            if len(here := clients[part]):
+            part = np.flatnonzero(np.isin(clients, shard.clients))
+            if len(part):
+                here = np.searchsorted(shard.clients, clients[part])
                 calls[shard] = (
-                    work, here - first, {**(order or {}), **own(shard.clients)}, shared,
+                    work, here, {**(order or {}), **own(shard.clients)}, shared,
                     {name: each.which(part) for name, each in packed.items()},
                     *(each.rows(part) for each in packed.values()),
                 )  # fmt: skip
@@ -299,8 +297,7 @@ class RayEngine(BaseEngine):
             except ray.exceptions.RayError as error:
                 raise self._told(error, work) from None
             _, here, *_ = calls[shard]
-            first, last = shard.clients.start, shard.clients.stop
-            yield shard.clients if len(here) == last - first else here + first, result
+            yield shard.clients[here], result
             done += len(here)
             self._progress(work, done, len(clients))
 
@@ -329,7 +326,7 @@ class RayEngine(BaseEngine):
 
     def _replace(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
         """Give a shard to a new actor, on a node that is alive."""
-        count = len(range(len(self.sizes))[shard.clients])
+        count = len(shard.clients)
         while deaths[shard] < DEATHS:
             deaths[shard] += 1
             logging.getLogger("wecfl").warning(
@@ -363,7 +360,7 @@ class RayEngine(BaseEngine):
 class _Shard:
     """Some of the clients, and who has them at present."""
 
-    clients: slice
+    clients: Int
     held: Any
     """Their data, in the object store."""
     actor: Any
@@ -376,13 +373,13 @@ class _Packed:
     array: Any
     numbers: Int | None = None
 
-    def rows(self, part: slice) -> Any:
+    def rows(self, part: Int) -> Any:
         """What is sent to whom this part of the clients belongs."""
         if self.array is None or self.numbers is not None:
             return self.array
-        return np.ascontiguousarray(self.array[..., part, :])
+        return self.array[..., part, :]
 
-    def which(self, part: slice) -> Int | None:
+    def which(self, part: Int) -> Int | None:
         """Which of the rows sent each of them has, if not one after the other."""
         return None if self.numbers is None else self.numbers[..., part]
 

@@ -39,7 +39,9 @@ def instruction_sets() -> list[str]:
     >>> "baseline" in instruction_sets()
     True
     """
-    return [] if _native is None else _native.instruction_sets()
+    if _native is None:
+        return []
+    return _native.instruction_sets()
 
 
 @final
