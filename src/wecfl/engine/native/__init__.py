@@ -39,9 +39,7 @@ def instruction_sets() -> list[str]:
     >>> "baseline" in instruction_sets()
     True
     """
-    if _native is None:
-        return []
-    return _native.instruction_sets()
+    return list(getattr(_native, "instruction_sets", list)())
 
 
 @final
