@@ -222,7 +222,14 @@ def test_a_node_that_dies_is_done_without(
         expected = trained(local, cnn())
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    watch = Watch(lambda: cluster.remove_node(node, allow_graceful=False))
+
+    def remove() -> None:
+        before = actors()
+        cluster.remove_node(node, allow_graceful=False)
+        while len(actors()) == len(before):  # an actor outlives its node by a moment
+            time.sleep(0.1)
+
+    watch = Watch(remove)
     with RayEngine(images, cnn(), address=cluster.address, progress=watch) as engine:
         assert (engine.workers, engine.nodes) == (3, 3)
         found = trained(engine, cnn())

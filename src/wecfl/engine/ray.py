@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.metadata import version
+from time import monotonic, sleep
 from typing import Any, Literal, final
 
 import numpy as np
@@ -43,6 +45,8 @@ DEATHS = 3
 """So often in one step a shard is given to another actor."""
 REACH = 5.0
 """Seconds in which the head of a cluster must accept a connection."""
+PATIENCE = 5.0
+"""Seconds to wait for free cores before actors share those there are."""
 KEY = 64
 """Columns by which rows are told apart before whole rows are compared."""
 QUIET = {
@@ -214,12 +218,15 @@ class RayEngine(BaseEngine):
     def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
         """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
         ray, m = self._ray, len(self.sizes)
-        free = ray.available_resources().get("CPU", 0)
+        free = self._free(self.workers)
         for number in range(self.workers):
             clients = np.arange(number, m, self.workers)
             held = ray.put(_alone(self._federation, clients.tolist()))
             self._shards.append(_Shard(clients, held, self._actor(free - number)))
-        self._how = {"kind": kind, "model": ray.put(self._model), "options": dict(options)}
+        self._how = {
+            "kind": kind, "model": ray.put(self._model), "options": dict(options),
+            "release": version("wecfl"),
+        }  # fmt: skip
         if kind == "native":
             sets = self._ask_all(lambda shard: shard.actor.instruction_sets.remote())
             common = [isa for isa in sets[0] if all(isa in others for others in sets)]
@@ -229,6 +236,15 @@ class RayEngine(BaseEngine):
         if len(names) > 1:
             raise EngineError(f"the nodes don't compute alike: {', '.join(names)}")
         self._name, self.nodes = names[0], len({node for _, node in told})
+
+    def _free(self, wanted: int) -> float:
+        """Cores that nobody uses; those of actors that have just ended are told with a delay."""
+        until = monotonic() + PATIENCE
+        while (free := self._ray.available_resources().get("CPU", 0)) < wanted:
+            if monotonic() > until or self._ray.cluster_resources().get("CPU", 0) < wanted:
+                break
+            sleep(0.1)
+        return float(free)
 
     def _actor(self, free: float) -> Any:
         """A new one, on a core of its own, or on one of those there are if none is free."""
@@ -334,7 +350,7 @@ class RayEngine(BaseEngine):
                 count, work, _line(error),
             )  # fmt: skip
             self._ray.kill(shard.actor)  # if it was only out of reach
-            shard.actor = self._actor(self._ray.available_resources().get("CPU", 0))
+            shard.actor = self._actor(self._free(1))
             try:
                 self._ray.get(self._loaded(shard))
             except self._fatal as again:
@@ -394,11 +410,19 @@ class _Actor:
         return instruction_sets()
 
     def load(
-        self, federation: Federation, *, kind: Any, model: nn.Module, options: Mapping[str, Any]
+        self,
+        federation: Federation,
+        *,
+        kind: Any,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        release: str,
     ) -> tuple[str, str]:
         """Make the engine; its name, and that of the node."""
         from wecfl.engine import make_engine  # noqa: PLC0415
 
+        if (here := version("wecfl")) != release:
+            raise EngineError(f"a node has wecfl {here}: install {release} on all of them")
         # What lies in the object store can't be written to, and torch is afraid that we might.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._engine = make_engine(kind, federation, model, **options)
