@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 from statistics import median
+from time import perf_counter
 
-from common import SETTINGS, Line, main, measure, module_of, paper, ratios
+import numpy as np
+
+from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
 from wecfl import Config, Federation, Plan, make_engine
 from wecfl.engine.local import BaseEngine, cores
 from wecfl.metrics import accuracy, weighted
@@ -23,8 +26,8 @@ SETTING = SETTINGS[0]
 
 
 def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
-    """The overhead of a round on Ray, in percent."""
-    title = f"round, Ray actors ÷ threads, {cores()} of each"
+    """What a round costs on Ray, in time and in CPU-seconds of all its processes."""
+    title = f"round, {cores()} Ray actors ÷ {cores()} threads"
     if find_spec("ray") is None:
         return [Line(title, SETTING.title, [], detail="Ray is not installed")]
     config, fed = paper(SETTING, data_dir)
@@ -34,19 +37,26 @@ def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
         make_engine("native", fed, model, **options) as here,
         make_engine("ray", fed, model, **options) as there,
     ):
-        ours, theirs = (_rounds(engine, config, fed) for engine in (there, here))
-        actors, threads = measure(turns, lambda: next(ours), lambda: next(theirs))
-        if next(ours) != next(theirs):
+        threads, actors = (_rounds(engine, config, fed) for engine in (here, there))
+        used = measure(turns, lambda: next(actors), lambda: next(threads), clock=_clocks)
+        if next(actors) != next(threads):
             raise RuntimeError("the two sides don't come to the same bits")
+    ours, theirs = np.array(used).transpose(0, 2, 1)
     return [
         Line(
-            title,
+            name,
             SETTING.title,
-            ratios(actors, threads),
+            ratios(ours[clock].tolist(), theirs[clock].tolist()),
             most=1.15,
-            detail=f"{median(actors):.2f} s and {median(threads):.2f} s",
+            detail=f"{median(ours[clock]):.2f} s and {median(theirs[clock]):.2f} s",
         )
+        for clock, name in enumerate((title, "the same, CPU-seconds"))
     ]
+
+
+def _clocks() -> np.ndarray:
+    """The one on the wall, and that of all processors."""
+    return np.array([perf_counter(), cpu_seconds()])
 
 
 def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tuple[float, bytes]]:

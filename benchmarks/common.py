@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import inspect
 import multiprocessing
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -236,6 +238,27 @@ def paper(setting: Setting, data_dir: str = "") -> tuple[Config, Federation]:
     x = rng.standard_normal((n, *source.shape), np.float32)
     y = rng.permutation(np.arange(n) % source.classes)
     return config, federation_of(config, Dataset("random", x, y, source.n_train, source.classes))
+
+
+def cpu_seconds() -> float:
+    """Used so far by this process and all that descend from it (Linux)."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = process_time() + ended.ru_utime + ended.ru_stime
+    for pid in _descendants(os.getpid()):
+        with suppress(OSError):  # it has ended: its parent counts it from now on
+            after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # User and system, of itself and of its children that have ended.
+            total += sum(map(int, after[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
 
 
 def in_a_fresh_process(work: Callable[..., T], *arguments: Any) -> T:

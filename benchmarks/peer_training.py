@@ -9,13 +9,11 @@ It runs in the environment of the peers, for `peers.py`.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
-from time import process_time, sleep
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from common import SETTINGS, Setting, measure, module_of, random_clients, sgd, training_sets
+from common import (
+    SETTINGS,
+    Setting,
+    cpu_seconds,
+    measure,
+    module_of,
+    random_clients,
+    sgd,
+    training_sets,
+)  # fmt: skip
 from wecfl import Correction, NativeEngine, Plan, State
 from wecfl.models import row_of
 
@@ -187,18 +194,6 @@ PEERS: dict[str, tuple[str, str, Callable[[Setting, int, Turns], None]]] = {
     "Flower": ("flwr", "run_simulation", flower),
 }
 """Name ↦ distribution, what runs the local training, the function above."""
-
-
-def cpu_seconds() -> float:
-    """Used so far by this process and all that descend from it."""
-    import psutil
-
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = process_time() + ended.ru_utime + ended.ru_stime
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # its parent counts it from now on
-            total += sum(process.cpu_times()[:4])  # user, system, both of its ended children
-    return total
 
 
 def main() -> None:

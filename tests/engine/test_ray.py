@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from helpers import Wecfl
 from wecfl import Federation, RayEngine
 from wecfl.engine import ray as under_test
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, EngineError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,12 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     assert done.code == 2
     assert done.err.startswith("wecfl: the ray engine needs an extra: pip install 'wecfl[ray]' (")
     assert len(done.err.splitlines()) == 1
+
+
+def test_nodes_with_another_release_are_refused(fed: Federation) -> None:
+    how: Any = {"kind": "native", "model": nn.Linear(6, 3), "options": {}}
+    with pytest.raises(EngineError, match=r"a node has wecfl .*: install 0\.0 on all of them"):
+        under_test._Actor().load(fed, release="0.0", **how)
 
 
 def test_importing_wecfl_does_not_import_ray() -> None:

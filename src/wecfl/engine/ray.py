@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import pairwise
+from importlib.metadata import version
+from time import monotonic, sleep
 from typing import Any, Literal, final
 
 import numpy as np
@@ -44,6 +45,8 @@ DEATHS = 3
 """So often in one step a shard is given to another actor."""
 REACH = 5.0
 """Seconds in which the head of a cluster must accept a connection."""
+PATIENCE = 5.0
+"""Seconds to wait for free cores before actors share those there are."""
 KEY = 64
 """Columns by which rows are told apart before whole rows are compared."""
 QUIET = {
@@ -214,15 +217,17 @@ class RayEngine(BaseEngine):
         return True
 
     def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
-        """Give each actor its shard: neighbours, so that their rows lie together."""
+        """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
         ray, m = self._ray, len(self.sizes)
-        free = ray.available_resources().get("CPU", 0)
-        cuts = np.linspace(0, m, self.workers + 1).round().astype(int).tolist()
-        for first, last in pairwise(cuts):
-            held = ray.put(_alone(self._federation, range(first, last)))
-            actor = self._actor(free - len(self._shards))
-            self._shards.append(_Shard(slice(first, last), held, actor))
-        self._how = {"kind": kind, "model": ray.put(self._model), "options": dict(options)}
+        free = self._free(self.workers)
+        for number in range(self.workers):
+            clients = np.arange(number, m, self.workers)
+            held = ray.put(_alone(self._federation, clients.tolist()))
+            self._shards.append(_Shard(clients, held, self._actor(free - number)))
+        self._how = {
+            "kind": kind, "model": ray.put(self._model), "options": dict(options),
+            "release": version("wecfl"),
+        }  # fmt: skip
         if kind == "native":
             sets = self._ask_all(lambda shard: shard.actor.instruction_sets.remote())
             common = [isa for isa in sets[0] if all(isa in others for others in sets)]
@@ -232,6 +237,15 @@ class RayEngine(BaseEngine):
         if len(names) > 1:
             raise EngineError(f"the nodes don't compute alike: {', '.join(names)}")
         self._name, self.nodes = names[0], len({node for _, node in told})
+
+    def _free(self, wanted: int) -> float:
+        """Cores that nobody uses; those of actors that have just ended are told with a delay."""
+        until = monotonic() + PATIENCE
+        while (free := self._ray.available_resources().get("CPU", 0)) < wanted:
+            if monotonic() > until or self._ray.cluster_resources().get("CPU", 0) < wanted:
+                break
+            sleep(0.1)
+        return float(free)
 
     def _actor(self, free: float) -> Any:
         """A new one, on a core of its own, or on one of those there are if none is free."""
@@ -262,9 +276,9 @@ class RayEngine(BaseEngine):
         rows: Mapping[str, F32 | None],
         order: Mapping[str, Any] | None = None,
         *,
-        own: Callable[[slice], Mapping[str, Any]] = lambda _: {},
+        own: Callable[[Int], Mapping[str, Any]] = lambda _: {},
         common: F32 | None = None,
-    ) -> Iterator[tuple[slice | Int, Any]]:
+    ) -> Iterator[tuple[Int, Any]]:
         """Let the actors do `work` for these clients: whoever is done, and what came of it.
 
         All get `order` and what is `common`; each, of what there is for every client, what is its
@@ -276,11 +290,11 @@ class RayEngine(BaseEngine):
         packed = {name: self._packed(each, clients) for name, each in rows.items()}
         shared = None if common is None else ray.put(np.ascontiguousarray(common))
         for shard in self._shards:
-            first, last = shard.clients.start, shard.clients.stop
-            part = slice(*np.searchsorted(clients, (first, last)))
-            if len(here := clients[part]):
+            part = np.flatnonzero(np.isin(clients, shard.clients))
+            if len(part):
+                here = np.searchsorted(shard.clients, clients[part])
                 calls[shard] = (
-                    work, here - first, {**(order or {}), **own(shard.clients)}, shared,
+                    work, here, {**(order or {}), **own(shard.clients)}, shared,
                     {name: each.which(part) for name, each in packed.items()},
                     *(each.rows(part) for each in packed.values()),
                 )  # fmt: skip
@@ -300,8 +314,7 @@ class RayEngine(BaseEngine):
             except ray.exceptions.RayError as error:
                 raise self._told(error, work) from None
             _, here, *_ = calls[shard]
-            first, last = shard.clients.start, shard.clients.stop
-            yield shard.clients if len(here) == last - first else here + first, result
+            yield shard.clients[here], result
             done += len(here)
             self._progress(work, done, len(clients))
 
@@ -330,7 +343,7 @@ class RayEngine(BaseEngine):
 
     def _replace(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
         """Give a shard to a new actor, on a node that is alive."""
-        count = len(range(len(self.sizes))[shard.clients])
+        count = len(shard.clients)
         while deaths[shard] < DEATHS:
             deaths[shard] += 1
             logging.getLogger("wecfl").warning(
@@ -338,7 +351,7 @@ class RayEngine(BaseEngine):
                 count, work, _line(error),
             )  # fmt: skip
             self._ray.kill(shard.actor)  # if it was only out of reach
-            shard.actor = self._actor(self._ray.available_resources().get("CPU", 0))
+            shard.actor = self._actor(self._free(1))
             try:
                 self._ray.get(self._loaded(shard))
             except self._fatal as again:
@@ -364,7 +377,7 @@ class RayEngine(BaseEngine):
 class _Shard:
     """Some of the clients, and who has them at present."""
 
-    clients: slice
+    clients: Int
     held: Any
     """Their data, in the object store."""
     actor: Any
@@ -377,13 +390,13 @@ class _Packed:
     array: Any
     numbers: Int | None = None
 
-    def rows(self, part: slice) -> Any:
+    def rows(self, part: Int) -> Any:
         """What is sent to whom this part of the clients belongs."""
         if self.array is None or self.numbers is not None:
             return self.array
-        return np.ascontiguousarray(self.array[..., part, :])
+        return self.array[..., part, :]
 
-    def which(self, part: slice) -> Int | None:
+    def which(self, part: Int) -> Int | None:
         """Which of the rows sent each of them has, if not one after the other."""
         return None if self.numbers is None else self.numbers[..., part]
 
@@ -398,11 +411,19 @@ class _Actor:
         return instruction_sets()
 
     def load(
-        self, federation: Federation, *, kind: Any, model: nn.Module, options: Mapping[str, Any]
+        self,
+        federation: Federation,
+        *,
+        kind: Any,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        release: str,
     ) -> tuple[str, str]:
         """Make the engine; its name, and that of the node."""
         from wecfl.engine import make_engine  # noqa: PLC0415
 
+        if (here := version("wecfl")) != release:
+            raise EngineError(f"a node has wecfl {here}: install {release} on all of them")
         # What lies in the object store can't be written to, and torch is afraid that we might.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._engine = make_engine(kind, federation, model, **options)
