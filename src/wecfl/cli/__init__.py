@@ -59,6 +59,7 @@ app = App(
     name="wecfl",
     help="Clustered federated learning: which clients learn alike, and one good model per group.",
     version=__version__,
+    suppress_keyboard_interrupt=False,  # main() says it
 )
 """The command `wecfl` with its subcommands."""
 data = App(name="data", help="List and fetch data sets.")

@@ -8,7 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from itertools import count
@@ -147,7 +147,7 @@ def status(
     if not watch:
         terminal.console.print(_status(federation, _online(federation)))
         return
-    with Live(console=terminal.console, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), Live(console=terminal.console, auto_refresh=False) as live:
         for tick in count():
             if tick % 15 == 0:  # a process of its own, of seconds
                 online = _online(federation)

@@ -311,7 +311,7 @@ class Deployment:
     def _wait_for(self, service: str, port: int) -> None:
         """Until a program answers on its port, with the right certificate."""
         trust = ssl.create_default_context(cafile=self.folder / "ca.crt")
-        began = time.monotonic()
+        began, before = time.monotonic(), self._restarts(service)
         while True:
             with (
                 suppress(OSError),
@@ -319,10 +319,13 @@ class Deployment:
                 trust.wrap_socket(plain, server_hostname="localhost"),
             ):
                 return
-            kept = processes.services(self.folder).get(service)
-            if (kept and kept.restarts) or time.monotonic() - began > STARTING:
+            if self._restarts(service) > before or time.monotonic() - began > STARTING:
                 raise DeployError(f"{service} does not start: {self._last_words(service)}")
             time.sleep(0.2)
+
+    def _restarts(self, service: str) -> int:
+        kept = processes.services(self.folder).get(service)
+        return kept.restarts if kept else 0
 
     def _last_words(self, service: str) -> str:
         """The end of a program's log, and where the rest is."""
