@@ -26,6 +26,7 @@ from wecfl.errors import ConfigError
 __all__ = ["CLEAR", "Auto", "Criterion", "Curve"]
 
 Criterion = Literal["both", "silhouette", "bic"]
+"""What K is chosen by."""
 
 CLEAR = 0.5
 """A silhouette from which on there is "a reasonable structure" (Kaufman & Rousseeuw, 1990)."""

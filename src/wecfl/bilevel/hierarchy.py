@@ -22,7 +22,9 @@ from wecfl.errors import ConfigError
 __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
 
 Linkage = Literal["ward", "complete", "average", "single"]
+"""How far two clusters are apart, from how far their clients are."""
 Metric = Literal["euclidean", "cosine"]
+"""How far two updates are apart."""
 
 
 @dataclass(frozen=True, slots=True)

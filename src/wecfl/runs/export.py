@@ -31,6 +31,7 @@ from wecfl.runs.schema import read_tensors, reading
 __all__ = ["Format", "Models", "export", "reception_of"]
 
 Format = Literal["safetensors", "onnx"]
+"""Of the file a model is written to."""
 NAME = re.compile(r"(?:member\.(\d+)\.)?cluster\.(\d+)\.(.+)")
 Tensors = Mapping[str, NDArray[Any]]
 

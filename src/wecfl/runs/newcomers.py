@@ -64,6 +64,7 @@ NO_BUDGET = (
     "newcomers are compared with every member's reply to the common start; with clip, and "
     "participation below 1 or several starts, that is one more than the privacy budget counts"
 )
+"""Why some private runs can't receive newcomers."""
 REFERENCE = "reference.safetensors"
 """In a run folder."""
 
