@@ -173,11 +173,11 @@ def wait(until: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def keep(folder: Path, script: str) -> processes.Service:
+def keep(folder: Path, script: str, name: str = "it") -> processes.Service:
     """Keep a shell script running, and what is written down of it once it runs."""
-    processes.start(folder, "it", ["/bin/sh", "-c", script], os.environ, folder)
-    wait(lambda: (service := kept(folder)) and service.process)
-    service = kept(folder)
+    processes.start(folder, name, ["/bin/sh", "-c", script], os.environ, folder)
+    wait(lambda: (service := kept(folder, name)) and service.process)
+    service = kept(folder, name)
     assert service is not None
     return service
 
@@ -213,6 +213,23 @@ def test_what_a_killed_keeper_leaves_is_found_by_its_mark(folder: Path) -> None:
     wait(lambda: len(processes.found(folder)) == 2)
     Deployment(folder.parent).down()
     assert not processes.found(folder)
+
+
+def test_up_ends_what_a_crash_left(
+    folder: Path, wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"pyproject.toml": "[tool.flwr.app.config]\n", ".gitignore": ".federation/\nruns/\n"}
+    for name, text in files.items():
+        (folder.parent / name).write_text(text)
+    begun: list[bool] = []
+    monkeypatch.setattr("wecfl.deploy.local.nginx", lambda: Path("nginx"))
+    monkeypatch.setattr(Deployment, "_start", lambda *_: begun.append(not processes.found(folder)))
+    service = keep(folder, "exec sleep 300", "proxy")
+    assert "is up already" in refused(wecfl, "up", folder.parent)
+    os.kill(service.keeper, signal.SIGKILL)
+    wait(lambda: len(processes.found(folder)) == 1)
+    assert wecfl("deploy", "up", folder.parent, "--port", "23456").code == 0
+    assert begun == [True]
 
 
 def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path) -> None:

@@ -13,7 +13,7 @@ from datetime import datetime
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import App, Parameter
 from rich.box import SIMPLE_HEAD
@@ -198,9 +198,15 @@ def host(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let all that ends a program end it as Ctrl-C does, so that it can tidy up."""
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    """Let all that ends a program end it as Ctrl-C does, and then let it tidy up undisturbed."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(*_: object) -> NoReturn:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(number, stop) for number in signals]
     try:
         yield
     finally:

@@ -137,12 +137,13 @@ class Deployment:
         lock = Lock(self.folder)
         lock.take()
         try:
-            if self.services:
+            left = processes.found(self.folder)
+            if {each.keeper for each in self.services.values()} & {each.pid for each in left}:
                 raise DeployError(
                     f"{self.app} is up already: {_command('status', self.app)} shows it, "
                     f"{_command('down', self.app)} stops it"
                 )
-            if left := processes.found(self.folder):
+            if left:
                 tell(f"ending {len(left)} processes that an earlier federation left")
                 self.down()
             _check_ports(port, nodes)
@@ -168,7 +169,8 @@ class Deployment:
         if not self.services:
             raise DeployError(f"{self.app} is not up: {_command('up', self.app)}")
         place = out.absolute() if out else self.app / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
-        chosen = {"clients": len(self.nodes), **settings, "out": str(place)}
+        all_nodes = {"clients": len(self.nodes)} if "clients" in known else {}
+        chosen = {**all_nodes, **settings, "out": str(place)}
         file = self.folder / "run.toml"
         replace_file(file, [tomli_w.dumps(chosen).encode()])
         return self.flwr("run", self.app, run_config=file)["run-id"], place
