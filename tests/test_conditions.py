@@ -407,7 +407,7 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
         (("--aggregation", "median", "--tolerated", "0.1"), "does not ask how many liars"),
         (("--participation", "0"), "participation"),
         (("--dropout", "1"), "dropout"),
-        (("--attack", "noise", "--attackers", "0.99"), "nobody honest"),
+        (("--attack", "noise", "--attackers", "0.99"), "leaves nobody else"),
     ],
 )
 def test_bad_conditions_are_one_line(tokens: tuple[str, ...], said: str, wecfl: Wecfl) -> None:
