@@ -20,6 +20,7 @@ from wecfl.config import Config
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
+from wecfl.methods import METHODS
 from wecfl.privacy import Privacy
 from wecfl.report.page import page
 from wecfl.runs.configured import config_of, method_of
@@ -86,7 +87,7 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
     logging.getLogger("wecfl").setLevel(level)
 
 
-def simulated(fed: Federation, method: str = "wecfl", k: int = 2, **options: Any) -> Result:
+def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any) -> Result:
     usual: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": False}
     chosen = method_of(Config(method=method, clusters=k))
     return wecfl.run(fed, chosen, model=make_model(), **{**usual, **options})
@@ -103,13 +104,14 @@ def same_result(one: Result, two: Result) -> None:
 # The same numbers as a simulation
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedavg+", "ifca", "fesem", "wecfl"])
+@pytest.mark.parametrize("method", [*METHODS, "wecfl auto"])
 def test_every_method_comes_to_what_the_simulation_does(
     fed: Federation, served: Served, method: str
 ) -> None:
-    k = 2 if method not in ("fedavg", "fedprox") else 1
-    over = served(method=method, clusters=k, rounds=2)
-    same_result(over, simulated(fed, method, k, rounds=2))
+    name, _, auto = method.partition(" ")
+    k: Any = "auto" if auto else 1 if name in ("fedavg", "fedprox", "cfl", "flhc") else 2
+    over = served(method=name, clusters=k, rounds=2)
+    same_result(over, simulated(fed, name, k, rounds=2))
     assert over.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
 
 
