@@ -65,6 +65,8 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         ("alpha = ['0.1', '10']", "alpha.0: input should be a valid number, got '0.1'"),
         ("classes_per = [3.0, 2]", "classes_per.0: input should be a valid integer, got 3.0"),
         ("lr = nan", "lr: input should be a finite number, got nan"),
+        ("lr = 'fast'", "lr: input should be a valid number or 'theory', got 'fast'"),
+        ("clusters = 'x'", "clusters: input should be a valid integer or 'auto', got 'x'"),
         ("mu = inf", "mu: input should be a finite number, got inf"),
         ("alpha = [inf, 1]", "alpha.0: input should be a finite number, got inf"),
         ("method = ['fedavg']", "method: input should be a valid string"),

@@ -325,5 +325,9 @@ def one_line(error: ValidationError, known: Container[str] | None = Config.model
     if first["type"] == "missing":
         return f"it has no '{key}'"
     said = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
+    for other in error.errors()[1:]:  # a word that stands for a number: auto, theory
+        same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
+        if same and other["type"] == "literal_error":
+            said += f" or {other['ctx']['expected']}"
     got = repr(first["input"])
     return f"{key and key + ': '}{said}, got {got if len(got) <= 40 else got[:40] + '…'}"
