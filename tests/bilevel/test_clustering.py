@@ -64,6 +64,21 @@ def test_isometric_keeps_all_distances(seed: int, m: int, p: int) -> None:
     )
 
 
+def test_a_fresh_start_is_as_good_as_that_of_scikit_learn() -> None:
+    draws = np.random.default_rng(5)
+    points = draws.normal(size=(120, 20)) + 2 * draws.normal(size=(8, 20))[np.arange(120) % 8]
+    weight = draws.uniform(0.1, 3, len(points))
+    one, start = KMeans(fresh=1, warm=False), np.zeros((8, 20))
+    ours, theirs = [], []
+    for seed in range(60):
+        labels, centers = clustered(one, points, start, weight, seed)
+        ours.append(inertia(points, centers, labels, weight))
+        reference = Reference(8, n_init=1, random_state=seed).fit(points, sample_weight=weight)
+        theirs.append(reference.inertia_)
+    assert len(set(ours)) > 5  # one start alone may end in many ways
+    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * np.hypot(np.std(ours), np.std(theirs)) / 60**0.5
+
+
 def test_a_label_means_the_same_cluster_over_rounds() -> None:
     points, truth, weight = blobs(3)
     centers = np.stack([points[truth == k].mean(axis=0) for k in (3, 1, 4, 0, 2)])
