@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "winograd.h"
 
 namespace WECFL_ISA {
 using namespace wecfl;
@@ -19,8 +20,9 @@ struct Pass {
     Mode mode;
     uint64_t key;
     int capacity, blocks;  // blocks of the workspace; of this batch
-    float *tensors, *partial, *statistics, *turned, *flipped, *rows;
-    uint8_t* codes;
+    float *tensors = nullptr, *partial = nullptr, *statistics = nullptr, *turned = nullptr,
+          *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr;
+    uint8_t* codes = nullptr;
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
     float* value(int t, int b) const {
@@ -58,6 +60,8 @@ static size_t lay_out(Pass& p, char* base) {
     p.turned = reinterpret_cast<float*>(take(n.turned_size * p.capacity * LANES * sizeof(float)));
     p.flipped = reinterpret_cast<float*>(take(n.flipped_size * sizeof(float)));
     p.rows = reinterpret_cast<float*>(take(n.rows_size * vector));
+    p.combined = reinterpret_cast<float*>(take(n.combined_size * sizeof(float)));
+    p.room = reinterpret_cast<float*>(take(n.room_size * vector));
     p.codes = reinterpret_cast<uint8_t*>(take(n.codes_size * p.capacity * LANES));
     return size_t(at - base);
 }
@@ -238,6 +242,28 @@ static void forward_pool2(const Pass& p, const Op& op, int b) {  // (BatchNorm,)
     }
 }
 
+static float* combined(const Pass& p, const Op& op) { return p.combined + op.combined_at; }
+static float* combined_back(const Pass& p, const Op& op) {
+    const size_t size = size_t(products(op.kernel)) * op.kernel * p.tensor(op.in).value.channels *
+                        p.tensor(op.out).value.channels;
+    return combined(p, op) + (op.pairs ? size : 0);
+}
+
+// Weights for winograd.h, of the forward pass or of the input gradient.
+static void combine(const Pass& p, bool back) {
+    for (int n = 0; n < p.net.op_count; n++) {
+        const Op& op = p.net.ops[n];
+        if (!(back ? op.pairs_back : op.pairs)) continue;
+        const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels;
+        with_kernel(op, [&](auto k, auto) {
+            constexpr int K = decltype(k)::value;
+            if constexpr (K > 1)
+                back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, combined_back(p, op))
+                     : combine_weights<K>(ci, co, p.row + op.weight, combined(p, op));
+        });
+    }
+}
+
 static void forward_conv(const Pass& p, const Op& op, int b) {
     const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value;
     const float *in = p.value(op.in, b), *w = p.row + op.weight,
@@ -245,10 +271,12 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
     ConvShape s = conv_shape(gi, go);
     with_kernel(op, [&](auto k, auto stride) {
         constexpr int K = decltype(k)::value, S = decltype(stride)::value;
-        if (!op.pools_rows) {
-            conv_forward<K, S>(s, in, w, bias, p.value(op.out, b) + go.at(0, 0, 0) * LANES, 0, go.height);
-            return;
-        }
+        auto rows = [&](float* out, int from, int to) {
+            if constexpr (K > 1 && S == 1)
+                if (op.pairs) return conv_pairs<K>(s, in, combined(p, op), bias, p.room, out, from, to);
+            conv_forward<K, S>(s, in, w, bias, out, from, to);
+        };
+        if (!op.pools_rows) return rows(p.value(op.out, b) + go.at(0, 0, 0) * LANES, 0, go.height);
         // Two rows at a time into a small buffer, then through ReLU and the pooling after it.
         const Op& pool = *(&op + 1);
         const Geometry& gp = p.tensor(pool.out).value;
@@ -258,7 +286,7 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
         s.out_plane = 2 * s.out_row;
         s.out_step = LANES;
         for (int y = 0; y < gp.height; y++) {
-            conv_forward<K, S>(s, in, w, bias, p.rows, 2 * y, 2 * y + 2);
+            rows(p.rows, 2 * y, 2 * y + 2);
             for (int c = 0; c < go.channels; c++)
                 for (int x = 0; x < gp.width; x++) {
                     const float* t = p.rows + c * s.out_plane + 2 * x * LANES;
@@ -378,6 +406,7 @@ static void forward_linear(const Pass& p, const Op& op) {
 static bool has_statistics(const Op& op) { return op.kind == Kind::norm || op.kind == Kind::norm_relu_pool; }
 
 static void forward_all(const Pass& p) {
+    combine(p, false);
     for (int b = 0; b < p.blocks; b++) gather(p, b);
     for (int i = 0; i < p.net.op_count;) {
         const Op& op = p.net.ops[i];
@@ -576,8 +605,11 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         // The gradient of the input: a convolution of the bordered gradient with the turned kernel.
         const Geometry &h = to.grad, &hi = ti.grad;
         const ConvShape back = conv_shape(h, hi);
-        conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr,
-                           p.grad(op.in, b) + hi.at(0, 0, 0) * LANES, 0, hi.height);
+        float* out = p.grad(op.in, b) + hi.at(0, 0, 0) * LANES;
+        if constexpr (K > 1)
+            if (op.pairs_back)
+                return conv_pairs<K>(back, up, combined_back(p, op), nullptr, p.room, out, 0, hi.height);
+        conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr, out, 0, hi.height);
     });
 }
 
@@ -687,6 +719,7 @@ static float loss_gradient(const Pass& p) {
 static void backward_all(const Pass& p, float* gradient) {
     std::memset(p.partial, 0, p.net.partial_size * LANES * sizeof(float));
     turn_kernels(p);
+    combine(p, true);
     for (int i = p.net.op_count - 1; i >= 0;) {
         const Op& op = p.net.ops[i];
         if (op.kind == Kind::linear) {
@@ -726,8 +759,7 @@ static void backward_all(const Pass& p, float* gradient) {
 
 static Pass make_pass(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
                       void* workspace, int capacity) {
-    Pass p{net, row, batch, mode, key, capacity, (batch.count + LANES - 1) / LANES,
-           {},  {},  {},    {},   {},  {},       {}};
+    Pass p{net, row, batch, mode, key, capacity, (batch.count + LANES - 1) / LANES};
     lay_out(p, static_cast<char*>(workspace));
     return p;
 }
@@ -737,7 +769,7 @@ static char* body_of(void* workspace) { return static_cast<char*>(workspace) + 6
 
 static size_t workspace_bytes(const Network& net, int batch) {
     Batch none{};
-    Pass p{net, nullptr, none, Mode::train, 0, (batch + LANES - 1) / LANES, 0, {}, {}, {}, {}, {}, {}, {}};
+    Pass p{net, nullptr, none, Mode::train, 0, (batch + LANES - 1) / LANES, 0};
     return 64 + lay_out(p, nullptr);
 }
 

@@ -32,19 +32,19 @@ struct ConvShape {
     size_t out_plane, out_row, out_step;
 };
 
-// out[o..o+OB][y][x..x+XB] = bias + Σ_c Σ_i Σ_j in[c][y·S + i][x·S + j] · w[o][c][i][j].
+// acc[p][q] = bias[p] + Σ_c Σ_i Σ_j in[c][i][q·S + j] · w[p][c][i][j], i < H and j < W; then done(p, q, acc).
 // Weights are broadcast, inputs loaded once per tap; OB·XB accumulators stay in registers.
-template <int K, int S, int OB, int XB>
-INLINE void conv_tile(const ConvShape& s, const float* in, const float* w, const float* bias, float* out) {
+template <int H, int W, int S, int OB, int XB, class Done>
+INLINE void conv_tile(const ConvShape& s, const float* in, const float* w, const float* bias, Done done) {
     V acc[OB][XB];
-    const size_t per_out = size_t(s.in_channels) * K * K;
+    const size_t per_out = size_t(s.in_channels) * H * W;
     EACH(p, OB)
         EACH(q, XB) acc[p][q] = all(bias ? bias[p] : 0.f);
     for (int c = 0; c < s.in_channels; c++)
-        for (int i = 0; i < K; i++) {
+        for (int i = 0; i < H; i++) {
             const float* ip = in + c * s.in_plane + i * s.in_row;
-            const float* wp = w + (size_t(c) * K + i) * K;
-            EACH(j, K) {
+            const float* wp = w + (size_t(c) * H + i) * W;
+            EACH(j, W) {
                 if constexpr (OB >= XB) {
                     V u[XB];
                     EACH(q, XB) u[q] = load(ip + (q * S + j) * LANES);
@@ -63,47 +63,55 @@ INLINE void conv_tile(const ConvShape& s, const float* in, const float* w, const
             }
         }
     EACH(p, OB)
-        EACH(q, XB) store(out + p * s.out_plane + q * s.out_step, acc[p][q]);
+        EACH(q, XB) done(p, q, acc[p][q]);
 }
 
 // A row in tiles of XB columns; what is left over in two halves, so that no tile is thin.
-template <int K, int S, int OB, int XB>
-static void conv_rows(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
-                      int from, int to) {
-    for (int y = from; y < to; y++) {
-        const float* ip = in + size_t(y) * S * s.in_row;
-        float* op = out + size_t(y - from) * s.out_row;
-        int x = 0;
-        auto tile = [&](auto width) {
-            constexpr int N = decltype(width)::value;
-            conv_tile<K, S, OB, N>(s, ip + size_t(x) * S * LANES, w, bias, op + x * s.out_step);
-            x += N;
-        };
-        constexpr int HALF = (XB + 1) / 2;
-        while (s.width - x >= XB && (s.width - x - XB == 0 || s.width - x - XB >= HALF || XB <= 2))
-            tile(Constant<XB>{});
-        while (s.width - x >= HALF) tile(Constant<HALF>{});
-        while (s.width - x >= 2) tile(Constant<2>{});
-        while (x < s.width) tile(Constant<1>{});
-    }
+template <int XB, class F>
+INLINE void in_tiles(int width, F tile) {
+    constexpr int HALF = (XB + 1) / 2;
+    int x = 0;
+    auto next = [&](auto size) {
+        tile(x, size);
+        x += decltype(size)::value;
+    };
+    while (width - x >= XB && (width - x - XB == 0 || width - x - XB >= HALF || XB <= 2))
+        next(Constant<XB>{});
+    while (width - x >= HALF) next(Constant<HALF>{});
+    while (width - x >= 2) next(Constant<2>{});
+    while (x < width) next(Constant<1>{});
 }
 
-// Rows [from, to) of all output channels; `out` points at row `from`. Tiles of 12 accumulators: 12 of
+// Rows [from, to) of all output channels: done(o, y − from, x, value). Tiles of 12 accumulators: 12 of
 // 16 registers on AVX2, and enough of them to hide the latency of a multiply-add.
-template <int K, int S>
-static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
-                         int from, int to) {
+template <int H, int W, int S, class Done>
+static void convolve(const ConvShape& s, const float* in, const float* w, const float* bias, int from, int to,
+                     Done done) {
     int o = 0;
     auto channels = [&](auto ob, auto xb) {
         constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
-        conv_rows<K, S, OB, XB>(s, in, w + size_t(o) * s.in_channels * K * K, bias ? bias + o : nullptr,
-                                out + o * s.out_plane, from, to);
+        for (int y = from; y < to; y++)
+            in_tiles<XB>(s.width, [&](int x, auto size) {
+                conv_tile<H, W, S, OB, decltype(size)::value>(
+                    s, in + size_t(y) * S * s.in_row + size_t(x) * S * LANES,
+                    w + size_t(o) * s.in_channels * H * W, bias ? bias + o : nullptr,
+                    [&](int p, int q, V v) { done(o + p, y - from, x + q, v); });
+            });
         o += OB;
     };
     while (s.out_channels % 4 && s.out_channels - o >= 6) channels(Constant<6>{}, Constant<2>{});
     while (s.out_channels - o >= 4) channels(Constant<4>{}, Constant<3>{});
     while (s.out_channels - o >= 2) channels(Constant<2>{}, Constant<6>{});
     while (o < s.out_channels) channels(Constant<1>{}, Constant<8>{});
+}
+
+// out[o][y][x] of rows [from, to); `out` points at row `from`.
+template <int K, int S>
+static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
+                         int from, int to) {
+    convolve<K, K, S>(s, in, w, bias, from, to, [&](int o, int y, int x, V v) {
+        store(out + o * s.out_plane + y * s.out_row + x * s.out_step, v);
+    });
 }
 
 // partial[o][c][i][j][lane] += Σ_y Σ_x grad[o][y][x] · in[c][y·S + i][x·S + j]: lanes are summed

@@ -167,6 +167,16 @@ struct Plan {
         return used;
     }
 
+    // Whether winograd.h is worth it: few channels leave too much beside the products. Makes room for it.
+    bool by_pairs(int kernel, int stride, const Geometry& in, const Geometry& out) {
+        if (kernel == 1 || stride != 1 || in.channels < 6 || out.channels < 4) return false;
+        const size_t columns = out.width + kernel - 1, count = products(kernel);
+        net.combined_size += count * kernel * in.channels * out.channels;
+        net.room_size =
+            std::max(net.room_size, count * in.channels * columns + 2 * size_t(out.channels) * out.width);
+        return true;
+    }
+
     void place(int classes, int64_t trainable, int64_t width) {
         for (Tensor& t : tensors) {
             t.value_at = net.tensors_size;
@@ -179,6 +189,9 @@ struct Plan {
             if (op.kind == Kind::conv) {
                 net.partial_size += size_t(out.channels) * (in.channels * op.kernel * op.kernel + 1);
                 net.rows_size = std::max(net.rows_size, size_t(2) * out.channels * out.width);
+                op.combined_at = net.combined_size;
+                op.pairs = by_pairs(op.kernel, op.stride, in, out);
+                op.pairs_back = op.input_gradient && by_pairs(op.kernel, 1, out, in);
             }
             op.codes_at = net.codes_size;
             net.codes_size += size_t(out.channels) * out.height * out.width;

@@ -25,6 +25,9 @@ struct Geometry {
     }
 };
 
+// How many products stand for the 2K of a column of K taps and a pair of rows (winograd.h).
+constexpr int products(int kernel) { return 3 * ((kernel - 1) / 2) + 1; }
+
 struct Tensor {
     Geometry value, grad;
     size_t value_at = 0, grad_at = 0;  // in vectors, of block 0; block b is b * size further
@@ -40,9 +43,11 @@ struct Op {
     bool input_gradient = true;  // the first layer needs none
     bool pools_rows = false;     // a convolution that hands pairs of rows to the relu_pool after it
     bool pooled = false;         // that relu_pool: the convolution before it has done its work
-    size_t partial_at = 0;       // its partial sums of weights, in vectors
-    size_t codes_at = 0;         // its pooling codes or dropout mask, in vectors of bytes, of block 0
-    size_t statistics_at = 0;    // its BatchNorm statistics, in floats
+    bool pairs = false, pairs_back = false;  // forward pass and input gradient by winograd.h
+    size_t combined_at = 0;                  // combined weights of both, in floats
+    size_t partial_at = 0;                   // its partial sums of weights, in vectors
+    size_t codes_at = 0;       // its pooling codes or dropout mask, in vectors of bytes, of block 0
+    size_t statistics_at = 0;  // its BatchNorm statistics, in floats
 };
 
 struct Network {
@@ -52,7 +57,8 @@ struct Network {
     int64_t trainable, width;
     int classes;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
-    size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size;
+    size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
+        combined_size, room_size;
 };
 
 enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave

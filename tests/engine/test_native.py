@@ -71,7 +71,7 @@ def plain_torch(
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, int, int], int]:
     """Small random chains of all the layers there are."""
-    c, h = draw(st.integers(1, 5)), draw(st.integers(6, 14))
+    c, h = draw(st.integers(1, 9)), draw(st.integers(6, 14))
     w = draw(st.integers(6, 14))
     shape, classes = (c, h, w), draw(st.integers(2, 7))
     layers: list[nn.Module] = []
@@ -82,7 +82,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, int, int], int]
         sides = [n + 2 * pad - kernel for n in (h, w)]
         if min(sides) < 0 or (stride == 2 and sides[0] % 2 != sides[1] % 2):
             continue
-        out = draw(st.integers(1, 9))
+        out = draw(st.integers(1, 12))
         layers.append(nn.Conv2d(c, out, kernel, stride, pad, bias=draw(st.booleans())))
         c, h, w = out, *(side // stride + 1 for side in sides)
         if draw(st.booleans()) and h * w > 1:
