@@ -76,7 +76,9 @@ def test_a_fresh_start_is_as_good_as_that_of_scikit_learn() -> None:
         reference = Reference(8, n_init=1, random_state=seed).fit(points, sample_weight=weight)
         theirs.append(reference.inertia_)
     assert len(set(ours)) > 5  # one start alone may end in many ways
-    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * np.hypot(np.std(ours), np.std(theirs)) / 60**0.5
+    assert (
+        abs(np.mean(ours) - np.mean(theirs)) < 3 * np.hypot(np.std(ours), np.std(theirs)) / 60**0.5
+    )
 
 
 def test_a_label_means_the_same_cluster_over_rounds() -> None:

@@ -206,7 +206,7 @@ def _distinct(points: Real) -> tuple[Real, Int]:
 
 
 def _spread(points: F64, k: int, weight: F64, rng: np.random.Generator) -> Int:
-    """k points far from each other, by greedy weighted k-means++ (Arthur and Vassilvitskii, 2007).
+    """Which k points to start from, far from each other: greedy weighted k-means++.
 
     That of scikit-learn checks its arguments at every distance: for a few hundred clients it takes
     longer than Lloyd's iterations.
