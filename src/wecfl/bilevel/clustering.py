@@ -231,7 +231,8 @@ def _spread(points: F64, k: int, weight: F64, rng: np.random.Generator) -> Int:
 def _drawn(weight: F64, uniform: F64) -> Int:
     """Positions drawn with probability ∝ weight, from numbers in [0, 1)."""
     total = weight.cumsum()
-    return np.minimum(np.searchsorted(total, uniform * total[-1], side="right"), len(weight) - 1)
+    found: Int = np.searchsorted(total, uniform * total[-1], side="right")
+    return np.minimum(found, len(weight) - 1)
 
 
 def _by_first_client(found: Int, inverse: Int) -> Int:
