@@ -156,12 +156,13 @@ def _plane(seen: dict[str, list[float]], group: list[int] | None, title: str) ->
 
 
 def _objectives(found: Found) -> AnyChart:
-    """F after L, E and M, and R after L and D, over the rounds."""
+    """F after L, E and M, R after L and D, and B before and after L, over the rounds."""
     rows = []
     for cell, results in found:
         where = f"{_setting(cell.config)}, {_name(cell.config, several=True)}"
+        seen = results[0]["trace"]
         panels = [
-            _objective(results[0]["trace"][name], name, f"{where}: {name}") for name in ("F", "R")
+            _objective(seen[name], name, f"{where}: {name}") for name in AFTER if name in seen
         ]
         panel = alt.hconcat(*panels, spacing=40)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
@@ -169,7 +170,11 @@ def _objectives(found: Found) -> AnyChart:
     return styled(chart.resolve_scale(color="independent", strokeDash="independent"))
 
 
-STEPS = {"L": "local update", "E": "expectation", "M": "maximization", "D": "distribution"}
+STEPS = {
+    "L": "local update", "E": "expectation", "M": "maximization", "D": "distribution",
+    "0": "before the local update", "Q": "after it",
+}  # fmt: skip
+AFTER = {"F": "F after the", "R": "R after the", "B": "largest B of a cluster"}
 
 
 def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Chart:
@@ -180,7 +185,7 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
             for t, value in enumerate(each, 1)
         ]
     )
-    names, title_of = [STEPS[step] for step in by_step], f"{name} after the"
+    names, title_of = [STEPS[step] for step in by_step], AFTER[name]
     # F after M lies on F after E where K-means has converged, as does R after D on R after L while
     # local updates are short: both must be seen.
     dashes = [[1, 0]] * (len(names) - 1) + [[5, 5]]

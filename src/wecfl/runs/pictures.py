@@ -1,8 +1,8 @@
-"""What the pictures of a run need, as small numbers: t-SNE, cosines, F and R."""
+"""What the pictures of a run need, as small numbers: t-SNE, cosines, F, R and B."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Pictures:
     def data(self, records: Sequence[Record]) -> dict[str, Any]:
         """What was seen, with the objectives of the rounds' records."""
         placed = planes(self._distances, self._config.seed)
+        diagnosed = bool(records) and "B" in records[0]
         return {
             "group": None if self._groups is None else self._groups.tolist(),
             "rounds": [
@@ -69,6 +70,7 @@ class Pictures:
             ],
             "cosine": self._cosine,
             **{name: _by_step([record[name] for record in records]) for name in ("F", "R")},
+            **({"B": _by_step([_largest(each["B"]) for each in records])} if diagnosed else {}),
         }
 
     def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:
@@ -83,6 +85,11 @@ class Pictures:
             "members": members.tolist(),
             "clients": cosine_similarity(clients[members]).round(7).tolist(),
         }
+
+
+def _largest(sides: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """Of the clusters that have clients."""
+    return {side: max(b for b in each if b is not None) for side, each in sides.items()}
 
 
 def _by_step(values: Sequence[dict[str, float]]) -> dict[str, list[float]]:
