@@ -80,6 +80,8 @@ class Deployment:
     def __init__(self, app: Path) -> None:
         self.app = app.absolute()
         self.folder = self.app / ".federation"
+        if not self.folder.is_dir():  # what was up can be stopped, whatever became of its app
+            _settings(app)
 
     # What there is
 
