@@ -21,6 +21,7 @@ from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, m
 from wecfl.base import F32
 from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
+from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, row_of
 from wecfl.models.rows import keyed
@@ -40,7 +41,7 @@ PLAN = Plan(steps=3, batch=4, lr=0.1)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes with a core each; a node that is gone is missed after a second."""
-    under_test._imported()
+    imported()
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
@@ -70,7 +71,7 @@ def actors() -> list[int]:
     found = {}
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
-            if folder.name.isdigit() and b"ray::_Actor" in (folder / "cmdline").read_bytes():
+            if folder.name.isdigit() and b"ray::Actor" in (folder / "cmdline").read_bytes():
                 parent = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
                 found[int(folder.name)] = int(parent)
     return [pid for pid, parent in found.items() if parent not in found]
