@@ -300,6 +300,43 @@ def test_a_client_that_fails_or_kills_its_actor(
             engine.train(start(module), PLAN, Correction(), SEED)
 
 
+class Fatal(nn.Linear):
+    """A linear model that kills whoever first unpacks it elsewhere, so many times."""
+
+    def __init__(self, deaths: Path) -> None:
+        super().__init__(6, 3)
+        self.deaths, self.home = deaths, os.getpid()
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.home not in (os.getpid(), os.getppid()):
+            for death in self.deaths.iterdir():
+                death.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("by_value")
+def test_an_actor_that_dies_as_it_loads_is_replaced(
+    fed: Federation,
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(under_test, "DEATHS", 1)
+    module = Fatal(tmp_path)
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    how: Any = {"workers": 1, "address": cluster.address, "inside": "torch"}
+    said = r"^2 actors in a row died with the same 5 clients during 'load' \(.*\); if the nodes"
+    with pytest.raises(EngineError, match=said):
+        RayEngine(fed, module, **how)
+    with RayEngine(fed, module, **how) as engine:
+        assert engine.risk(start(module).models).shape == (5,)
+    assert caplog.text.count("died during 'load'") == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_begun_on_ray_goes_on_without_it(wecfl: Wecfl, cluster: Any) -> None:
     few = ("run", "--clients", "6", "--groups", "2", "--clusters", "2", "--rounds")
     begun = wecfl(*few, 3, "--engine", "ray", "--ray-address", cluster.address, "--out", "a")

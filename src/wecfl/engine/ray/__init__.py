@@ -219,12 +219,29 @@ class RayEngine(BaseEngine):
     def _loaded(self, shard: _Shard) -> Any:
         return shard.actor.load.remote(shard.held, **self._how)
 
-    def _ask_all(self, call: Callable[[_Shard], Any]) -> list[Any]:
-        """What all actors answer."""
-        try:
-            return list(self._ray.get([call(shard) for shard in self._shards]))
-        except self._ray.exceptions.RayError as error:
-            raise self._told(error, "load") from None
+    def _ask_all(self, ask: Callable[[_Shard], Any]) -> list[Any]:
+        """What all actors answer while they get ready."""
+        asked = [(shard, ask(shard)) for shard in self._shards]
+        deaths: Counter[_Shard] = Counter()
+        return [self._answer(shard, each, ask, "load", deaths) for shard, each in asked]
+
+    def _answer(
+        self,
+        shard: _Shard,
+        asked: Any,
+        ask: Callable[[_Shard], Any],
+        work: str,
+        deaths: Counter[_Shard],
+    ) -> Any:
+        """What the actor of a shard answers, or the one that takes over when it is asked."""
+        while True:
+            try:
+                return self._ray.get(asked)
+            except self._fatal as error:
+                self._renew(shard, work, deaths, error)
+                asked = ask(shard)
+            except self._ray.exceptions.RayError as error:
+                raise self._told(error, "load") from None
 
     def _matrix(self, width: int, clients: Int, rows: F32 | int) -> F32:
         """(m, width), to be filled by what these clients send; the others have `rows`."""
@@ -272,7 +289,8 @@ class RayEngine(BaseEngine):
             try:
                 result = ray.get(ready)
             except self._fatal as error:
-                self._replace(shard, work, deaths, error)
+                self._renew(shard, work, deaths, error)
+                self._answer(shard, self._loaded(shard), self._loaded, work, deaths)
                 waiting[shard.actor.call.remote(*calls[shard])] = shard
                 continue
             except ray.exceptions.RayError as error:
@@ -305,29 +323,21 @@ class RayEngine(BaseEngine):
             known.WorkerCrashedError, known.OutOfMemoryError,
         )  # fmt: skip
 
-    def _replace(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
-        """Give a shard to a new actor, on a node that is alive."""
+    def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
+        """Give a shard to a new actor, on a node that is alive; it has loaded nothing yet."""
         count = len(shard.clients)
-        while deaths[shard] < DEATHS:
-            deaths[shard] += 1
-            logging.getLogger("wecfl").warning(
-                "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
-                count, work, first_line(error),
-            )  # fmt: skip
-            self._ray.kill(shard.actor)  # if it was only out of reach
-            shard.actor = self._actor(self._free(1))
-            try:
-                self._ray.get(self._loaded(shard))
-            except self._fatal as again:
-                error = again
-            except self._ray.exceptions.RayError as failed:
-                raise self._told(failed, "load") from None
-            else:
-                return
-        raise EngineError(
-            f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
-            f"({first_line(error)}); if the nodes are short of memory, use fewer workers"
-        )
+        if deaths[shard] == DEATHS:
+            raise EngineError(
+                f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
+                f"({first_line(error)}); if the nodes are short of memory, use fewer workers"
+            )
+        deaths[shard] += 1
+        logging.getLogger("wecfl").warning(
+            "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
+            count, work, first_line(error),
+        )  # fmt: skip
+        self._ray.kill(shard.actor)  # if it was only out of reach
+        shard.actor = self._actor(self._free(1))
 
     def _told(self, error: Exception, work: str) -> WecflError:
         """The error as it would be without Ray."""
