@@ -15,7 +15,7 @@ from wecfl.cli import terminal
 from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
 from wecfl.config import PAPER_PARTITIONS, Config, resolve
 from wecfl.data import datasets
-from wecfl.data import partition as partitions
+from wecfl.data.split import counts
 from wecfl.errors import ConfigError
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.words import client_words, partition_words
@@ -96,7 +96,7 @@ def partition(
     pool = None if holds_clients(chosen) else terminal.load(chosen)
     for each in settings:
         federation = federation_of(each, pool)
-        held = partitions.counts(federation.y, federation.train, federation.classes)
+        held = counts(federation.y, federation.train, federation.classes)
         title = chosen.dataset if holds_clients(chosen) else partition_words(each.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
