@@ -129,14 +129,15 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--method", nargs="+", default=["wecfl"])
     parser.add_argument("--engine", nargs="+", choices=["native", "torch"], default=["native"])
     chosen = parser.parse_args()
     for method, engine in product(chosen.method, chosen.engine):
         config = Config(
-            method=method, engine=engine, clusters=2, clients=6, groups=2, rounds=8,
-            steps=3, model="logistic", workers=1,
+            method=method, engine=engine, clusters=2, clients=6, groups=2,
+            rounds=chosen.rounds, steps=3, model="logistic", workers=1,
         )  # fmt: skip
         with TemporaryDirectory() as place:
             print(kill_and_resume(config, chosen.times, chosen.seed, Path(place)), flush=True)

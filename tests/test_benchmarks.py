@@ -42,7 +42,7 @@ def test_growth_runs_the_public_interface(module: Callable[[str], ModuleType]) -
 
 
 def test_soak_measures_what_it_says(
-    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, where it runs in one of its own, and as small as can be."""
     soak = module("soak")
@@ -58,10 +58,32 @@ def test_soak_measures_what_it_says(
     same, *peaks = soak.model(hidden=8, m=4, rounds=2)
     assert same.verdict == "reached"
     assert all(line.values[0] > 1 for line in peaks)
-    monkeypatch.setattr(soak, "ENGINES", ["native"])
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "reached"), (1, "missed")])
+def test_soak_counts_the_kills(
+    code: int,
+    verdict: str,
+    module: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which tests/runs/test_resume.py has real ones."""
+    script = """
+import sys
+told = {"kills": 2, "while writing": 1, "runs": 1}
+print(told)
+if sys.argv[-1] == "torch" and not CODE:
+    print(told)
+sys.exit(CODE)
+"""
+    (tmp_path / "kills.py").write_text(script.replace("CODE", str(code)))
+    soak = module("soak")
+    monkeypatch.setattr(soak, "KILLS", tmp_path / "kills.py")
     stood, total = soak.kills(times=2, names=["wecfl"])
-    assert stood.values == [1]
-    assert total.values[0] >= 2
+    assert (stood.verdict, stood.values) == (verdict, [2 - code])
+    assert total.values == [4 - 2 * code]
+    assert ("failed in pair 2" in total.detail) == bool(code)
 
 
 def test_soak_tells_growth_from_what_comes_and_goes(module: Callable[[str], ModuleType]) -> None:

@@ -24,7 +24,7 @@ from wecfl.bilevel import (
 from wecfl.bilevel import representation as representations
 from wecfl.cli import app
 from wecfl.config import Config
-from wecfl.data import arrays, datasets, federation, partition
+from wecfl.data import arrays, datasets, federation, partition, split
 from wecfl.methods import METHODS
 from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS
 
@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, clustering, criteria, distance, hierarchy, importance, objective, rate,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
-    federation, partition,
+    federation, partition, split,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

@@ -228,7 +228,7 @@ def test_interrupted_it_keeps_what_was_finished_and_goes_on(
     wecfl: Wecfl, defined: Path, tmp_path: Path
 ) -> None:
     """A run in work elsewhere, Ctrl-C, a kill: the results are those of an undisturbed queue."""
-    slow = TABLE.replace("rounds = 4", "rounds = 80").replace('"wecfl"', '"fedprox"')
+    slow = TABLE.replace("rounds = 4", "rounds = 40").replace('"wecfl"', '"fedprox"')
     (defined / "small.toml").write_text(slow)
     ask = ["reproduce", "small", "--definitions", str(defined), "--workers", "1", "--results"]
     store = Store(tmp_path / "shared")

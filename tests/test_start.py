@@ -1,4 +1,4 @@
-"""Ctrl-C while the command is still loading."""
+"""What is loaded, and Ctrl-C meanwhile."""
 
 import os
 import signal
@@ -35,3 +35,19 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path, module: str) -> N
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "wecfl: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("wecfl.cli", {"flwr", "onnx", "opacus", "ray"}),
+        ("wecfl.flower.client", {"altair", "onnx", "pandas", "ray", "scipy", "sklearn"}),
+    ],
+)
+def test_nothing_is_loaded_in_vain(module: str, heavy: set[str]) -> None:
+    """A client is a new process for each message: what it loads, it loads in every round."""
+    code = f"import sys, {module}; print(*sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "\n"

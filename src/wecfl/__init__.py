@@ -11,17 +11,32 @@ True
 """
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from wecfl import errors, methods, models
+from wecfl import errors, models
+from wecfl._later import later
 from wecfl.base import Correction, Engine, Method, Plan, State
 from wecfl.config import Config
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
 from wecfl.layout import Layout
-from wecfl.runs.configured import run_config
-from wecfl.runs.experiment import run
-from wecfl.runs.result import Result
+
+if TYPE_CHECKING:
+    from wecfl import methods
+    from wecfl.runs.configured import run_config
+    from wecfl.runs.experiment import run
+    from wecfl.runs.result import Result
+else:  # with pandas and scikit-learn, which a client, started for each message, does without
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "Result": "wecfl.runs.result:Result",
+            "methods": "wecfl.methods",
+            "run": "wecfl.runs.experiment:run",
+            "run_config": "wecfl.runs.configured:run_config",
+        },
+    )
 
 __all__ = [
     "Config",

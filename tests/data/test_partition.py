@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from wecfl.base import F64, Int
-from wecfl.data import partition as module
+from wecfl.data import split as module
 from wecfl.data.partition import (
     PARTITIONS,
     ClientwiseDirichlet,
@@ -22,12 +22,10 @@ from wecfl.data.partition import (
     Partition,
     QuantitySkew,
     Shares,
-    Split,
     build,
-    counts,
     describe,
-    split,
 )
+from wecfl.data.split import Split, counts, split
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 

@@ -288,13 +288,20 @@ def test_no_such_folder(wecfl: Wecfl, command: str) -> None:
     assert "wecfl deploy new nowhere" in refused(wecfl, command, "nowhere")
 
 
-def test_a_folder_that_is_no_app(wecfl: Wecfl, tmp_path: Path) -> None:
-    assert "it has no pyproject.toml" in refused(wecfl, "up", tmp_path)
+@pytest.mark.parametrize("command", ["up", "run", "status", "down"])
+def test_a_folder_that_is_no_app(wecfl: Wecfl, tmp_path: Path, command: str) -> None:
+    assert "it has no pyproject.toml" in refused(wecfl, command, tmp_path)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert "no [tool.flwr.app.config]" in refused(wecfl, "up", tmp_path)
+    assert "no [tool.flwr.app.config]" in refused(wecfl, command, tmp_path)
     (tmp_path / "pyproject.toml").write_text("[project\n")
-    assert "can't read" in refused(wecfl, "up", tmp_path)
+    assert "can't read" in refused(wecfl, command, tmp_path)
     assert not (tmp_path / ".federation").exists()
+
+
+def test_what_is_up_is_stopped_although_its_app_is_gone(wecfl: Wecfl, folder: Path) -> None:
+    keep(folder, "exec sleep 300", "proxy")
+    assert wecfl("deploy", "down", folder.parent).out == "stopped: proxy\n"
+    assert not processes.found(folder)
 
 
 @pytest.mark.parametrize("kept", ["", ".federation/\n", "runs/\n"])

@@ -21,6 +21,7 @@ from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, m
 from wecfl.base import F32
 from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
+from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, row_of
 from wecfl.models.rows import keyed
@@ -40,7 +41,7 @@ PLAN = Plan(steps=3, batch=4, lr=0.1)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes with a core each; a node that is gone is missed after a second."""
-    under_test._imported()
+    imported()
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
@@ -70,7 +71,7 @@ def actors() -> list[int]:
     found = {}
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
-            if folder.name.isdigit() and b"ray::_Actor" in (folder / "cmdline").read_bytes():
+            if folder.name.isdigit() and b"ray::Actor" in (folder / "cmdline").read_bytes():
                 parent = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
                 found[int(folder.name)] = int(parent)
     return [pid for pid, parent in found.items() if parent not in found]
@@ -297,6 +298,43 @@ def test_a_client_that_fails_or_kills_its_actor(
         )
         with pytest.raises(EngineError, match=said):
             engine.train(start(module), PLAN, Correction(), SEED)
+
+
+class Fatal(nn.Linear):
+    """A linear model that kills whoever first unpacks it elsewhere, so many times."""
+
+    def __init__(self, deaths: Path) -> None:
+        super().__init__(6, 3)
+        self.deaths, self.home = deaths, os.getpid()
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.home not in (os.getpid(), os.getppid()):
+            for death in self.deaths.iterdir():
+                death.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("by_value")
+def test_an_actor_that_dies_as_it_loads_is_replaced(
+    fed: Federation,
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(under_test, "DEATHS", 1)
+    module = Fatal(tmp_path)
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+    how: Any = {"workers": 1, "address": cluster.address, "inside": "torch"}
+    said = r"^2 actors in a row died with the same 5 clients during 'load' \(.*\); if the nodes"
+    with pytest.raises(EngineError, match=said):
+        RayEngine(fed, module, **how)
+    with RayEngine(fed, module, **how) as engine:
+        assert engine.risk(start(module).models).shape == (5,)
+    assert caplog.text.count("died during 'load'") == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_begun_on_ray_goes_on_without_it(wecfl: Wecfl, cluster: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import time
 import tomllib
 from datetime import datetime, timedelta
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 import mutations
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
-from wecfl import cli
 from wecfl.config import MOST, Config
 from wecfl.runs.folder import read_summary
 
@@ -157,7 +157,7 @@ def test_a_clock_that_goes_backwards(
         def now(cls, tz: Any = None) -> Any:
             return datetime(2026, 1, 1, tzinfo=tz) - timedelta(hours=next(looks) // 2)
 
-    monkeypatch.setattr(cli, "datetime", Clock)
+    monkeypatch.setattr(sys.modules["wecfl.cli.run"], "datetime", Clock)
     monkeypatch.setattr("wecfl.runs.folder.datetime", Clock)
     monkeypatch.setattr(time, "time", lambda: 1.7e9 - 3600 * next(looks))
     for _ in range(4):

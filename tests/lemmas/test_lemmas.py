@@ -14,6 +14,7 @@ from wecfl import methods
 from wecfl.base import F64, Method, Plan, State
 from wecfl.bilevel.criteria import F
 from wecfl.bilevel.importance import data_size
+from wecfl.conditions import Conditions
 from wecfl.rounds import (
     Setting,
     distribution,
@@ -48,7 +49,9 @@ def situations(draw: st.DrawFn) -> Case:
 
 
 def setting(engine: BowlEngine, method: Method, plan: Plan | None = None) -> Setting:
-    return Setting(method, engine, plan or Plan(momentum=0.0))
+    """Nobody is refused, however much longer its update is: the paper hears all clients."""
+    heard = Conditions(most=np.inf)
+    return Setting(method, engine, plan or Plan(momentum=0.0), conditions=heard)
 
 
 @given(situations(), st.sampled_from([methods.wecfl, methods.fesem, methods.ifca]))

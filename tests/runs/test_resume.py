@@ -65,9 +65,9 @@ def go_on(folder: Path) -> None:
 # Kills
 
 
-def test_a_hundred_kills_change_nothing() -> None:
-    """At random moments, and by fault injection in the middle of writing."""
-    command = [sys.executable, "tests/kills.py", "--times", "100"]
+def test_kills_change_nothing() -> None:
+    """At random moments, and by fault injection in the middle of writing; `make soak` has more."""
+    command = [sys.executable, "tests/kills.py", "--times", "20", "--rounds", "3"]
     path = os.pathsep.join(["tests", *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": path},
@@ -75,9 +75,9 @@ def test_a_hundred_kills_change_nothing() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = ast.literal_eval(done.stdout)
-    assert told["kills"] >= 100
-    assert told["while writing"] >= 20
-    assert told["kills"] - told["while writing"] >= 20
+    assert told["kills"] >= 20
+    assert told["while writing"] >= 4
+    assert told["kills"] - told["while writing"] >= 4
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
+import sklearn.cluster  # noqa: F401  (its OpenMP and SciPy's BLAS, before they are looked for)
 from threadpoolctl import ThreadpoolController
 
 __all__ = ["one_thread"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.deploy.new import new_app
+from wecfl.deploy.new import command_words, new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.report.words import round_words
 from wecfl.runs.folder import read_config, read_metrics
@@ -49,7 +48,7 @@ def new(app: Path, /) -> None:
     """
     task = next(file for file in new_app(app) if file.name == "task.py")
     terminal.show(f"fill in     {task}")
-    terminal.show(f"try it      {_words('up', app)}")
+    terminal.show(f"try it      {command_words('up', app)}")
 
 
 @deploy.command
@@ -83,9 +82,9 @@ def up(
     terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
     terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
     terminal.show("")
-    terminal.show(f"train       {_words('run', app)}")
-    terminal.show(f"watch       {_words('status', app, '--watch')}")
-    terminal.show(f"stop        {_words('down', app)}")
+    terminal.show(f"train       {command_words('run', app)}")
+    terminal.show(f"watch       {command_words('status', app, '--watch')}")
+    terminal.show(f"stop        {command_words('down', app)}")
 
 
 @deploy.command
@@ -120,10 +119,10 @@ def run(
     try:
         ended = federation.follow(number, terminal.show)
     except KeyboardInterrupt:
-        terminal.say(f"the run goes on; to watch it: {_words('status', app, '--watch')}")
+        terminal.say(f"the run goes on; to watch it: {command_words('status', app, '--watch')}")
         sys.exit(130)
     if not ended.endswith("completed"):
-        again = _words("run", app, *settings, "--out", str(place))
+        again = command_words("run", app, *settings, "--out", str(place))
         raise DeployError(f"the run ended: {ended}; to go on with it: {again}")
     terminal.show(f"run folder: {place}")
 
@@ -225,7 +224,7 @@ def _extra(module: str) -> Any:
 def _deployment(app: Path) -> Deployment:
     made: type[Deployment] = _extra("wecfl.deploy.local").Deployment
     if not app.is_dir():
-        raise ConfigError(f"no folder {app}; to make an app: {_words('new', app)}")
+        raise ConfigError(f"no folder {app}; to make an app: {command_words('new', app)}")
     return made(app)
 
 
@@ -244,10 +243,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _words(name: str, app: Path, *others: str) -> str:
-    return shlex.join(["wecfl", "deploy", name, str(app), *others])
-
-
 def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType:
     """The table of processes and the last run in a few lines."""
     services = federation.services
@@ -264,7 +259,7 @@ def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType
             str(service.restarts),
             online.get(name, ""),
         )
-    lines = [] if services else [f"not up; to start it: {_words('up', federation.app)}"]
+    lines = [] if services else [f"not up; to start it: {command_words('up', federation.app)}"]
     return Group(
         *([table] if services else []), *map(escape, lines), *map(escape, _run(federation))
     )

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from wecfl.base import State
 from wecfl.cli import terminal
+from wecfl.cli.choices import DataDirFlag
 from wecfl.config import PARTITIONING, Config
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
@@ -67,7 +68,7 @@ def reproduce(
     definitions: Annotated[
         Path, Parameter(show_default=False, help="A folder of other definitions (TOML).")
     ] = SHIPPED,
-    data_dir: Annotated[Path | None, Parameter(help="Where to look for data sets first.")] = None,
+    data_dir: DataDirFlag = None,
     workers: Annotated[
         int | None, Parameter(help="Threads or processes (default: one per core).")
     ] = None,

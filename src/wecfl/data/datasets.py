@@ -22,7 +22,6 @@ from typing import BinaryIO, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import platformdirs
-import sklearn.datasets
 
 from wecfl import rng
 from wecfl.base import F32, Int
@@ -254,11 +253,15 @@ def _from_npz(path: Path, test: float, seed: int) -> Dataset:
 
 
 def _find_digits(_: Path) -> Path:
+    import sklearn.datasets  # noqa: PLC0415  (a second, and only digits needs it)
+
     return Path(sklearn.datasets.__file__).parent
 
 
 def _read_digits(source: Source, _: Path) -> Dataset:
-    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+
+    x, y = load_digits(return_X_y=True)
     x = (x.reshape(-1, *source.shape).astype(np.float32) / 16 - 0.5) / 0.5
     return _held_out(source.name, x, y.astype(np.int64), source.classes)
 

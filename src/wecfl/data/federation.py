@@ -15,7 +15,8 @@ from wecfl import rng
 from wecfl.base import F32, Int
 from wecfl.data.arrays import Named, as_labels, count_classes, holdout, pool, read_npz
 from wecfl.data.datasets import Dataset, load
-from wecfl.data.partition import Partition, counts, split
+from wecfl.data.partition import Partition
+from wecfl.data.split import counts, split
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]

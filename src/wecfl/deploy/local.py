@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import ssl
 import subprocess
@@ -36,6 +35,7 @@ import tomli_w
 
 from wecfl.deploy import processes
 from wecfl.deploy.certificates import node_key, server_certificate
+from wecfl.deploy.new import command_words
 from wecfl.deploy.processes import Service
 from wecfl.deploy.proxy import nginx, nginx_config
 from wecfl.errors import ConfigError, DeployError, unknown
@@ -80,6 +80,8 @@ class Deployment:
     def __init__(self, app: Path) -> None:
         self.app = app.absolute()
         self.folder = self.app / ".federation"
+        if not self.folder.is_dir():  # what was up can be stopped, whatever became of its app
+            _settings(app)
 
     # What there is
 
@@ -140,8 +142,8 @@ class Deployment:
             left = processes.found(self.folder)
             if {each.keeper for each in self.services.values()} & {each.pid for each in left}:
                 raise DeployError(
-                    f"{self.app} is up already: {_command('status', self.app)} shows it, "
-                    f"{_command('down', self.app)} stops it"
+                    f"{self.app} is up already: {command_words('status', self.app)} shows it, "
+                    f"{command_words('down', self.app)} stops it"
                 )
             if left:
                 tell(f"ending {len(left)} processes that an earlier federation left")
@@ -167,7 +169,7 @@ class Deployment:
             if name not in known:
                 raise ConfigError(unknown("setting", name, known))
         if not self.services:
-            raise DeployError(f"{self.app} is not up: {_command('up', self.app)}")
+            raise DeployError(f"{self.app} is not up: {command_words('up', self.app)}")
         place = out.absolute() if out else self.app / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
         all_nodes = {"clients": len(self.nodes)} if "clients" in known else {}
         chosen = {**all_nodes, **settings, "out": str(place)}
@@ -364,7 +366,7 @@ def _settings(app: Path) -> dict[str, Any]:
         found = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise ConfigError(
-            f"{app} is no app, it has no pyproject.toml: {_command('new', app)}"
+            f"{app} is no app, it has no pyproject.toml: {command_words('new', app)}"
         ) from None
     except (KeyError, TypeError):
         raise ConfigError(f"{file} is not that of an app: no [tool.flwr.app.config]") from None
@@ -399,7 +401,3 @@ def _check_ports(port: int, nodes: int) -> None:
                     f"port {each} can't be used ({error.strerror}); ports {port} … {last} are "
                     f"needed: choose others by --port"
                 ) from None
-
-
-def _command(name: str, app: Path) -> str:
-    return shlex.join(["wecfl", "deploy", name, str(app)])

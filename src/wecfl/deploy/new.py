@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from keyword import iskeyword
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from wecfl.errors import ConfigError
 
-__all__ = ["new_app"]
+__all__ = ["command_words", "new_app"]
 
 PACKAGE, APP = "PACKAGE", "APP-NAME"
 """What stands for the names of the Python package and of the app in the template."""
@@ -43,6 +44,15 @@ def new_app(folder: Path) -> list[Path]:
         return list(_copy(files("wecfl.deploy") / "app", folder, name))
     except OSError as error:
         raise ConfigError(f"can't write the app {folder}: {error.strerror or error}") from None
+
+
+def command_words(name: str, app: Path, *others: str) -> str:
+    """What to type to do something with an app.
+
+    >>> command_words("status", Path("my wards"), "--watch")
+    "wecfl deploy status 'my wards' --watch"
+    """
+    return shlex.join(["wecfl", "deploy", name, str(app), *others])
 
 
 def _copy(source: Traversable, target: Path, name: str) -> list[Path]:

@@ -8,6 +8,10 @@ A user's app is two lines beside the data and the model (`wecfl deploy new DIR` 
 `FlowerEngine` is the engine that asks clients over the network; `Roster` is who they are.
 """
 
+from typing import TYPE_CHECKING
+
+from wecfl._later import later
+
 try:
     import flwr  # noqa: F401
 except ImportError as error:
@@ -16,8 +20,19 @@ except ImportError as error:
     ) from None
 
 from wecfl.flower.client import client_app
-from wecfl.flower.engine import FlowerEngine
-from wecfl.flower.roster import Roster
-from wecfl.flower.server import server_app
+
+if TYPE_CHECKING:
+    from wecfl.flower.engine import FlowerEngine
+    from wecfl.flower.roster import Roster
+    from wecfl.flower.server import server_app
+else:  # a client, started anew for each message, does without
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "FlowerEngine": "wecfl.flower.engine:FlowerEngine",
+            "Roster": "wecfl.flower.roster:Roster",
+            "server_app": "wecfl.flower.server:server_app",
+        },
+    )
 
 __all__ = ["FlowerEngine", "Roster", "client_app", "server_app"]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from wecfl.config import Config
 from wecfl.data.federation import Federation
-from wecfl.data.partition import counts
+from wecfl.data.split import counts
 from wecfl.errors import ConfigError, unknown
 from wecfl.report.charts import AnyChart, styled
 from wecfl.report.figures import COLORS, panel_of_curves

@@ -13,16 +13,9 @@ itself pickles what it sends: whoever reaches its ports can run code on its node
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.metadata import version
 from time import monotonic, sleep
 from typing import Any, Literal, final
@@ -34,7 +27,10 @@ from wecfl import memory
 from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
 from wecfl.data.federation import Federation
 from wecfl.engine.local import BaseEngine
-from wecfl.errors import ConfigError, EngineError, WecflError
+from wecfl.engine.ray.actor import Actor
+from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
+from wecfl.engine.ray.rows import Packed, distinct
+from wecfl.errors import EngineError, WecflError
 
 __all__ = ["Progress", "RayEngine"]
 
@@ -43,16 +39,8 @@ Progress = Callable[[str, int, int], None]
 
 DEATHS = 3
 """So often in one step a shard is given to another actor."""
-REACH = 5.0
-"""Seconds in which the head of a cluster must accept a connection."""
 PATIENCE = 5.0
 """Seconds to wait for free cores before actors share those there are."""
-KEY = 64
-"""Columns by which rows are told apart before whole rows are compared."""
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves unasked
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns of what a later version will do
-}
 
 
 @final
@@ -85,14 +73,14 @@ class RayEngine(BaseEngine):
     ) -> None:
         super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
         if address is not None:
-            _check_address(address)
-        self._ray = _imported()
+            check_address(address)
+        self._ray = imported()
         self._progress = progress or (lambda work, done, total: None)
         self._shards: list[_Shard] = []
         self._name = ""
         options = {"batchnorm": batchnorm, "batch": batch, "workers": 1}
         kind = _kind(inside, federation, model, options)
-        self._mine = self._connect(address)
+        self._mine = connect(address, self.workers)
         try:
             if workers is None:
                 cores = int(self._ray.cluster_resources().get("CPU", 1))
@@ -192,30 +180,6 @@ class RayEngine(BaseEngine):
             self._mine = False
             self._ray.shutdown()
 
-    def _connect(self, address: str | None) -> bool:
-        """Have a Ray to talk to; true if it has to be left in the end."""
-        ray = self._ray
-        if ray.is_initialized():
-            there = ray.get_runtime_context().gcs_address
-            if address not in (None, "auto", there):
-                raise ConfigError(
-                    f"this process is connected to the Ray cluster at {there} already"
-                )
-            return False
-        here = {} if address else {"num_cpus": self.workers, "include_dashboard": False}
-        try:
-            with _signals_kept(), _one_attempt(address):
-                ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **here)
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            if address is None:
-                raise EngineError(f"Ray can't be started here: {_line(error)}") from None
-            raise ConfigError(
-                f"can't connect to the Ray cluster at {address}: {_line(error)}; this machine must "
-                f"be a node of it (ray start --address=…) with the same versions of Python and "
-                f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
-            ) from None
-        return True
-
     def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
         """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
         ray, m = self._ray, len(self.sizes)
@@ -250,17 +214,34 @@ class RayEngine(BaseEngine):
     def _actor(self, free: float) -> Any:
         """A new one, on a core of its own, or on one of those there are if none is free."""
         options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
-        return self._ray.remote(**options)(_Actor).remote()
+        return self._ray.remote(**options)(Actor).remote()
 
     def _loaded(self, shard: _Shard) -> Any:
         return shard.actor.load.remote(shard.held, **self._how)
 
-    def _ask_all(self, call: Callable[[_Shard], Any]) -> list[Any]:
-        """What all actors answer."""
-        try:
-            return list(self._ray.get([call(shard) for shard in self._shards]))
-        except self._ray.exceptions.RayError as error:
-            raise self._told(error, "load") from None
+    def _ask_all(self, ask: Callable[[_Shard], Any]) -> list[Any]:
+        """What all actors answer while they get ready."""
+        asked = [(shard, ask(shard)) for shard in self._shards]
+        deaths: Counter[_Shard] = Counter()
+        return [self._answer(shard, each, ask, "load", deaths) for shard, each in asked]
+
+    def _answer(
+        self,
+        shard: _Shard,
+        asked: Any,
+        ask: Callable[[_Shard], Any],
+        work: str,
+        deaths: Counter[_Shard],
+    ) -> Any:
+        """What the actor of a shard answers, or the one that takes over when it is asked."""
+        while True:
+            try:
+                return self._ray.get(asked)
+            except self._fatal as error:
+                self._renew(shard, work, deaths, error)
+                asked = ask(shard)
+            except self._ray.exceptions.RayError as error:
+                raise self._told(error, "load") from None
 
     def _matrix(self, width: int, clients: Int, rows: F32 | int) -> F32:
         """(m, width), to be filled by what these clients send; the others have `rows`."""
@@ -308,7 +289,8 @@ class RayEngine(BaseEngine):
             try:
                 result = ray.get(ready)
             except self._fatal as error:
-                self._replace(shard, work, deaths, error)
+                self._renew(shard, work, deaths, error)
+                self._answer(shard, self._loaded(shard), self._loaded, work, deaths)
                 waiting[shard.actor.call.remote(*calls[shard])] = shard
                 continue
             except ray.exceptions.RayError as error:
@@ -318,19 +300,19 @@ class RayEngine(BaseEngine):
             done += len(here)
             self._progress(work, done, len(clients))
 
-    def _packed(self, rows: F32 | None, clients: Int) -> _Packed:
+    def _packed(self, rows: F32 | None, clients: Int) -> Packed:
         """The rows of these clients, of (m, P) or of a stack (n, m, P), on their way to actors."""
         if rows is None:
-            return _Packed(None)
+            return Packed(None)
         given = np.asarray(rows, dtype=np.float32)
         if len(clients) < given.shape[-2]:
             given = given[..., clients, :]
         given = np.ascontiguousarray(given)
         flat = given.reshape(-1, given.shape[-1])
-        chosen, which = _distinct(flat)
+        chosen, which = distinct(flat)
         if len(chosen) * self.nodes < len(flat):
-            return _Packed(self._ray.put(flat[chosen]), which.reshape(given.shape[:-1]))
-        return _Packed(given)
+            return Packed(self._ray.put(flat[chosen]), which.reshape(given.shape[:-1]))
+        return Packed(given)
 
     @property
     def _fatal(self) -> tuple[type[Exception], ...]:
@@ -341,36 +323,28 @@ class RayEngine(BaseEngine):
             known.WorkerCrashedError, known.OutOfMemoryError,
         )  # fmt: skip
 
-    def _replace(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
-        """Give a shard to a new actor, on a node that is alive."""
+    def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
+        """Give a shard to a new actor, on a node that is alive; it has loaded nothing yet."""
         count = len(shard.clients)
-        while deaths[shard] < DEATHS:
-            deaths[shard] += 1
-            logging.getLogger("wecfl").warning(
-                "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
-                count, work, _line(error),
-            )  # fmt: skip
-            self._ray.kill(shard.actor)  # if it was only out of reach
-            shard.actor = self._actor(self._free(1))
-            try:
-                self._ray.get(self._loaded(shard))
-            except self._fatal as again:
-                error = again
-            except self._ray.exceptions.RayError as failed:
-                raise self._told(failed, "load") from None
-            else:
-                return
-        raise EngineError(
-            f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
-            f"({_line(error)}); if the nodes are short of memory, use fewer workers"
-        )
+        if deaths[shard] == DEATHS:
+            raise EngineError(
+                f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
+                f"({first_line(error)}); if the nodes are short of memory, use fewer workers"
+            )
+        deaths[shard] += 1
+        logging.getLogger("wecfl").warning(
+            "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
+            count, work, first_line(error),
+        )  # fmt: skip
+        self._ray.kill(shard.actor)  # if it was only out of reach
+        shard.actor = self._actor(self._free(1))
 
     def _told(self, error: Exception, work: str) -> WecflError:
         """The error as it would be without Ray."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, WecflError):
             return cause
-        return EngineError(f"the Ray engine failed in {work}: {_line(cause or error)}")
+        return EngineError(f"the Ray engine failed in {work}: {first_line(cause or error)}")
 
 
 @dataclass(slots=True, eq=False)
@@ -381,131 +355,6 @@ class _Shard:
     held: Any
     """Their data, in the object store."""
     actor: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Packed:
-    """A matrix of rows as it travels: as it is, or as its distinct rows and which one each is."""
-
-    array: Any
-    numbers: Int | None = None
-
-    def rows(self, part: Int) -> Any:
-        """What is sent to whom this part of the clients belongs."""
-        if self.array is None or self.numbers is not None:
-            return self.array
-        return self.array[..., part, :]
-
-    def which(self, part: Int) -> Int | None:
-        """Which of the rows sent each of them has, if not one after the other."""
-        return None if self.numbers is None else self.numbers[..., part]
-
-
-class _Actor:
-    """What runs on the nodes: an engine of one machine for some of the clients."""
-
-    def instruction_sets(self) -> list[str]:
-        """Those the native engine could use here, the best first."""
-        from wecfl.engine.native import instruction_sets  # noqa: PLC0415
-
-        return instruction_sets()
-
-    def load(
-        self,
-        federation: Federation,
-        *,
-        kind: Any,
-        model: nn.Module,
-        options: Mapping[str, Any],
-        release: str,
-    ) -> tuple[str, str]:
-        """Make the engine; its name, and that of the node."""
-        from wecfl.engine import make_engine  # noqa: PLC0415
-
-        if (here := version("wecfl")) != release:
-            raise EngineError(f"a node has wecfl {here}: install {release} on all of them")
-        # What lies in the object store can't be written to, and torch is afraid that we might.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        self._engine = make_engine(kind, federation, model, **options)
-        return self._engine.name, _imported().get_runtime_context().get_node_id()
-
-    def call(
-        self,
-        work: str,
-        clients: Int,
-        order: dict[str, Any],
-        common: Any,
-        which: Mapping[str, Int | None],
-        *arrays: Any,
-    ) -> Any:
-        """Do `work` for these clients of the shard."""
-        rows: dict[str, Any] = {
-            name: array if array is None or numbers is None else array[numbers]
-            for (name, numbers), array in zip(which.items(), arrays, strict=True)
-        }
-        if work == "train":
-            return self._train(clients, order, **rows)
-        if work == "losses":
-            return self._engine.losses(common, active=clients.tolist(), **order)
-        return getattr(self._engine, work)(rows["models"], **order)
-
-    def _train(
-        self,
-        clients: Int,
-        order: Mapping[str, Any],
-        *,
-        models: F32,
-        momentum: F32 | None,
-        anchor: F32 | None,
-        offset: F32 | None,
-    ) -> tuple[F32, F32 | None]:
-        """Their models and momentum after it."""
-        start = self._spread(clients, models)
-        kept = {} if momentum is None else {"momentum": self._spread(clients, momentum)}
-        correction = Correction(
-            order["mu"],
-            None if anchor is None else self._spread(clients, anchor),
-            None if offset is None else self._spread(clients, offset),
-        )
-        state = State(order["round"], start, start[:1], np.zeros(len(start), np.int64), kept)
-        trained, memory = self._engine.train(
-            state, order["plan"], correction, order["seed"], clients.tolist()
-        )
-        if len(clients) == len(trained):
-            return trained, memory.get("momentum")
-        return trained[clients], memory["momentum"][clients] if memory else None
-
-    def _spread(self, clients: Int, rows: F32) -> F32:
-        """(n, …), these rows where their clients are in the shard; those of others don't matter."""
-        n = len(self._engine.sizes)
-        if len(clients) == n:
-            return rows
-        spread = np.zeros((n, rows.shape[1]), np.float32)
-        spread[clients] = rows
-        return spread
-
-
-def _distinct(rows: F32) -> tuple[Int, Int]:
-    """Where each distinct row comes first, and for each row which of these it is.
-
-    Two that differ only outside of a few columns may count as one each, also if there is a third.
-
-    >>> chosen, which = _distinct(np.array([[1, 2], [3, 4], [1, 2], [1, 5]], np.float32))
-    >>> chosen.tolist(), which.tolist()
-    ([0, 1, 3], [0, 1, 0, 2])
-    """
-    bits = rows.view(np.uint32)  # so that NaN equals itself and 0 differs from −0
-    some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY)])
-    numbers: dict[bytes, int] = {}
-    chosen: list[int] = []
-    which = np.empty(len(rows), np.int64)
-    for i, key in enumerate(some):
-        number = numbers.setdefault(key.tobytes(), len(chosen))
-        if number == len(chosen) or not np.array_equal(bits[i], bits[chosen[number]]):
-            number = len(chosen)
-            chosen.append(i)
-        which[i] = number
-    return np.array(chosen, np.int64), which
 
 
 def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
@@ -533,62 +382,3 @@ def _kind(
 
     with make_engine(inside, federation.subset([0]), model, **options) as engine:
         return "torch" if engine.name == "torch" else "native"
-
-
-def _imported() -> Any:
-    """Ray, if it is installed."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    try:
-        return import_module("ray")
-    except ImportError as error:
-        raise ConfigError(
-            f"the ray engine needs an extra: pip install 'wecfl[ray]' ({error})"
-        ) from None
-
-
-def _check_address(address: str) -> None:
-    """Refuse what is no address, or one where nobody listens, before Ray tries for minutes."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        raise ConfigError(f"the address of a Ray cluster is HOST:PORT or auto, got '{address}'")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"no Ray cluster at {address}: {_line(error)}") from None
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray puts a handler of its own in place of ours, which waits for the end of a round."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _one_attempt(address: str | None) -> Iterator[None]:
-    """Where something answers that is not Ray, one attempt takes Ray 40 s, and it makes twenty."""
-    name = "RAY_gcs_server_port_wait_time_s"
-    if address is None or name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    said = str(error).strip() or type(error).__name__
-    return said.splitlines()[0].strip().rstrip(".")

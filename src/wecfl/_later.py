@@ -1,0 +1,35 @@
+"""Names of a package that are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import Any
+
+__all__ = ["later"]
+
+
+def later(
+    package: str, places: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package some of whose names are elsewhere.
+
+    >>> find, names = later("wecfl", {"half": "fractions:Fraction"})
+    >>> find("half")
+    <class 'fractions.Fraction'>
+    >>> find("third")
+    Traceback (most recent call last):
+    ...
+    AttributeError: module 'wecfl' has no attribute 'third'
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return resolve_name(places[name])
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *places})
+
+    return find, names

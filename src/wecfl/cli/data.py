@@ -1,0 +1,109 @@
+"""`wecfl data` and `wecfl partition`: what there is to learn from, and who would hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from cyclopts import App, Parameter
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from wecfl.cli import terminal
+from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
+from wecfl.config import PAPER_PARTITIONS, Config, resolve
+from wecfl.data import datasets
+from wecfl.data.split import counts
+from wecfl.errors import ConfigError
+from wecfl.report.partition_figure import Panel, bars
+from wecfl.report.words import client_words, partition_words
+from wecfl.runs.configured import federation_of, holds_clients
+
+__all__ = ["data", "partition"]
+
+data = App(name="data", help="List and fetch data sets.")
+"""The command `wecfl data` with its subcommands."""
+
+
+@data.command(name="list")
+def data_list(*, data_dir: DataDirFlag = None) -> None:
+    """List the data sets and where each was found."""
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for head in ("name", "samples", "shape", "classes", "found at"):
+        table.add_column(head, no_wrap=head != "found at", overflow="fold")
+    for source, place in datasets.catalogue(data_dir):
+        table.add_row(
+            source.name,
+            f"{source.n_train:,} + {source.n_test:,}",
+            " × ".join(map(str, source.shape)),
+            str(source.classes),
+            escape(str(place)) if place else f"not here; wecfl data get {source.name}",
+        )
+    terminal.console.print(table)
+
+
+@data.command(name="get")
+def data_get(name: str, /, *, data_dir: DataDirFlag = None) -> None:
+    """Fetch a data set if it is not here yet, and print where it is.
+
+    Parameters
+    ----------
+    name
+        A name from `wecfl data list`.
+
+    """
+    with terminal.downloads() as progress:
+        place = datasets.get(name, data_dir, progress=progress)
+    terminal.show(str(place))
+
+
+def partition(
+    *,
+    panels: Annotated[
+        Literal["one", "pair", "four"],
+        Parameter(
+            help="Draw the partition asked for, the paper's pair (client-wise and cluster-wise "
+            "Dirichlet) or its four settings."
+        ),
+    ] = "one",
+    out: Annotated[Path, Parameter(help="The picture: .png, .svg, .pdf or .html.")] = Path(
+        "partition.png"
+    ),
+    config: Annotated[Path | None, Parameter(help="A TOML file with any of the choices.")] = None,
+    preset: PresetFlag = None,
+    flags: Flags = Config(),  # noqa: B008  (frozen)
+) -> None:
+    """Show who would hold what: a summary of the clients and the paper's bar picture.
+
+    One line per partition: samples per client (mean ± standard deviation), the least and the most
+    of them, and how many classes a client holds on average.
+    """
+    chosen = choices(config, preset, flags)
+    check_figure(out)
+    settings = [chosen]
+    if panels != "one":
+        if holds_clients(chosen):
+            raise ConfigError(f"{chosen.dataset} holds its clients: leave out --panels {panels}")
+        paper = {"alpha": None, "classes_per": None}
+        names = {
+            "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
+            "four": list(PAPER_PARTITIONS),
+        }[panels]
+        settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
+    drawn: list[Panel] = []
+    pool = None if holds_clients(chosen) else terminal.load(chosen)
+    for each in settings:
+        federation = federation_of(each, pool)
+        held = counts(federation.y, federation.train, federation.classes)
+        title = chosen.dataset if holds_clients(chosen) else partition_words(each.model_dump())
+        drawn.append((title, held, federation.groups))
+        sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
+        clients = client_words(sizes, federation.groups)
+        terminal.show(
+            f"{title}: {clients} ({sizes.min()} … {sizes.max()}), "
+            f"{tests.mean():.0f} ± {tests.std():.0f} test samples, "
+            f"{(held > 0).sum(axis=0).mean():.1f} classes each"
+        )
+    terminal.draw(bars(drawn), out)

@@ -1,0 +1,120 @@
+"""`wecfl compare`, `wecfl check` and `wecfl report`: what came out of runs."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from wecfl.cli import terminal
+from wecfl.cli.choices import check_figure, check_place
+from wecfl.errors import ConfigError
+from wecfl.report.figures import overview
+from wecfl.report.page import page, write
+from wecfl.report.tables import results, rich_table
+from wecfl.report.theory import check_run, rich_check, rich_rounds
+from wecfl.runs.folder import read_summary
+
+__all__ = ["check", "compare", "report"]
+
+
+def compare(
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    figure: Annotated[
+        Path | None, Parameter(help="Also draw the runs: .png, .svg, .pdf or .html.")
+    ] = None,
+) -> None:
+    """Print the runs as one table, mean ± standard deviation over seeds."""
+    check_figure(figure)
+    found = _found(folders, "compare")
+    terminal.console.print(rich_table(results(found)))
+    if figure:
+        terminal.draw(overview(found), figure)
+
+
+def check(
+    folder: Path,
+    /,
+    *,
+    epsilon: Annotated[
+        float | None, Parameter(help="The mean ‖∇L‖² for which Theorem 3's T is asked.")
+    ] = None,
+    rounds: Annotated[bool, Parameter(help="Show the margin in each round.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
+    strict: Annotated[
+        bool, Parameter(help="Exit 1 if one failed whose assumptions are met.", negative="")
+    ] = False,
+) -> None:
+    """Judge the paper's lemmas and theorems on the record of a run (made with --diagnostics).
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    if epsilon is not None and not 0 < epsilon < float("inf"):
+        raise ConfigError(f"--epsilon must be positive and finite, got {epsilon:g}")
+    if not folder.is_dir():
+        raise ConfigError(f"no run folder {folder}")
+    found = check_run(folder, epsilon)
+    if json:
+        print(dumps(found.json(), indent=2, ensure_ascii=False))
+    else:
+        terminal.wide(rich_check(found))
+        if rounds:
+            terminal.wide(rich_rounds(found))
+    if strict and found.refuted:
+        sys.exit(1)
+
+
+def report(
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    out: Annotated[
+        Path | None, Parameter(help="The page to write (default: page.html in the first folder).")
+    ] = None,
+    open_: Annotated[
+        bool, Parameter(name="--open", negative=(), help="Show the page in the browser.")
+    ] = False,
+) -> None:
+    """Write one page about runs: it works offline, in a single file.
+
+    Result table, convergence, the clients moving in the plane round by round, the clusters, the
+    objectives and the command that repeats each run. Several runs are compared.
+    """
+    found = _found(folders, "report")
+    path = out or folders[0] / "page.html"
+    if path.suffix.lower() != ".html":
+        raise ConfigError(f"can't write the report as '{path}'; use .html")
+    check_place(path, "report")
+    written = write(page(found, terminal.track_rounds), path)
+    terminal.show(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if open_:
+        webbrowser.open(written.absolute().as_uri())
+
+
+def _found(folders: Sequence[Path], command: str) -> list[Path]:
+    """All runs in these folders, at least one."""
+    if not folders:
+        raise ConfigError(f"name at least one run folder: wecfl {command} runs/…")
+    return [run for folder in folders for run in _runs_in(folder)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else all runs below it."""
+    if not folder.is_dir():
+        raise ConfigError(f"no run folder {folder}")
+    inside = sorted(path.parent for path in folder.rglob("summary.json"))
+    if inside and not (folder / "summary.json").exists():
+        for begun in sorted(path.parent for path in folder.rglob("metrics.jsonl")):
+            if begun not in inside:
+                why = "it has no summary.json, so it was not ended in order"
+                terminal.say(f"left out {begun}: {why}")
+        return inside
+    read_summary(folder)
+    return [folder]

@@ -1,0 +1,183 @@
+"""`wecfl run` and `wecfl resume`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from wecfl.cli import terminal
+from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
+from wecfl.config import Config, resolve
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+from wecfl.report.figures import overview
+from wecfl.report.tables import results, rich_table
+from wecfl.report.words import client_words, partition_words, remarks
+from wecfl.runs.configured import check, config_of, holds_clients, method_of, run_config
+from wecfl.runs.folder import check_free, go_on, read_refused, read_summary
+from wecfl.runs.newcomers import parted
+from wecfl.runs.observe import Watcher
+from wecfl.track import TRACKERS, tracker
+
+__all__ = ["resume", "run"]
+
+OutFlag = Annotated[
+    Path | None, Parameter(help="The folder to write (default: a new one in runs/).")
+]
+TrackFlag = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help=f"Also show the run in {' or '.join(TRACKERS)}; may be given twice.",
+        negative_iterable=(),
+        show_default=False,
+    ),
+]
+
+
+def run(
+    config: Path | None = None,
+    /,
+    *,
+    preset: PresetFlag = None,
+    out: OutFlag = None,
+    figure: Annotated[
+        Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
+    ] = None,
+    track: TrackFlag = (),
+    flags: Flags = Config(),  # noqa: B008  (frozen)
+) -> None:
+    """Train a federation and write a run folder.
+
+    Without arguments: WeCFL on scikit-learn's digits, 50 clients in 10 hidden groups. Several
+    methods, separated by commas, run on the same clients: --method fedavg,wecfl.
+
+    Parameters
+    ----------
+    config
+        A TOML file with any of the choices below; flags override it.
+
+    """
+    chosen = choices(config, preset, flags)
+    check_figure(figure)
+    configs = [
+        chosen.model_copy(update={"method": name.strip()}) for name in chosen.method.split(",")
+    ]
+    for each in configs:
+        method_of(each)  # what is wrong is said before anything is loaded, or else computed
+    folders = _folders(out, configs)
+    tracked = [[tracker(name, folder) for name in track] for folder in folders]
+    federation = terminal.federation(chosen)
+    for each in configs:
+        check(each, federation)
+    words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
+    clients = client_words(federation.sizes, federation.groups)
+    terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
+    _, late = parted(federation, chosen.newcomers, chosen.unseen, chosen.seed)
+    if late:
+        terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
+    _run_all(configs, folders, tracked, federation)
+    if figure:
+        terminal.draw(overview(folders), figure)
+    terminal.show(f"run folder: {folders[0] if len(folders) == 1 else folders[0].parent}")
+
+
+def resume(
+    folder: Path,
+    /,
+    *,
+    rounds: Annotated[
+        int | None, Parameter(help="Go on to this round (default: the one that was asked for).")
+    ] = None,
+    engine: Annotated[
+        Literal["auto", "native", "torch", "ray"] | None,
+        Parameter(help="What trains the clients from here on."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, Parameter(help="The Ray cluster to use from here on.")
+    ] = None,
+    workers: Annotated[
+        int | None, Parameter(help="Threads, processes or actors from here on.")
+    ] = None,
+    data_dir: DataDirFlag = None,
+    checkpoint_every: Annotated[
+        int | None, Parameter(help="Rounds between two checkpoints from here on.")
+    ] = None,
+    track: TrackFlag = (),
+) -> None:
+    """Go on with a run that was stopped, or that is to have more rounds.
+
+    It ends with the same numbers, to the bit, as if it had never been stopped.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    said = {
+        "rounds": rounds,
+        "engine": engine,
+        "ray_address": ray_address,
+        "workers": workers,
+        "data_dir": data_dir and str(data_dir),
+        "checkpoint_every": checkpoint_every,
+    }
+    told = {name: value for name, value in said.items() if value is not None}
+    before = config_of(folder).model_dump(exclude_unset=True)
+    if engine not in (None, "ray"):
+        before.pop("ray_address", None)
+    chosen = resolve(flags={**before, **told})
+    tracked = [tracker(name, folder) for name in track]
+    _run_all([chosen], [folder], [tracked], terminal.federation(chosen), resume=True)
+
+
+def _run_all(
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    tracked: Sequence[Sequence[Watcher]],
+    federation: Federation,
+    *,
+    resume: bool = False,
+) -> None:
+    """One run after the other on the same clients, and their results as a table."""
+    stopping = terminal.Stopping()
+    try:
+        with stopping, terminal.rounds() as bars:
+            for config, folder, trackers in zip(configs, folders, tracked, strict=True):
+                watch = [bars, *trackers, stopping]
+                run_config(config, federation, folder, watch, resume=resume, progress=bars.work)
+    except terminal.Stopped as stopped:
+        begun = [each for each in folders if (each / "config.toml").exists()]
+        terminal.say(f"interrupted; go on with: {go_on(begun[-1])}" if begun else "interrupted")
+        if left := [str(each) for each in folders if each not in begun]:
+            terminal.say(f"not begun: {', '.join(left)}")
+        sys.exit(stopped.code)
+    terminal.console.print(rich_table(results(folders)))
+    for config, folder in zip(configs, folders, strict=True):
+        for line in remarks(read_summary(folder), read_refused(folder)):
+            terminal.show(f"{config.method}: {line}")
+
+
+def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
+    """A folder for each run: DIR for one, DIR/METHOD for several."""
+    several = len(configs) > 1
+    if out is None:
+        first = configs[0]
+        name = Path(first.dataset).absolute().stem + ("" if several else f"-{first.method}")
+        base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        number, out = 1, base
+        while out.exists():
+            number += 1
+            out = base.with_name(f"{base.name}-{number}")
+    names = [config.method for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--method names a method twice: {','.join(names)}")
+    folders = [out / name for name in names] if several else [out]
+    for folder in folders:
+        check_free(folder)
+    return folders

@@ -1,0 +1,81 @@
+"""`wecfl assign` and `wecfl export`: what the models of a finished run are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from wecfl.cli import terminal
+from wecfl.cli.choices import check_place
+from wecfl.data.arrays import read_npz
+from wecfl.errors import ConfigError
+from wecfl.report.newcomers import rich_newcomers
+from wecfl.runs.export import Format, reception_of
+from wecfl.runs.export import export as write_model
+from wecfl.runs.newcomers import By, table
+
+__all__ = ["assign", "export"]
+
+
+def assign(
+    folder: Path,
+    /,
+    *clients: Annotated[Path, Parameter(help="A .npz with x and y of each newcomer.")],
+    by: Annotated[
+        By, Parameter(help="Compare its model after one local update, or the clusters' losses.")
+    ] = "update",
+    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
+    workers: Annotated[int | None, Parameter(help="Threads or processes.")] = None,
+) -> None:
+    """Tell which cluster of a finished run newcomers belong to, and how its model would serve them.
+
+    A client that is unlike all clusters is called novel. Its cluster's model: wecfl export.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    if not clients:
+        raise ConfigError(f"name a .npz for each newcomer: wecfl assign {folder} client.npz")
+    reception, config = reception_of(folder, workers)
+    found = []
+    for file in clients:
+        held = read_npz(file)
+        test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
+        found.append(reception.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+    frame = table(found).drop(columns="group")
+    if json:
+        print(frame.to_json(orient="records", indent=2, force_ascii=False))
+    else:
+        terminal.wide(rich_newcomers(frame, by))
+
+
+def export(
+    folder: Path,
+    /,
+    *,
+    cluster: Annotated[int, Parameter(help="Whose model.")],
+    format: Annotated[Format, Parameter(help="What to write.")] = "safetensors",
+    out: Annotated[
+        Path | None, Parameter(help="The file (default: cluster-K.FORMAT in the run folder).")
+    ] = None,
+    replace: Annotated[bool, Parameter(help="Write over an existing file.", negative="")] = False,
+) -> None:
+    """Write the model of a cluster to a file of its own, for whoever serves it.
+
+    Safetensors under the module's own names, for load_state_dict; or ONNX, from samples to logits.
+    BatchNorm uses its running statistics.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    path = out or folder / f"cluster-{cluster}.{format}"
+    check_place(path, "model")
+    terminal.show(f"model: {write_model(folder, cluster, format, path, replace=replace)}")

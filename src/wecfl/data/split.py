@@ -1,0 +1,170 @@
+"""From labels to one index array per client, as a partition says.
+
+Shares S are drawn until every client has something to learn from; then the shuffled samples of each
+class are cut at the cumulative shares. So the clients are disjoint and exhaustive by construction,
+and the same S on train and test labels gives each client test data of its own distribution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl.base import F64, Int
+from wecfl.data.partition import Partition, Shares, describe
+from wecfl.errors import PartitionError
+from wecfl.rng import stream
+
+__all__ = ["DRAWS", "Split", "counts", "split"]
+
+DRAWS = 10_000
+"""Draws before `split` gives up. The paper's hardest setting, client-wise Dirichlet(0.1) over 200
+clients, leaves nobody without data in one draw of twelve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Each client's ascending indices into the train and test labels, and the true groups.
+
+    >>> from wecfl.data.partition import Iid
+    >>> parts = split(Iid(), np.zeros(6, int), np.zeros(2, int), classes=1, clients=2, seed=0)
+    >>> [len(rows) for rows in parts.train], parts.groups
+    ([3, 3], None)
+    """
+
+    train: tuple[Int, ...]
+    test: tuple[Int, ...]
+    groups: Int | None
+    """The generating group of each client, (m,); None if the partition has no groups."""
+    names: Int | None = None
+    """(m, classes), what client i calls class c; None: c."""
+
+
+def split(
+    partition: Partition,
+    y_train: NDArray[np.integer],
+    y_test: NDArray[np.integer],
+    *,
+    classes: int,
+    clients: int,
+    seed: int,
+    min_train: int = 2,
+    min_test: int = 1,
+) -> Split:
+    """Share the samples out, redrawing until every client has enough (at most `DRAWS` times).
+
+    >>> from wecfl.data.partition import ClusterwiseNClass
+    >>> y = np.repeat(np.arange(3), 20)
+    >>> parts = split(ClusterwiseNClass((2, 1), groups=2), y, y, classes=3, clients=4, seed=0)
+    >>> parts.groups.tolist(), [sorted(set(y[i].tolist())) for i in parts.train]
+    ([0, 0, 1, 1], [[0], [2], [1], [0]])
+    """
+    if clients < 1:
+        raise PartitionError(f"clients must be at least 1, got {clients}")
+    for word, labels, least in (("training", y_train, min_train), ("test", y_test, min_test)):
+        _check_labels(labels, classes, word)
+        if len(labels) < least * clients:
+            raise PartitionError(
+                f"{len(labels)} {word} samples can't give {clients} clients {least} each; "
+                "ask for fewer clients"
+            )
+    n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
+    often: Counter[str] = Counter()
+    faults: dict[str, str] = {}
+    for attempt in range(DRAWS):
+        shares = partition.shares(classes, clients, stream(seed, "partition", attempt))
+        train, test = _allot(shares.matrix, n_train), _allot(shares.matrix, n_test)
+        found = (
+            _homeless(train + test, n_train + n_test)
+            or _small_groups(shares, test)
+            or _small_clients(train, min_train, "training")
+            or _small_clients(test, min_test, "test")
+        )
+        if not found:
+            return Split(
+                _deal(y_train, train, stream(seed, "deal", 0)),
+                _deal(y_test, test, stream(seed, "deal", 1)),
+                shares.groups,
+                shares.names,
+            )
+        often.update(found.keys())
+        faults |= found
+    [(worst, _)] = often.most_common(1)
+    raise PartitionError(
+        f"{worst} {faults[worst]} ({describe(partition)}, {clients} clients, seed {seed}, "
+        f"{DRAWS} draws); {partition.remedy}"
+    )
+
+
+def counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: int) -> Int:
+    """Samples of each class (row) at each client (column).
+
+    >>> counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], classes=3)
+    array([[1, 0],
+           [1, 1],
+           [0, 1]])
+    """
+    return np.stack([np.bincount(labels[i], minlength=classes) for i in indices], axis=1)
+
+
+def _allot(matrix: F64, per_class: Int) -> Int:
+    """How many of the n_c samples of class c go to client i: the cumulative shares, rounded.
+
+    Cut i of class c is ⌊n_c Σ_{j≤i} S_cj + u_c⌋, so nobody is off by a whole sample, zero shares
+    get nothing and the last cut is n_c. Rounding all classes alike (u_c = ½) would starve the same
+    clients in every class when samples are few. With u_c = (c + ½)/C the errors cancel over the
+    classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+    """
+    reached = matrix.cumsum(axis=1)
+    whole = reached[:, -1:]
+    # Divide by the float sum: cuts after the last holder must equal n_c exactly.
+    reached = np.divide(reached, whole, out=np.zeros_like(reached), where=whole > 0)
+    offset = (np.arange(len(matrix)) + 0.5) / len(matrix)
+    cuts = np.floor(reached * per_class[:, None] + offset[:, None]).astype(np.int64)
+    sizes: Int = np.diff(cuts, axis=1, prepend=0)
+    return sizes
+
+
+def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> tuple[Int, ...]:
+    """Shuffle each class and hand its samples out, `sizes` (classes × clients) to each client."""
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_class] = np.concatenate([np.repeat(np.arange(len(row)), row) for row in sizes])
+    return tuple(np.split(np.argsort(owner, kind="stable"), sizes.sum(axis=0).cumsum()[:-1]))
+
+
+def _homeless(allotted: Int, per_class: Int) -> dict[str, str]:
+    missing = np.flatnonzero(allotted.sum(axis=1) < per_class)
+    return {f"class {c}": "would have no holder" for c in missing}
+
+
+def _small_groups(shares: Shares, test: Int) -> dict[str, str]:
+    if shares.groups is None or not shares.floor or not test.any():
+        return {}
+    held = np.bincount(shares.groups, weights=test.sum(axis=0))
+    small = np.flatnonzero(held <= shares.floor * held.mean())
+    least = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
+    return {f"group {g}": f"would hold {held[g]:.0f} test samples, {least}" for g in small}
+
+
+def _small_clients(allotted: Int, least: int, word: str) -> dict[str, str]:
+    held = allotted.sum(axis=0)
+    small = np.flatnonzero(held < least)
+    return {f"client {i}": f"would hold {held[i]} {word} samples, needs {least}" for i in small}
+
+
+def _check_labels(labels: NDArray[np.integer], classes: int, word: str) -> None:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise PartitionError(
+            f"{word} labels must be a vector of integers, got {labels.dtype} {labels.shape}"
+        )
+    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+    if outside.size:
+        raise PartitionError(
+            f"{word} label {labels[outside[0]]} at position {outside[0]} is outside 0…{classes - 1}"
+        )

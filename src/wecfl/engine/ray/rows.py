@@ -1,0 +1,56 @@
+"""Rows of numbers on their way to actors: each distinct one once, if that is shorter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wecfl.base import F32, Int
+
+__all__ = ["Packed", "distinct"]
+
+KEY = 64
+"""Columns by which rows are told apart before whole rows are compared."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A matrix of rows as it travels: as it is, or as its distinct rows and which one each is."""
+
+    array: Any
+    numbers: Int | None = None
+
+    def rows(self, part: Int) -> Any:
+        """What is sent to whom this part of the clients belongs."""
+        if self.array is None or self.numbers is not None:
+            return self.array
+        return self.array[..., part, :]
+
+    def which(self, part: Int) -> Int | None:
+        """Which of the rows sent each of them has, if not one after the other."""
+        return None if self.numbers is None else self.numbers[..., part]
+
+
+def distinct(rows: F32) -> tuple[Int, Int]:
+    """Where each distinct row comes first, and for each row which of these it is.
+
+    Two that differ only outside of a few columns may count as one each, also if there is a third.
+
+    >>> chosen, which = distinct(np.array([[1, 2], [3, 4], [1, 2], [1, 5]], np.float32))
+    >>> chosen.tolist(), which.tolist()
+    ([0, 1, 3], [0, 1, 0, 2])
+    """
+    bits = rows.view(np.uint32)  # so that NaN equals itself and 0 differs from −0
+    some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY)])
+    numbers: dict[bytes, int] = {}
+    chosen: list[int] = []
+    which = np.empty(len(rows), np.int64)
+    for i, key in enumerate(some):
+        number = numbers.setdefault(key.tobytes(), len(chosen))
+        if number == len(chosen) or not np.array_equal(bits[i], bits[chosen[number]]):
+            number = len(chosen)
+            chosen.append(i)
+        which[i] = number
+    return np.array(chosen, np.int64), which
