@@ -8,7 +8,7 @@ of its values, and a set for all their combinations. `[base]` holds what the set
     label      what sets the cells apart, in words, where that is not the method
     tune       learning rates: the one that does best, seed 0, on a fifth of the training data, held
                out from training, is used with all of it
-    trace      also keep what pictures need: F, R and B, t-SNE of the first rounds, cosines of the last
+    trace      keep what pictures need: F, R, B, t-SNE of the first rounds, cosines of the last
 
 A definition itself says its `title`; `paper`, `table` and `figure`, how it is shown
 (`wecfl.report.paper`, `wecfl.report.paper_figures`); and, of many short runs, `together`: their
