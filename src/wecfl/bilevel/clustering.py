@@ -78,12 +78,16 @@ class KMeans:
         if self.warm:
             starts.append(Lloyd(len(centers), init=centers, n_init=1))
         if self.fresh:
-            drawn = Lloyd(
-                len(centers),
-                init=lambda shifted, k, random_state: shifted[_spread(shifted, k, weight, rng)],
-                n_init=self.fresh,
+            starts.append(
+                Lloyd(
+                    len(centers),
+                    init=lambda moved, k, random_state: moved[
+                        _spread(moved, k, weight, random_state)
+                    ],
+                    n_init=self.fresh,
+                    random_state=int(rng.integers(2**31)),
+                )
             )
-            starts.append(drawn)
         # Nearly equal clients may fill fewer than K clusters: that is defined here, not a warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -205,11 +209,11 @@ def _distinct(points: Real) -> tuple[Real, Int]:
     return points[first], inverse.reshape(-1).astype(np.int64)
 
 
-def _spread(points: F64, k: int, weight: F64, rng: np.random.Generator) -> Int:
+def _spread(points: F64, k: int, weight: F64, draws: np.random.RandomState) -> Int:
     """Which k points to start from, far from each other: greedy weighted k-means++.
 
-    That of scikit-learn checks its arguments at every distance: for a few hundred clients it takes
-    longer than Lloyd's iterations.
+    The choice of scikit-learn's `kmeans_plusplus` for the same draws, without its checks at every
+    distance, which for a few hundred clients take longer than Lloyd's iterations.
     """
     norms, trials = (points**2).sum(axis=1), 2 + int(np.log(k))
 
@@ -217,22 +221,16 @@ def _spread(points: F64, k: int, weight: F64, rng: np.random.Generator) -> Int:
         apart = norms + norms[which, None] - 2 * points[which] @ points.T
         return np.asarray(np.maximum(apart, 0))
 
-    chosen = [_drawn(weight, rng.random(1))]
+    chosen = [draws.choice(len(points), size=1, p=weight / weight.sum())]
     near = distances(chosen[0])
     for _ in range(k - 1):
-        candidates = _drawn(near[0] * weight, rng.random(trials))
+        wanted = draws.uniform(size=trials) * (near @ weight)
+        candidates = np.searchsorted(np.cumsum(weight * near[0]), wanted).clip(max=len(points) - 1)
         nearer = np.minimum(near, distances(candidates))
-        best = (nearer @ weight).argmin()
-        chosen.append(candidates[[best]])
-        near = nearer[[best]]
+        best = [(nearer @ weight).argmin()]
+        chosen.append(candidates[best])
+        near = nearer[best]
     return np.concatenate(chosen)
-
-
-def _drawn(weight: F64, uniform: F64) -> Int:
-    """Positions drawn with probability ∝ weight, from numbers in [0, 1)."""
-    total = weight.cumsum()
-    found: Int = np.searchsorted(total, uniform * total[-1], side="right")
-    return np.minimum(found, len(weight) - 1)
 
 
 def _by_first_client(found: Int, inverse: Int) -> Int:
