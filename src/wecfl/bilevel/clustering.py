@@ -218,6 +218,7 @@ def _spread(points: F64, k: int, weight: F64, draws: np.random.RandomState) -> I
     norms, trials = (points**2).sum(axis=1), 2 + int(np.log(k))
 
     def distances(which: Int) -> F64:
+        # One matrix product, unlike `squared_euclidean`: a start needs few digits.
         apart = norms + norms[which, None] - 2 * points[which] @ points.T
         return np.asarray(np.maximum(apart, 0))
 
