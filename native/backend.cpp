@@ -242,13 +242,6 @@ static void forward_pool2(const Pass& p, const Op& op, int b) {  // (BatchNorm,)
     }
 }
 
-static float* combined(const Pass& p, const Op& op) { return p.combined + op.combined_at; }
-static float* combined_back(const Pass& p, const Op& op) {
-    const size_t size = size_t(products(op.kernel)) * op.kernel * p.tensor(op.in).value.channels *
-                        p.tensor(op.out).value.channels;
-    return combined(p, op) + (op.pairs ? size : 0);
-}
-
 // Weights for winograd.h, of the forward pass or of the input gradient.
 static void combine(const Pass& p, bool back) {
     for (int n = 0; n < p.net.op_count; n++) {
@@ -258,8 +251,8 @@ static void combine(const Pass& p, bool back) {
         with_kernel(op, [&](auto k, auto) {
             constexpr int K = decltype(k)::value;
             if constexpr (K > 1)
-                back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, combined_back(p, op))
-                     : combine_weights<K>(ci, co, p.row + op.weight, combined(p, op));
+                back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, p.combined + op.combined_back_at)
+                     : combine_weights<K>(ci, co, p.row + op.weight, p.combined + op.combined_at);
         });
     }
 }
@@ -273,7 +266,8 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
         constexpr int K = decltype(k)::value, S = decltype(stride)::value;
         auto rows = [&](float* out, int from, int to) {
             if constexpr (K > 1 && S == 1)
-                if (op.pairs) return conv_pairs<K>(s, in, combined(p, op), bias, p.room, out, from, to);
+                if (op.pairs)
+                    return conv_pairs<K>(s, in, p.combined + op.combined_at, bias, p.room, out, from, to);
             conv_forward<K, S>(s, in, w, bias, out, from, to);
         };
         if (!op.pools_rows) return rows(p.value(op.out, b) + go.at(0, 0, 0) * LANES, 0, go.height);
@@ -608,7 +602,8 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         float* out = p.grad(op.in, b) + hi.at(0, 0, 0) * LANES;
         if constexpr (K > 1)
             if (op.pairs_back)
-                return conv_pairs<K>(back, up, combined_back(p, op), nullptr, p.room, out, 0, hi.height);
+                return conv_pairs<K>(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0,
+                                     hi.height);
         conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr, out, 0, hi.height);
     });
 }

@@ -191,6 +191,7 @@ struct Plan {
                 net.rows_size = std::max(net.rows_size, size_t(2) * out.channels * out.width);
                 op.combined_at = net.combined_size;
                 op.pairs = by_pairs(op.kernel, op.stride, in, out);
+                op.combined_back_at = net.combined_size;
                 op.pairs_back = op.input_gradient && by_pairs(op.kernel, 1, out, in);
             }
             op.codes_at = net.codes_size;

@@ -43,9 +43,9 @@ struct Op {
     bool input_gradient = true;  // the first layer needs none
     bool pools_rows = false;     // a convolution that hands pairs of rows to the relu_pool after it
     bool pooled = false;         // that relu_pool: the convolution before it has done its work
-    bool pairs = false, pairs_back = false;  // forward pass and input gradient by winograd.h
-    size_t combined_at = 0;                  // combined weights of both, in floats
-    size_t partial_at = 0;                   // its partial sums of weights, in vectors
+    bool pairs = false, pairs_back = false;        // forward pass and input gradient by winograd.h
+    size_t combined_at = 0, combined_back_at = 0;  // the combined weights of each, in floats
+    size_t partial_at = 0;                         // its partial sums of weights, in vectors
     size_t codes_at = 0;       // its pooling codes or dropout mask, in vectors of bytes, of block 0
     size_t statistics_at = 0;  // its BatchNorm statistics, in floats
 };
