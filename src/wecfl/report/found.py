@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from wecfl.config import Config
 from wecfl.report.cells import NOT_RUN, Block, Row, row_of
 from wecfl.report.tables import score
 from wecfl.runs.definitions import Cell
@@ -32,12 +33,20 @@ def _row(cell: Cell, store: Store) -> Row:
     auto = usual["k"] == "auto"
     return usual | {
         "label": "",
-        "criterion": config.criterion if auto and config.method in ("wecfl", "fesem") else "",
+        "criterion": _criterion(config) if auto else "",
         "groups": config.groups if grouped else 0,
         "found": " ".join(str(_found(each) or "–") for each in stored),
         "aris": " ".join(f"{each['ari']:.2f}" for each in stored if each["ari"] is not None),
         "right": sum(right) if auto else np.nan,
     }
+
+
+def _criterion(config: Config) -> str:
+    """What decides how many clusters there are."""
+    return {
+        "cfl": f"ε {config.eps1:g}, {config.eps2:g}",
+        "flhc": f"cut at {config.threshold:g}",
+    }.get(config.method, config.criterion)
 
 
 def _right(stored: Stored, groups: int | None) -> bool:
