@@ -167,7 +167,7 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     trained, _ = engine.train(state, setting.plan, None, seed)
     replies = np.where(conditions.present(9, state.round), Reply.HEARD, Reply.ABSENT)
     moved, told = conditions.received(state, trained, replies, 4, seed)
-    state = state.replace(models=moved, replies=told, round=state.round + 1)
+    state = state.replace(trained=moved, replies=told, round=state.round + 1)
     assigned = expectation(state, setting)
     averaged = maximization(assigned, setting)
     assert F(averaged, method, engine) <= F(assigned, method, engine) + 1e-6

@@ -94,8 +94,9 @@ class State:
 
     round: int
     """t, the number of local updates done so far."""
-    models: F32
-    """(m, P), the clients' models ω_i."""
+    trained: F32 | None
+    """(m, P), the clients' models ω_i where they have their own; None: ω_i = Ω_k, as after the
+    distribution, which therefore makes no matrix."""
     centers: F32
     """(K, P), the clusters' models Ω_k."""
     labels: Int
@@ -120,6 +121,17 @@ class State:
         return heard
 
     @property
+    def models(self) -> F32:
+        """(m, P), the clients' models ω_i; a matrix of its own, made anew, where ω_i = Ω_k."""
+        return self.own if self.trained is None else self.trained
+
+    def model(self, client: int) -> F32:
+        """(P,), ω_i of one client."""
+        if self.trained is None:
+            return np.asarray(self.centers[self.labels[client]])
+        return np.asarray(self.trained[client])
+
+    @property
     def own(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
         rows = memory.empty((len(self.labels), self.centers.shape[1]))
@@ -129,7 +141,10 @@ class State:
         return np.take(self.centers, self.labels, axis=0, out=rows, mode="clip")
 
     def replace(self, **changes: Any) -> State:
-        """A copy with some fields changed."""
+        """A copy with some fields changed; when clusters move, clients keep what they were sent."""
+        moved = "labels" in changes or "centers" in changes
+        if self.trained is None and moved and "trained" not in changes:
+            changes["trained"] = self.models
         return dataclasses.replace(self, **changes)
 
 

@@ -112,7 +112,7 @@ class Conditions:
         if self.dropout:
             replies[here & (self._draws("reply", m, round) < self.dropout)] = Reply.LOST
         arrived = replies == Reply.HEARD
-        length = _lengths(trained, sent.models)
+        length = _lengths(trained, sent)
         finite = np.isfinite(length)
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
@@ -134,12 +134,12 @@ class Conditions:
         return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
 
 
-def _lengths(trained: F32, start: F32) -> F64:
+def _lengths(trained: F32, sent: State) -> F64:
     """(m,), ‖ω_i − what it received‖: NaN or infinite where ω_i is."""
     squares = np.empty(len(trained))
     with np.errstate(over="ignore", invalid="ignore"):
-        for i, (after, before) in enumerate(zip(trained, start, strict=True)):
-            update = after - before  # a row at a time stays in the cache
+        for i, after in enumerate(trained):
+            update = after - sent.model(i)  # a row at a time stays in the cache
             squares[i] = np.einsum("p,p->", update, update)
             if not np.isfinite(squares[i]):  # squares may overflow where the row does not
                 squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)

@@ -151,7 +151,7 @@ def maximization(state: State, setting: Setting) -> State:
     heard &= _enough(state.labels[heard], state, setting)[state.labels]
     if heard.all():
         return state.replace(centers=setting.method.aggregation(state, importance, sizes))
-    seen = state.replace(models=state.models[heard], labels=state.labels[heard])
+    seen = state.replace(trained=state.models[heard], labels=state.labels[heard])
     centers = setting.method.aggregation(seen, importance[heard], sizes[heard])
     return state.replace(centers=centers)
 
@@ -165,16 +165,18 @@ def distribution(state: State, setting: Setting) -> State:
     """
     engine = setting.engine
     shared = engine.layout.columns(setting.method.shared)
-    models = state.own
+    sent = state.replace(trained=None)
     if state.met is not None and state.met.any() and setting.method.representation.server_side:
         weight = np.bincount(
             state.labels[state.met], _importance(setting)[state.met], len(state.centers)
         )
+        models = sent.models
         models[~state.met] = (weight / weight.sum()) @ state.centers
+        sent = sent.replace(trained=models)
     if setting.method.shared != "all":
-        received, models = models, state.models.copy()
-        models[:, shared] = received[:, shared]
-    sent = state.replace(models=models)
+        models = state.models.copy()
+        models[:, shared] = sent.models[:, shared]
+        sent = sent.replace(trained=models)
     if setting.rate is None:
         return sent
     gap = gaps(state, setting.method, engine)
@@ -198,17 +200,16 @@ def local_update(state: State, setting: Setting) -> State:
     here = conditions.present(m, round)
     active = None if here.all() else np.flatnonzero(here).tolist()
     trained, memory, *told = engine.train(state, plan, correction, seed, active)
-    if np.shape(trained) != state.models.shape:
+    if np.shape(trained) != (shape := (m, state.centers.shape[1])):
         raise EngineError(
-            f"the engine {engine.name} must return models of shape {state.models.shape}, got "
-            f"{np.shape(trained)}"
+            f"the engine {engine.name} must return models of shape {shape}, got {np.shape(trained)}"
         )
     replies = told[0] if told else np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
     models, came = conditions.received(state, trained, replies, engine.layout.trainable, seed)
     if came is not None:
         for kept in memory.values():
             kept[came == Reply.NOT_FINITE] = 0
-    return state.replace(round=round + 1, models=models, memory=memory, replies=came)
+    return state.replace(round=round + 1, trained=models, memory=memory, replies=came)
 
 
 def rates(state: State, setting: Setting) -> float | F32:
@@ -295,7 +296,7 @@ def opening(setting: Setting) -> State:
     which = range(method.at_start) if method.start == "each" else [setting.member]
     starts = engine.starts(which, setting.seed)
     centers = np.repeat(starts, method.at_start // len(starts), axis=0)
-    state = State(0, np.repeat(starts[:1], m, axis=0), centers, np.zeros(m, dtype=np.int64))
+    state = State(0, None, centers, labels=np.zeros(m, dtype=np.int64))
     for step in method.order.partition("L")[0]:
         state = STEPS[step](state, setting)
     return state

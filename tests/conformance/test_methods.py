@@ -1,6 +1,7 @@
 """One suite over every registered method, and the relations between methods."""
 
 from collections.abc import Callable
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from threadpoolctl import threadpool_limits
 
 import wecfl
 from helpers import same_bits, same_folders
-from wecfl import methods
+from wecfl import NativeEngine, Plan, State, methods
 from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.models import build
+from wecfl.rounds import STEPS, Setting, iterate, opening
 from wecfl.runs.folder import RunFolder, read_states
 from wecfl.runs.result import Result
 
@@ -62,11 +64,30 @@ def test_every_method_learns_and_keeps_the_shapes(
         assert 0 <= state.labels.min() <= state.labels.max() < len(state.centers)
         assert np.isfinite(state.models).all()
         # The run closes with the distribution: every client holds the model of its cluster.
-        np.testing.assert_array_equal(state.models, state.own)
+        assert state.trained is None
     assert [record["round"] for record in result.records] == list(range(1, 13))
     assert result.records[-1]["accuracy"] > result.records[0]["accuracy"]
     assert result.records[-1]["accuracy"] > 0.7
     assert sum(result.records[-1]["sizes"]) == 9
+
+
+@pytest.mark.parametrize("order", [*map("".join, permutations("EMDL"))])
+def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
+    order: str, fed: wecfl.Federation
+) -> None:
+    model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
+    method = methods.wecfl(k=3).replace(order=order)
+    setting = Setting(method, NativeEngine(fed, model), Plan(steps=3, lr=0.05), SEED)
+    begun = opening(setting)
+    stored = State(0, begun.models.copy(), begun.centers, begun.labels)
+    *_, ended = islice(iterate(setting, begun), 3)
+    before, _, after = order.partition("L")
+    for step in 3 * ("L" + after + before):
+        stored = STEPS[step](stored, setting)
+        stored = stored.replace(trained=stored.models.copy())
+    assert ended.round == stored.round == 3
+    for name in ("models", "centers", "labels"):
+        np.testing.assert_array_equal(getattr(ended, name), getattr(stored, name))
 
 
 @EVERY

@@ -94,7 +94,7 @@ def all_of(engine: BaseEngine, module: nn.Module) -> list[bytes]:
     ):  # fmt: skip
         models, memory = engine.train(state, how, correction, SEED, active)
         found += [models, *memory.values()]
-        state = state.replace(round=state.round + 1, models=models, memory=memory)
+        state = state.replace(round=state.round + 1, trained=models, memory=memory)
     same = np.repeat(state.models[:1], m, axis=0)
     for models in (state.models, same):
         found += [engine.risk(models), engine.gradients(models)]
@@ -191,7 +191,7 @@ def trained(engine: BaseEngine, module: nn.Module, rounds: int = 2) -> tuple[F32
     state = start(module)
     for _ in range(rounds):
         models, memory = engine.train(state, PLAN, Correction(), SEED)
-        state = state.replace(round=state.round + 1, models=models, memory=memory)
+        state = state.replace(round=state.round + 1, trained=models, memory=memory)
     return state.models, state.memory["momentum"]
 
 

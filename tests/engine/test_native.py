@@ -181,7 +181,7 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     for own, row, ours in zip(fed.train, rows, found, strict=True):
         module, x, y = fill(model, row), fed.x[own], fed.y[own]
         how: Any = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
-        batches = torch.from_numpy(x).split(how["width"])
+        batches = torch.split(torch.from_numpy(x), how["width"])
         assume(not any(tied(module.train(by_batch), batch) for batch in batches))
         exact = autograd(module, x, y, torch.float64, **how)
         # As in training: torch's own error where the network is badly conditioned.
@@ -261,7 +261,7 @@ def test_corrections_and_memory_agree_with_torch() -> None:
         for kind in ("native", "torch"):
             with make_engine(kind, fed, model) as engine:
                 models, memory = engine.train(begin, plan, correction, 0)
-                again = begin.replace(models=models, memory=memory, round=1)
+                again = begin.replace(trained=models, memory=memory, round=1)
                 found.append(engine.train(again, plan, correction, 0))
         (ours, memory), (theirs, reference) = found
         np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -60,7 +60,7 @@ def rounds(
 ) -> State:
     for _ in range(count):
         models, memory = engine.train(state, plan, correction or Correction(), SEED)
-        state = state.replace(round=state.round + 1, models=models, memory=memory)
+        state = state.replace(round=state.round + 1, trained=models, memory=memory)
     return state
 
 
@@ -358,7 +358,7 @@ def test_a_client_computes_the_same_in_any_company(images: Federation) -> None:
         all_clients = rounds(engine, start(module), PLAN)
         risk = engine.losses(all_clients.models[:1], batches=1)
     part = start(module)
-    part = part.replace(models=part.models[order], labels=part.labels[order])
+    part = part.replace(trained=part.models[order], labels=part.labels[order])
     with TorchEngine(images.subset(order), module, workers=2) as engine:
         few = rounds(engine, part, PLAN)
         assert few.models.tobytes() == all_clients.models[order].tobytes()

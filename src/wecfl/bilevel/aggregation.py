@@ -313,12 +313,12 @@ def _own(own: Importance | None, importance: F64, sizes: Int) -> F64:
 
 def _each(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> F32:
     """(K, P): for each cluster what `center` makes of its members' rows (a copy) and λ."""
-    centers = state.centers.copy()
+    models, centers = state.models, state.centers.copy()
     with one_thread():
         for k in range(len(centers)):
             members = np.flatnonzero((state.labels == k) & (weight > 0))
             if len(members):
-                centers[k] = center(state.models[members], weight[members])
+                centers[k] = center(models[members], weight[members])
     return centers
 
 

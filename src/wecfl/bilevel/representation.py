@@ -33,8 +33,10 @@ class Columns:
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
         """(m, p), a view where the columns are adjacent and all clients are asked for."""
-        columns = engine.layout.columns(self.which)
-        return state.models[:, columns] if who is None or who.all() else state.models[who, columns]
+        columns, everyone = engine.layout.columns(self.which), who is None or who.all()
+        if state.trained is None:
+            return state.centers[:, columns][state.labels if everyone else state.labels[who]]
+        return state.trained[:, columns] if everyone else state.trained[who, columns]
 
     def centers(self, state: State, engine: Engine) -> F32:
         """(K, p)."""

@@ -162,7 +162,7 @@ class FlowerEngine:
         known = np.full(m, state.round > 0) if state.met is None else state.met
         contents: dict[int, RecordDict] = {}
         for i in self._whom(active):
-            rows = {"model": state.models[i]}
+            rows = {"model": state.model(i)}
             if correction.anchor is not None:
                 rows["anchor"] = correction.anchor[i]
             if correction.offset is not None:

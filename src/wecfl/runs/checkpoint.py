@@ -148,23 +148,29 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     if state.met is not None:
         arrays["met"] = state.met.astype(np.int8)
     # Row by row: all at once would be another matrix of m × P.
-    if not all(
+    if state.trained is not None and not all(
         np.array_equal(model, state.centers[k])
-        for model, k in zip(state.models, state.labels, strict=True)
+        for model, k in zip(state.trained, state.labels, strict=True)
     ):
-        arrays["models"] = state.models
+        arrays["models"] = state.trained
     return arrays
 
 
 def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
     memory, notes = (_under(prefix, arrays) for prefix in ("memory.", "notes."))
     centers, labels = arrays["centers"], arrays["labels"]
-    state = State(int(arrays["round"][0]), centers, centers, labels, memory, arrays.get("replies"))
-    models, met = arrays.get("models"), arrays.get("met")
-    return state.replace(
-        models=state.own if models is None else models,
-        met=None if met is None else met.astype(np.bool_),
-        notes=notes,
+    if not ((labels >= 0) & (labels < len(centers))).all():
+        raise ValueError(f"labels must lie below {len(centers)}, got {labels}")
+    met = arrays.get("met")
+    return State(
+        int(arrays["round"][0]),
+        arrays.get("models"),
+        centers,
+        labels,
+        memory,
+        arrays.get("replies"),
+        None if met is None else met.astype(np.bool_),
+        notes,
     )
 
 

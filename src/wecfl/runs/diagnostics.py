@@ -41,7 +41,7 @@ class Diagnostics:
             name: last["theory"][name] if last else 0.0 for name in ("U", "sigma2", "beta")
         }
         # On the common start nobody has moved.
-        self._gap = np.array(last["clients"]["gap"]) if last else np.zeros(len(state.models))
+        self._gap = np.array(last["clients"]["gap"]) if last else np.zeros(len(state.labels))
         self._found: dict[str, Any] = {}
         self._clients: dict[str, list[float | None] | None] = {}
         self._previous = self._trained = state
@@ -81,7 +81,7 @@ class Diagnostics:
     def _close(self, before: State, state: State) -> None:
         """The models are sent: all about the local steps of this round is known, the next begin."""
         started, slopes = self._started, (self._started_slope, self._trained_slope)
-        lr = np.broadcast_to(rates(started, self._setting), len(state.models))
+        lr = np.broadcast_to(rates(started, self._setting), len(state.labels))
         gap, squares = self._gap, [criteria.squared_norms(slope) for slope in slopes]
         path_U = self._path_U
         self._begin(state)

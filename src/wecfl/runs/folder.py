@@ -251,7 +251,8 @@ class RunFolder:
         }
         self._pending = self._writer.submit(self._put, self._states, about)
         self._written = self._states[0].round
-        if sum(state.models.nbytes for state in self._states) > LARGE:
+        held = (each for state in self._states for each in (state.trained, *state.memory.values()))
+        if sum(each.nbytes for each in held if each is not None) > LARGE:
             self._wait()
 
     def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:

@@ -191,11 +191,13 @@ class Reference:
         always = replace(setting.conditions, participation=1.0, dropout=0.0)
         setting = replace(setting, conditions=always)
         first, lr = _first_update(setting)
-        labels, points = state.labels[first.heard], _compared(setting, first)[first.heard]
+        heard = first.heard
+        labels, points = state.labels[heard], _compared(setting, first)[heard]
+        del first  # its models and momentum are large
         importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
         clusters, centers, distances = np.unique(labels), [], []
         for k in clusters:
-            own, counted = points[labels == k], importance[first.heard][labels == k]
+            own, counted = points[labels == k], importance[heard][labels == k]
             centers.append(np.average(own, axis=0, weights=counted))
             if len(own) > 1:
                 # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
@@ -345,8 +347,7 @@ def _first_update(setting: Setting) -> tuple[State, float]:
     """The state after one local update of everyone from the common start, and its η."""
     engine, m = setting.engine, len(setting.engine.sizes)
     start = engine.starts([setting.member], setting.seed)
-    everywhere = np.broadcast_to(start, (m, start.shape[1]))
-    state = State(0, everywhere, start, np.zeros(m, np.int64))
+    state = State(0, None, start, np.zeros(m, np.int64))
     if setting.rate:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(memory={"lr": lr})

@@ -105,7 +105,7 @@ class Recorder:
     def _clear(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}}
         self._seconds: dict[str, float] = {}
-        self._apart: State | None = None
+        self._apart: tuple[Real, Real] | None = None
 
     def step(self, step: str, state: State, seconds: float) -> None:
         """After each step (an `Observer` of `rounds.iterate`)."""
@@ -116,8 +116,8 @@ class Recorder:
         if step in "LD" and self._objectives:
             self._note("R", step, R(state, self._method, self._engine))
         self._add_seconds("objectives", perf_counter() - began)
-        if step == "D" and self._apart is None:
-            self._apart = self._previous  # of the first soft-voted run, where clients still differ
+        if step == "D" and self._previous and self._apart is None:
+            self._apart = self._compared(self._previous)  # of the first soft-voted run
         self._previous = state
 
     def round(self, states: Sequence[State]) -> Record:
@@ -129,7 +129,7 @@ class Recorder:
         accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
-        compared = self._compared()
+        compared = self._apart
         record: Record = {
             "round": state.round,
             "accuracy": metrics.weighted(accuracy, counted),
@@ -171,17 +171,17 @@ class Recorder:
         self._clear()
         return record
 
-    def _compared(self) -> tuple[Real, Real] | None:
-        """(m, p) and (K, p), clients and centers as they were before the distribution.
+    def _compared(self, state: State) -> tuple[Real, Real] | None:
+        """(m, p) and (K, p), clients and centers, copied: the models are large.
 
         By the representation; where only the clients could tell it (IFCA's losses), by all
-        parameters, which is costly and left to `diagnostics`. None if no step was watched.
+        parameters, which is costly and left to `diagnostics`.
         """
-        state, chosen = self._apart, self._method.representation
-        if state is None or not (chosen.server_side or self._diagnostics):
+        chosen = self._method.representation
+        if not (chosen.server_side or self._diagnostics):
             return None
         which = chosen if chosen.server_side else Columns("parameters")
-        return which.clients(state, self._engine, 0), which.centers(state, self._engine)
+        return which.clients(state, self._engine, 0).copy(), which.centers(state, self._engine)
 
     def _note(self, name: str, step: str, value: float) -> None:
         self._values[name].setdefault(step, []).append(value)

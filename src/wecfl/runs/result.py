@@ -87,10 +87,10 @@ class Result:
         if (client is None) == (cluster is None):
             raise ConfigError("name one: model(client=17) or model(cluster=3)")
         kind, number = ("client", client) if cluster is None else ("cluster", cluster)
-        stack = [state.models if cluster is None else state.centers for state in self.states]
-        if number is None or not 0 <= number < len(stack[0]):
-            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {len(stack[0]) - 1}")
-        rows = [rows[number] for rows in stack]
+        count = len(self.labels if cluster is None else self.centers)
+        if number is None or not 0 <= number < count:
+            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {count - 1}")
+        rows = [s.model(number) if cluster is None else s.centers[number] for s in self.states]
         members = [fill(self.architecture, row) for row in rows]
         return members[0] if len(members) == 1 else Vote(members).eval()
 

@@ -108,13 +108,14 @@ class RayEngine(BaseEngine):
         kept = plan.keep_momentum and plan.momentum > 0
         before = state.memory.get("momentum") if kept else None
         lr = np.broadcast_to(np.asarray(plan.lr), len(self.sizes))
+        start = state.models
         rows = {
-            "models": state.models,
+            "models": start,
             "momentum": before,
             "anchor": exact.anchor,
             "offset": exact.offset,
         }
-        models = self._matrix(self.layout.width, clients, state.models)
+        models = self._matrix(self.layout.width, clients, start)
         momentum = self._matrix(self.layout.trainable, clients, 0 if before is None else before)
         for at, (trained, velocity) in self._each(
             "train",
