@@ -125,6 +125,14 @@ class State:
         """(m, P), the clients' models ω_i; a matrix of its own, made anew, where ω_i = Ω_k."""
         return self.own if self.trained is None else self.trained
 
+    def fresh(self) -> F32:
+        """(m, P), the clients' models in a matrix that may be written to."""
+        if self.trained is None:
+            return self.own
+        rows = memory.empty(self.trained.shape)
+        rows[:] = self.trained
+        return rows
+
     def model(self, client: int) -> F32:
         """(P,), ω_i of one client."""
         if self.trained is None:

@@ -170,11 +170,11 @@ def distribution(state: State, setting: Setting) -> State:
         weight = np.bincount(
             state.labels[state.met], _importance(setting)[state.met], len(state.centers)
         )
-        models = sent.models
+        models = sent.fresh()
         models[~state.met] = (weight / weight.sum()) @ state.centers
         sent = sent.replace(trained=models)
     if setting.method.shared != "all":
-        models = state.models.copy()
+        models = state.fresh()
         models[:, shared] = sent.models[:, shared]
         sent = sent.replace(trained=models)
     if setting.rate is None:

@@ -75,7 +75,7 @@ def _largest_curvature(state: State, engine: Engine) -> float:
     for _ in range(PROBES):
         norm = np.linalg.norm(direction, axis=1, keepdims=True)
         direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
-        probe = state.models.copy()
+        probe = state.fresh()
         probe[:, :trainable] = here + reach * direction
         there = engine.gradients(probe).astype(np.float64)
         found, _curved = secants(probe[:, :trainable], there, here, slope)

@@ -172,7 +172,7 @@ class FlowerEngine:
             contents[i] = request(arrays | corrected, config | own)
         shapes: Shapes = {"model": ("float32", (len(columns),))}
         answers, replies = self._ask("train", state.round, contents, shapes, insist=True)
-        models = state.models.copy()
+        models = state.fresh()
         for i, answer in answers.items():
             models[i, columns] = answer["model"]
         return models, {}, np.array([replies.get(i, Reply.ABSENT) for i in range(m)], np.int8)

@@ -112,10 +112,7 @@ class NativeEngine(LocalEngine):
         none = np.empty(0, np.int64)
         index = np.concatenate([none, *(batch for client in batches for batch in client)])
         dropout = [rng.derive(seed, "dropout", state.round, key) for key in keys]
-        models = state.models
-        if state.trained is not None:
-            models = memory.empty((m, self.layout.width))
-            models[:] = state.trained
+        models = state.fresh()
         momentum = None
         if plan.momentum > 0:
             momentum = memory.empty((m, trainable))
