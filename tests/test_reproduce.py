@@ -483,10 +483,9 @@ def test_many_short_runs_are_lines_of_one_file_and_the_same_as_wecfl_run(
     assert refused.code == 2 and "can't read docs/results/liars.jsonl, line 1" in refused.err
 
 
-def made_up(store: Store, run: Run, **scores: Any) -> None:
+def made_up(store: Store, run: Run, rounds: dict[str, Any] | None = None, **scores: Any) -> None:
     """A stored result that nobody has computed."""
-    found = {"clusters": [scores.pop("clusters")]} if "clusters" in scores else {}
-    curve = {"curve": {"round": [1], "accuracy": [0.5], "macro_f1": [0.5], **found}}
+    curve = {"curve": {"round": [1], "accuracy": [0.5], "macro_f1": [0.5], **(rounds or {})}}
     by = {"engine": "native", "made_by": {"cpu": "abacus", "cores": 2}, "seconds": 1.0}
     store.write(run, {"accuracy": 0.5, "macro_f1": 0.5, "ari": None, **scores, **curve, **by})
 
@@ -580,9 +579,10 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
     (defined / "found.toml").write_text(FOUND)
     store = Store(Path("docs/results"))
     auto, given, iid = read_definitions(defined)["found"].cells
-    for seed, (clusters, ari) in enumerate([(2, 1.0), (3, 0.8), (2, 0.5)]):
-        made_up(store, auto.run(seed), ari=ari, clusters=clusters)
-    made_up(store, iid.run(0), clusters=1)
+    for seed, (clusters, ari) in enumerate([(2, 1.0), (3, 0.8), (2, 0.5)]):  # in the last round
+        rounds = {"clusters": [4, 3, clusters], "ari": [0.1, 0.2, ari]}
+        made_up(store, auto.run(seed), rounds, ari=(0.3 + ari) / 3)
+    made_up(store, iid.run(0), {"clusters": [1]})
     made_up(store, iid.run(1))  # it diverged before its first round was over
     assert given.config.clusters == 2
     page = Path("docs/methods/mine.md")
@@ -595,6 +595,25 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
         "| wecfl | auto | 1, – | 1 of 2 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |",
     ):
         assert row in page.read_text(), page.read_text()
+
+
+def test_what_decided_on_k_is_told(wecfl: Wecfl, defined: Path) -> None:
+    deciders = """
+[[sets]]
+method = "cfl"
+clusters = "auto"
+eps1 = 0.05
+eps2 = [0.1, 0.2]
+
+[[sets]]
+method = "flhc"
+clusters = "auto"
+threshold = 0.7
+"""
+    (defined / "found.toml").write_text(FOUND.split("[[sets]]", maxsplit=1)[0] + deciders)
+    shown = wecfl("reproduce", "found", "--definitions", defined, "--show")
+    for decider in ("ε 0.05, 0.1", "ε 0.05, 0.2", "cut at 0.7"):
+        assert decider in shown.out, shown.out
 
 
 def test_k_is_looked_for_as_the_issue_asks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,8 +36,8 @@ def _row(cell: Cell, store: Store) -> Row:
         "label": "",
         "criterion": _criterion(config) if auto else "",
         "groups": config.groups if grouped else 0,
-        "found": " ".join(str(_found(each) or "–") for each in stored),
-        "aris": " ".join(f"{each['ari']:.2f}" for each in stored if each["ari"] is not None),
+        "found": _each(stored, "clusters", "d"),
+        "aris": _each(stored, "ari", ".2f") if grouped else "",
         "right": sum(right) if auto else np.nan,
     }
 
@@ -51,14 +52,23 @@ def _criterion(config: Config) -> str:
 
 def _right(stored: Stored, groups: int | None) -> bool:
     """The groups are found; or, where there are none, nothing is."""
-    found = _found(stored)
-    return found == 1 if groups is None else found == groups and (stored["ari"] or 0) >= RIGHT
+    found = _last(stored, "clusters")
+    right: bool = (
+        found == 1 if groups is None else found == groups and _last(stored, "ari") >= RIGHT
+    )
+    return right
 
 
-def _found(stored: Stored) -> int | None:
-    """Clusters in the last round; None if there was none, as training diverged."""
-    clusters: list[int] = stored["curve"].get("clusters", [])
-    return clusters[-1] if clusters else None
+def _each(stored: Sequence[Stored], name: str, form: str) -> str:
+    """As it was with each seed."""
+    ends = [_last(each, name) for each in stored]
+    return " ".join("–" if end is None else format(end, form) for end in ends)
+
+
+def _last(stored: Stored, name: str) -> Any:
+    """As it was in the last round, in which K has settled; None if none was over: it diverged."""
+    curve: list[Any] = stored["curve"].get(name, [])
+    return curve[-1] if curve else None
 
 
 def blocks(frame: pd.DataFrame) -> Iterator[Block]:
