@@ -112,6 +112,12 @@ class State:
     notes: Mapping[str, F64] = field(default_factory=dict)
     """What the clustering has written down for the next round, and for the reader."""
 
+    def __post_init__(self) -> None:
+        if not ((self.labels >= 0) & (self.labels < len(self.centers))).all():
+            raise ValueError(
+                f"labels must be clusters 0 to {len(self.centers) - 1}, got {self.labels}"
+            )
+
     @property
     def heard(self) -> Bool:
         """(m,), whose last local update reached the server and was accepted."""
@@ -143,8 +149,6 @@ class State:
     def own(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
         rows = memory.empty((len(self.labels), self.centers.shape[1]))
-        if not ((self.labels >= 0) & (self.labels < len(self.centers))).all():
-            raise IndexError(f"labels must lie below {len(self.centers)}, got {self.labels}")
         # Any mode but "raise", which would go through a second matrix.
         return np.take(self.centers, self.labels, axis=0, out=rows, mode="clip")
 

@@ -164,7 +164,6 @@ def distribution(state: State, setting: Setting) -> State:
     where both ω_i and Ω_k are at hand.
     """
     engine = setting.engine
-    shared = engine.layout.columns(setting.method.shared)
     sent = state.replace(trained=None)
     if state.met is not None and state.met.any() and setting.method.representation.server_side:
         weight = np.bincount(
@@ -174,6 +173,7 @@ def distribution(state: State, setting: Setting) -> State:
         models[~state.met] = (weight / weight.sum()) @ state.centers
         sent = sent.replace(trained=models)
     if setting.method.shared != "all":
+        shared = engine.layout.columns(setting.method.shared)
         models = state.fresh()
         models[:, shared] = sent.models[:, shared]
         sent = sent.replace(trained=models)
@@ -244,6 +244,8 @@ def _grown(state: State, known: Bool, found: Int, k: int) -> State:
     """With k clusters; a new one begins with the model that most of its clients were sent."""
     if k < len(state.centers):
         raise ConfigError(f"a clustering must keep all {len(state.centers)} clusters, got {k}")
+    if found.min() < 0 or found.max() >= k:
+        raise ConfigError(f"a clustering must give labels of its {k} clusters, got {found}")
     if k == len(state.centers):
         return state
     new, before = range(len(state.centers), k), state.labels[known]

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 import wecfl
 from helpers import same_bits, same_folders
 from wecfl import NativeEngine, Plan, State, methods
-from wecfl.base import Method
+from wecfl.base import Clusters, Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.models import build
@@ -237,6 +237,27 @@ def test_components_are_checked(fed: wecfl.Federation) -> None:
         run(fed, methods.fedavg.replace(objective=lambda state, layout: None))
     with pytest.raises(wecfl.errors.ModelError, match="names no column"):
         run(fed, methods.fedavg.replace(shared="~nothing.*"))
+
+
+@pytest.mark.parametrize(
+    ("clusters", "complaint"),
+    [
+        (Clusters(np.full(9, 3), np.zeros((3, 650))), "labels of its 3 clusters"),
+        (Clusters(np.full(9, -1), np.zeros((3, 650))), "labels of its 3 clusters"),
+        (Clusters(np.zeros(9, int), np.zeros((2, 650))), "keep all 3 clusters, got 2"),
+    ],
+)
+def test_what_a_clustering_gives_is_checked(
+    clusters: Clusters, complaint: str, fed: wecfl.Federation
+) -> None:
+    with pytest.raises(wecfl.errors.ConfigError, match=complaint):
+        run(fed, methods.wecfl(k=3).replace(clustering=lambda *_: clusters))
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_state_has_no_labels_without_a_center(label: int) -> None:
+    with pytest.raises(ValueError, match=r"labels must be clusters 0 to 2, got \[.*\]"):
+        State(0, None, np.zeros((3, 5), np.float32), labels=np.array([0, label]))
 
 
 def test_same_bits_whatever_the_threads_of_the_linear_algebra() -> None:

@@ -158,15 +158,12 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
 
 def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
     memory, notes = (_under(prefix, arrays) for prefix in ("memory.", "notes."))
-    centers, labels = arrays["centers"], arrays["labels"]
-    if not ((labels >= 0) & (labels < len(centers))).all():
-        raise ValueError(f"labels must lie below {len(centers)}, got {labels}")
     met = arrays.get("met")
     return State(
         int(arrays["round"][0]),
         arrays.get("models"),
-        centers,
-        labels,
+        arrays["centers"],
+        arrays["labels"],
         memory,
         arrays.get("replies"),
         None if met is None else met.astype(np.bool_),
