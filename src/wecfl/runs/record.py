@@ -110,15 +110,15 @@ class Recorder:
     def step(self, step: str, state: State, seconds: float) -> None:
         """After each step (an `Observer` of `rounds.iterate`)."""
         self._add_seconds(step, seconds)
+        if step == "D" and self._previous and self._apart is None:
+            self._apart = self._compared(self._previous)  # of the first soft-voted run
+        self._previous = state  # before R, so that the matrix of models is not held twice
         began = perf_counter()
         if step in "LEM" and (self._method.representation.server_side or self._objectives):
             self._note("F", step, F(state, self._method, self._engine))
         if step in "LD" and self._objectives:
             self._note("R", step, R(state, self._method, self._engine))
         self._add_seconds("objectives", perf_counter() - began)
-        if step == "D" and self._previous and self._apart is None:
-            self._apart = self._compared(self._previous)  # of the first soft-voted run
-        self._previous = state
 
     def round(self, states: Sequence[State]) -> Record:
         """After the last step: the record of the round, soft-voted over `states`."""

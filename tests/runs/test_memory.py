@@ -1,0 +1,36 @@
+"""What a run holds at a time, in matrices of clients × parameters."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import wecfl
+from wecfl import methods
+
+
+@pytest.mark.parametrize(
+    ("m", "method", "matrices"),
+    [
+        (90, methods.wecfl(k=3), 3),
+        (91, methods.fedavg, 3),
+        (92, methods.fesem(k=3), 3),
+        (93, methods.ifca(k=3), 4),  # its F is the risk of the clients at their centers
+    ],
+)
+def test_a_run_holds_no_more_than_its_steps_need(
+    m: int, method: wecfl.Method, matrices: int
+) -> None:
+    """Models, momentum, the momentum of the last complete round, and little else.
+
+    Memory that waits to be used again (`wecfl.memory`) would not be counted, so each m is another.
+    """
+    draws = np.random.default_rng(0)
+    xs = [draws.standard_normal((12, 900)).astype(np.float32) for _ in range(m)]
+    clients = wecfl.Federation.from_arrays(xs, [np.arange(12) % 4] * m)
+    tracemalloc.start()
+    result = wecfl.run(clients, method, model="mlp", rounds=3, steps=1, workers=1)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    held = most / (4 * m * result.centers.shape[1])
+    assert matrices < held < matrices + 0.5  # less, and the models were not what was counted
