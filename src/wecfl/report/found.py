@@ -66,7 +66,7 @@ def _each(stored: Sequence[Stored], name: str, form: str) -> str:
 
 
 def _last(stored: Stored, name: str) -> Any:
-    """As it was in the last round, in which K has settled; None if none was over: it diverged."""
+    """As it was in the last round; None if there was none, as training diverged."""
     curve: list[Any] = stored["curve"].get(name, [])
     return curve[-1] if curve else None
 
