@@ -94,6 +94,17 @@ def test_it_draws_everything_without_a_complaint(visit: Visit) -> None:
         assert painted > 3
 
 
+def test_what_nobody_scrolled_to_is_drawn_too(browser: Any, file: Path) -> None:
+    """It may be printed."""
+    tab = browser.new_page()
+    tab.goto(file.as_uri())
+    for element in tab.locator(".chart, .heat").all():
+        if element.locator("xpath=ancestor::details").count() == 0:
+            element.locator("svg, canvas").first.wait_for()
+    assert tab.evaluate("scrollY") == 0
+    tab.close()
+
+
 def test_nothing_leaves_the_page(visit: Visit, file: Path) -> None:
     assert {url for url in visit.requests if not url.startswith("data:")} == {file.as_uri()}
     forbidden = visit.page.evaluate(

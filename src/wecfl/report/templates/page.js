@@ -124,17 +124,25 @@
     draw(false);
   }
 
-  // What comes into view is drawn then: a page of several runs opens at once.
+  // What comes into view is drawn first, so that a page of several runs opens at once; the rest when
+  // there is time, so that it can be printed. In closed details there is no width to draw in.
+  const waiting = new Set(document.querySelectorAll(".chart, .heat"));
+  async function show(target) {
+    if (!waiting.delete(target)) return;
+    seen.unobserve(target);
+    if (target.classList.contains("heat")) return heat(target);
+    const { view } = await embed(target);
+    const figure = target.closest(".plane");
+    if (figure) play(figure, view);
+  }
   const seen = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      seen.unobserve(target);
-      if (target.classList.contains("heat")) { heat(target); continue; }
-      embed(target).then(({ view }) => {
-        const figure = target.closest(".plane");
-        if (figure) play(figure, view);
-      });
-    }
+    for (const { isIntersecting, target } of entries) if (isIntersecting) show(target);
   }, { rootMargin: "400px" });
-  for (const element of document.querySelectorAll(".chart, .heat")) seen.observe(element);
+  for (const element of waiting) seen.observe(element);
+  addEventListener("load", async () => {
+    for (const element of [...waiting]) {
+      await new Promise((go) => setTimeout(go, 50));
+      if (element.getClientRects().length) await show(element);
+    }
+  });
 })();
