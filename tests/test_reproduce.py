@@ -224,6 +224,32 @@ def test_no_run_begins_that_the_budget_does_not_allow(wecfl: Wecfl, defined: Pat
     assert "estimated 8 h 00 min for 4 of them" in wecfl(*ask, "--dry-run").out
 
 
+def test_an_estimate_is_of_runs_of_the_same_kind_on_as_many_cores(
+    wecfl: Wecfl, defined: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker of four cores took two hours; pictures, which took far longer, do not count."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    ask = ("reproduce", "small", "--definitions", defined, "--cells", "wecfl")
+    wecfl(*ask, "--workers", "1", "--seeds", "1")
+    [file] = Path("docs/results").glob("*.json")
+    kept = json.loads(file.read_text()) | {"seconds": 7200.0}
+    file.write_text(json.dumps(kept))
+    for workers, told in (("1", "2 h 00 min"), ("2", "60 min"), ("4", "30 min")):
+        assert f"estimated {told} for 1" in wecfl(*ask, "--dry-run", "--workers", workers).out
+    assert "estimated 30 min for 1" in wecfl(*ask, "--dry-run").out
+
+    (defined / "fig-tsne.toml").write_text(
+        'title = "t-SNE"\nfigure = "tsne"\n'
+        + BASE.replace("rounds = 4", "rounds = 5").replace("false", "true")
+        + '[[sets]]\npriority = 1\nseeds = 1\nmethod = "wecfl"\nclusters = 2\ntrace = true\n'
+    )
+    wecfl("reproduce", "fig-tsne", "--definitions", defined, "--workers", "1")
+    [traced] = [name for name, each in stored(Path("docs/results")).items() if "trace" in each]
+    slow = json.loads(Path("docs/results", traced).read_text()) | {"seconds": 72000.0}
+    Path("docs/results", traced).write_text(json.dumps(slow))
+    assert "estimated 30 min for 1" in wecfl(*ask, "--dry-run").out
+
+
 def test_interrupted_it_keeps_what_was_finished_and_goes_on(
     wecfl: Wecfl, defined: Path, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def reproduce(
     asked = [(cell, seed) for cell, seed in ordered(named, seeds) if cell in wanted]
     store = Store(results)
     if dry_run:
-        _list_queue(asked, store)
+        _list_queue(asked, store, workers)
         return
     local: dict[str, Any] = {"data_dir": data_dir and str(data_dir), "workers": workers}
     federation = _shared_federation(local)
@@ -135,14 +135,14 @@ def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federatio
     return lambda config: made(Config(**config.model_dump(include=keys), **local))
 
 
-def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store) -> None:
+def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store, workers: int | None) -> None:
     """The queue in order with estimates from the wall times of stored results."""
     todo, stored = queue(asked, store), store.all()
     choosing = sum(chosen(cell, seed, store) is None for cell, seed in asked)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("run", no_wrap=True)
     table.add_column("estimate", justify="right", no_wrap=True)
-    times = [*map(estimator(stored), todo)]
+    times = [*map(estimator(stored, workers), todo)]
     for each, time in zip(todo, times, strict=True):
         table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
     terminal.wide(table)
@@ -174,7 +174,7 @@ def _work(
             current = progress.add_task("", total=1, note="", visible=False)
 
             def watcher(run: Run, todo: Sequence[Run]) -> OnRound:
-                times = [*map(estimator(store.all()), todo)]
+                times = [*map(estimator(store.all(), local.get("workers")), todo)]
                 known = [time for time in times if time is not None]
                 more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
                 total = done + failed + elsewhere + len(todo)

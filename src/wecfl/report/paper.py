@@ -18,7 +18,7 @@ from wecfl.report import found, newcomers, robustness
 from wecfl.report.cells import NOT_RUN, Block, row_of
 from wecfl.report.tables import score
 from wecfl.runs.definitions import SHIPPED, Cell, Definition
-from wecfl.runs.queue import Store, Stored
+from wecfl.runs.queue import Store, Stored, machine_seconds
 
 __all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 
@@ -189,7 +189,7 @@ def cost(store: Store) -> str:
     for stored in results:
         by_dataset.setdefault(stored["config"]["dataset"], []).append(stored)
     for dataset, each in by_dataset.items():
-        hours = sum(stored["seconds"] for stored in each) / 3600
+        hours = sum(map(machine_seconds, each)) / 3600
         engines = ", ".join(sorted({stored["engine"] for stored in each}))
         machines = {(stored["made_by"]["cpu"], stored["made_by"]["cores"]) for stored in each}
         machine = ", ".join(f"{cpu}, {cores} cores" for cpu, cores in sorted(machines))

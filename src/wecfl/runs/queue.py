@@ -47,7 +47,7 @@ from wecfl.runs.pictures import Pictures
 from wecfl.runs.record import Record, Recorder, last_attack, last_rounds
 from wecfl.runs.schema import Outcome, read_json, read_json_lines, read_tensors
 
-__all__ = ["Store", "Stored", "chosen", "estimator", "perform", "queue", "work"]
+__all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
 """A finished run, as in its JSON file (`wecfl.runs.schema.Outcome`)."""
@@ -199,7 +199,7 @@ def work(
     while todo := [run for run in queue(asked, store) if run not in tried]:
         run = todo[0]
         left = float("inf") if budget is None else budget - (perf_counter() - began)
-        if budget is not None and left <= (estimator(store.all())(run) or 0):
+        if budget is not None and left <= (estimator(store.all(), local.get("workers"))(run) or 0):
             return
         tried.add(run)
         with store.claim(run) as mine:
@@ -256,27 +256,46 @@ def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRou
     return {"engine": result.engine, **_scores(result.records), **late, **traced}
 
 
-def estimator(results: Sequence[Stored]) -> Callable[[Run], float | None]:
+def machine_seconds(stored: Stored) -> float:
+    """The wall time of a run, had it kept all cores of its machine busy.
+
+    >>> machine_seconds({"seconds": 60.0, "made_by": {"cores": 2, "workers": 1}})
+    30.0
+    """
+    cores, workers = stored["made_by"]["cores"], stored["made_by"].get("workers")
+    return float(stored["seconds"] * _share(workers, cores))
+
+
+def estimator(
+    results: Sequence[Stored], workers: int | None = None
+) -> Callable[[Run], float | None]:
     """The seconds a run may take, from results of the same data set; None if there is none.
 
-    The nearest count: those of the same method and K, else of the method, else of the data set.
+    The nearest count: those of the same method and K, else of the method, else of the data set;
+    pictures and votes take a time of their own.
     """
     times: dict[tuple[Any, ...], list[float]] = {}
     for stored in results:
         if "error" not in stored:
             choices = stored["config"]
-            alike = (choices["dataset"], bool(stored["votes"]))
+            alike = (choices["dataset"], bool(stored["votes"]), "trace" in stored)
             for key in (alike, (*alike, m := choices["method"]), (*alike, m, choices["clusters"])):
-                times.setdefault(key, []).append(stored["seconds"] / _work(choices))
+                times.setdefault(key, []).append(machine_seconds(stored) / _work(choices))
     rates = {key: median(each) for key, each in times.items()}
 
     def estimate(run: Run) -> float | None:
         config = run.config
-        key = (config.dataset, bool(run.parts), config.method, config.clusters)
-        known = [rates[key[:n]] for n in (4, 3, 2) if key[:n] in rates]
-        return known[0] * _work(config.model_dump(include=set(WORK))) if known else None
+        key = (config.dataset, bool(run.parts), run.trace, config.method, config.clusters)
+        known = [rates[key[:n]] for n in (5, 4, 3) if key[:n] in rates]
+        work = _work(config.model_dump(include=set(WORK)))
+        return known[0] * work / _share(workers, os.cpu_count()) if known else None
 
     return estimate
+
+
+def _share(workers: int | None, cores: int | None) -> float:
+    """Of the machine's cores that a run keeps busy."""
+    return min((workers or cores or 1) / (cores or 1), 1.0)
 
 
 def _same(stored: Stored, run: Run) -> bool:

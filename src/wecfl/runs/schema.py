@@ -317,6 +317,7 @@ class _Attack(_Promise):
 class _Machine(_Promise):
     cpu: str
     cores: Count | None
+    workers: Count | None = None
 
 
 class Outcome(_Promise):
