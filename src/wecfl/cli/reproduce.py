@@ -110,7 +110,7 @@ def reproduce(
         if results.is_dir():
             terminal.show(f"written: {', '.join(map(str, paper.write(definition, store)))}")
     if failed:
-        raise ConfigError(f"{failed} runs failed; the reasons are given above")
+        raise ConfigError(f"{_runs(failed)} failed; the reasons are given above")
 
 
 def _figure(
@@ -148,7 +148,7 @@ def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store, workers: int | 
     terminal.wide(table)
     known = [time for time in times if time is not None]
     terminal.show(
-        f"{len(todo)} runs to do for {len(asked)} asked for; estimated {_duration(sum(known))} "
+        f"{_runs(len(todo))} to do for {len(asked)} asked for; estimated {_duration(sum(known))} "
         f"for {len(known)} of them, from stored wall times"
         + (f"; unknown for {len(todo) - len(known)}" if len(known) < len(todo) else "")
         + (f"; {choosing} more once their learning rate is chosen" if choosing else "")
@@ -212,11 +212,15 @@ def _work(
         sys.exit(130)
     left = len(queue(asked, store)) - failed - elsewhere
     terminal.show(
-        f"{done} runs done"
+        f"{_runs(done)} done"
         + (f", {elsewhere} done or in work elsewhere" if elsewhere else "")
         + (f", {left} left for which the budget did not suffice" if budget and left > 0 else "")
     )
     return failed
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def _seconds(text: str) -> float:
