@@ -96,6 +96,23 @@ def test_tensorboard_holds_configuration_models_and_figure(tracked: Result) -> N
     assert "_hparams_/session_start_info" in read.summary_metadata
 
 
+def test_tensorboard_leaves_out_what_is_not_known_of_a_client(
+    fed: Federation, tmp_path: Path
+) -> None:
+    """IFCA has no learning-rate bound: its clients are not compared by their models."""
+    path = tmp_path / "mine"
+    wecfl.run(
+        fed, methods.ifca(k=2), rounds=1, out=path, diagnostics=True, watch=[TensorBoard(path)],
+        **QUICK,
+    )  # fmt: skip
+    [record] = read_metrics(path)
+    read = events(path)
+    known = {name: values for name, values in record["clients"].items() if values is not None}
+    assert "lr_bound_1" not in known
+    assert {f"clients/{name}" for name in known} <= set(read.Tags()["histograms"])
+    assert "clients/lr_bound_1" not in read.Tags()["histograms"]
+
+
 def run_of(store: Any, folder: Path) -> Any:
     [run] = store.search_runs(
         search_all_experiments=True, filter_string=f"attributes.run_name = '{folder}'",

@@ -37,7 +37,7 @@ class TensorBoard:
     """Event files in the run folder: `tensorboard --logdir runs` shows all runs side by side.
 
     Scalars and cluster sizes of every round under the names of `metrics.jsonl` (`accuracy`, `F/E`,
-    `sizes/3`), the clients' scores as histograms, the configuration as text and as
+    `sizes/3`), what is known of each client as histograms, the configuration as text and as
     hyper-parameters; at the end the overview figure and the parameters of the clusters' models as
     histograms (the models themselves are in the run folder).
     """
@@ -60,7 +60,9 @@ class TensorBoard:
         for name, value in numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
         for name, values in record["clients"].items():
-            self._writer.add_histogram(f"clients/{name}", np.array(values), record["round"])
+            known = [value for value in values or () if value is not None]
+            if known:
+                self._writer.add_histogram(f"clients/{name}", np.array(known), record["round"])
         self._writer.flush()
 
     def end(self, result: Result) -> None:
