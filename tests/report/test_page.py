@@ -58,6 +58,12 @@ class Text(HTMLParser):
             self.json[self._id] = json.loads(data)
 
 
+def colors(text: Text, name: str) -> list[str]:
+    """Of the lines of a chart."""
+    marks = [layer["mark"] for layer in text.json[name]["layer"]]
+    return [mark["color"] for mark in marks if mark["type"] == "line"]
+
+
 def lines(text: Text, name: str) -> list[dict[str, Any]]:
     """What a chart of lines draws."""
     [rows] = text.json[name]["datasets"].values()
@@ -185,19 +191,57 @@ def test_names_are_text(fed: Federation, tmp_path: Path) -> None:
 def test_what_else_was_measured_is_drawn(one: Path) -> None:
     records = read_metrics(one)
     for record in records:
-        record["B"] = {"0": [0.5, None], "Q": [0.25, 0.125]}
+        record["B"] = {"0": [None, 0.5, 0.1], "Q": [None, 0.25, 0.125]}
         record["theory"] = {"U": 3.0, "gradient": {"Q": 2.0}, "together": True}
-        record["clients"]["lr"] = [0.1] * 5
-        record["clients"]["lr_bound_1"] = None
+        record["clients"] |= {"lr": [0.1] * 5, "lr_bound_1": None, "reply": [1] * 5}
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     html = page([one])
     text = Text(html)
-    assert lines(text, "objective-0-2")[0] == {"round": 1, "v0": 0.5, "v1": 0.25, "v2": 0.125}
+    assert lines(text, "objective-0-2")[0] == {"round": 1, "v0": 0.5, "v1": 0.125}
+    # An empty cluster has no B; the others keep the colours they have elsewhere on the page.
+    assert colors(text, "objective-0-2") == ["var(--c1)", "var(--c2)"]
     assert lines(text, "objective-0-3")[0] == {"round": 1, "v0": 0.1}
     more = [lines(text, name)[0]["v0"] for name in text.json if name.startswith("more-0-")]
     assert more[-2:] == [3.0, 2.0]
     assert "theory gradient Q" in html
     assert "together" not in html
+
+
+def test_objectives_are_drawn_beside_what_the_theory_allows(
+    fed: Federation, tmp_path: Path
+) -> None:
+    wecfl.run(fed, methods.wecfl(k=2), model="logistic", rounds=4, steps=3, lr=0.05, workers=1,
+              out=tmp_path, diagnostics=True)  # fmt: skip
+    records = read_metrics(tmp_path)
+    html = page([tmp_path])
+    text = Text(html)
+    for t, row in enumerate(lines(text, "objective-0-1")):
+        R, theory = records[t]["R"], records[t]["theory"]
+        before = records[t - 1]["R"]["D"] + theory["lemma_5"] if t else None
+        expected = [R["L"], R["D"], before, R["L"] + theory["lemma_4"]]
+        assert list(row.values())[1:] == [
+            value if value is None else pytest.approx(value, rel=1e-5) for value in expected
+        ]
+    assert "L by Lemma 5" in html and "D by Lemma 4" in html
+    for record, row in zip(records, lines(text, "objective-0-2"), strict=True):
+        assert [row["v0"], row["v1"]] == pytest.approx([*map(max, *record["B"].values())], rel=1e-5)
+        least = min(record["theory"]["gradient"].values())
+        assert row["v2"] == pytest.approx(least / record["theory"]["U_round"] ** 2, rel=1e-5)
+    assert colors(text, "objective-0-2") == ["var(--c0)", "var(--c1)", "var(--muted)"]
+    bounds = [np.median(record["clients"]["lr_bound_2"]) for record in records]
+    assert min(bounds) <= 0  # such a bound can't be drawn, and is told
+    assert f"in {sum(b <= 0 for b in bounds)} of 4 rounds" in html
+    drawn = [row.get("v2") for row in lines(text, "objective-0-3")]
+    assert drawn == [pytest.approx(b, rel=1e-5) if b > 0 else None for b in bounds]
+
+
+def test_many_clusters_are_summed_up(one: Path) -> None:
+    records = read_metrics(one)
+    for record in records:
+        record["B"] = {"0": [*range(12)], "Q": [0.5] * 12}
+    (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    row = lines(Text(page([one])), "objective-0-2")[0]
+    assert row == {"round": 1, "v0": 11, "v1": 5.5, "v2": 0.5}
 
 
 def test_a_diverged_run_is_shown(one: Path) -> None:

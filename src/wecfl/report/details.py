@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,10 @@ import pandas as pd
 import tomli_w
 
 from wecfl.base import F64, Int
-from wecfl.bilevel.auto import CLEAR
 from wecfl.errors import RunFolderError
 from wecfl.report.alluvial import Alluvial, alluvial, telling
-from wecfl.report.interactive import Series, Spec, lines, plane
+from wecfl.report.interactive import Spec, plane
+from wecfl.report.measured import Chart, choice, objectives
 from wecfl.report.newcomers import cells
 from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.folder import (
@@ -31,10 +31,10 @@ from wecfl.runs.folder import (
     read_summary,
 )
 from wecfl.runs.planes import LEAST, planes
-from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
+from wecfl.runs.record import Record
 from wecfl.runs.trace import cosines, read_trace, traced_rounds
 
-__all__ = ["Chart", "Details", "Track", "details"]
+__all__ = ["Details", "Track", "details"]
 
 Track = Callable[[Sequence[int], str], Iterable[int]]
 """Passes rounds on while it shows how far it got, under a title."""
@@ -43,23 +43,6 @@ MAPPED = 200
 """Clients in a heat map."""
 PLACES = 50_000
 """Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
-LOOKS = 6
-"""Rounds whose choice of K is drawn."""
-ABOUT = KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
-MAIN = ("F", "R", "B")
-SCORES = ("accuracy", "macro_f1")
-ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients", "notes"}
-"""Keys of a record that the page shows in other ways than as lines over the rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Lines over rounds and what they are called."""
-
-    title: str
-    spec: Spec
-    legend: Sequence[str] = ()
-    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +204,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
     columns = telling(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
-    charts, more = _objectives(run.records)
+    charts, more = objectives(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return Details(
         name=name,
@@ -232,7 +215,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         missing=missing,
         moves=picture if run.several else None,
         moved=_moved(run.labels, columns),
-        choice=_choice(run.records),
+        choice=choice(run.records),
         cards=_cards(run),
         newcomers=None if late is None else cells(late),
         charts=charts,
@@ -341,85 +324,6 @@ def _cards(run: Run) -> list[Card]:
             )
         )
     return cards
-
-
-def _objectives(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
-    """F, R and B, with the learning rate beside its bounds; and whatever else was measured."""
-    rounds = [record["round"] for record in records]
-    first, more = [], []
-    for key in dict.fromkeys(key for record in records for key in record if key not in ELSEWHERE):
-        series, about = _series([record.get(key) for record in records]), ABOUT.get(key, "")
-        if key in MAIN:
-            first += _chart(key, series, rounds, about)
-        else:
-            for name, values in series.items():
-                more += _chart(f"{key} {name}".strip(), {name: values}, rounds, about)
-    rates: dict[str, list[float | None]] = {}
-    for key in dict.fromkeys(key for record in records for key in record["clients"]):
-        if key not in SCORES:
-            rates[key] = [_median(record["clients"].get(key)) for record in records]
-    return first + _chart("Learning rate", rates, rounds, "and its bounds, median client"), more
-
-
-def _choice(records: Sequence[Record]) -> list[Chart]:
-    """What the clustering wrote down: over K where it chose K, else over rounds."""
-    told = [(record["round"], record.get("notes", {})) for record in records]
-    looked = [(t, notes) for t, notes in told if isinstance(notes.get("silhouette"), list)]
-    if not looked:
-        rounds = [t for t, _ in told]
-        names = dict.fromkeys(name for _, notes in told for name in notes if "k" not in notes)
-        series = {name: _series([_several(notes.get(name)) for _, notes in told]) for name in names}
-        return [
-            chart
-            for name, each in series.items()
-            for chart in _chart(f"{name.capitalize()} update", each, rounds, "norm, by cluster")
-        ]
-    shown = looked if len(looked) <= LOOKS else [*looked[: LOOKS - 1], looked[-1]]
-    about = {"silhouette": f"clear from {CLEAR:g} on", "bic": "nats per client"}
-    charts = []
-    for name, words in about.items():
-        curves = {f"round {t}": notes[name] for t, notes in shown}
-        most = max(map(len, curves.values()))
-        padded = {t: [*curve, *[None] * (most - len(curve))] for t, curve in curves.items()}
-        spec = lines(padded, range(1, most + 1), over="K")
-        title = {"silhouette": "Silhouette", "bic": "BIC"}[name]
-        charts.append(Chart(title, spec, list(curves), words))
-    return charts
-
-
-def _several(value: object) -> object:
-    """Also of one cluster."""
-    return [value] if isinstance(value, float | int) else value
-
-
-def _chart(title: str, series: Series, rounds: Sequence[int], about: str) -> list[Chart]:
-    known = {n: values for n, values in series.items() if any(v is not None for v in values)}
-    if not known:
-        return []
-    return [Chart(title, lines(known, rounds), list(known) if len(known) > 1 else (), about)]
-
-
-def _median(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in values or () if value is not None]
-    return float(np.median(known)) if known else None
-
-
-def _series(values: Sequence[object]) -> Series:
-    """One line for each number of what was measured in a round, however it is nested."""
-    parts = [dict(_numbers(value)) for value in values]
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: [part.get(name) for part in parts] for name in names}
-
-
-def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _numbers(inner, f"{name} {key}".strip())
-    elif isinstance(value, list):
-        for k, inner in enumerate(value):
-            yield from _numbers(inner, f"{name} cluster {k}".strip())
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, value
 
 
 def _heats(run: Run) -> list[Heat]:

@@ -14,7 +14,7 @@ import numpy as np
 from wecfl.base import F64, Int
 from wecfl.report.room import apart
 
-__all__ = ["COLORS", "DASHES", "lines", "plane"]
+__all__ = ["COLORS", "Series", "Spec", "Stroke", "limit", "lines", "plane", "stroke"]
 
 COLORS = 10
 """Colours of the page; cluster k has colour k mod 10 and shape k div 10."""
@@ -26,6 +26,22 @@ SIDES = (1500, 1000)
 
 Series = Mapping[str, Sequence[float | None]]
 Spec = dict[str, Any]
+Stroke = tuple[str, tuple[int, ...]]
+"""Colour and dashes of a line."""
+
+
+def stroke(number: int) -> Stroke:
+    """The look of line or cluster `number`.
+
+    >>> stroke(11)
+    ('var(--c1)', (9, 3, 2, 3))
+    """
+    return f"var(--c{number % COLORS})", DASHES[number % len(DASHES)]
+
+
+def limit(of: int | None = None) -> Stroke:
+    """The look of what bounds line `of`, or of what bounds all of them."""
+    return "var(--muted)" if of is None else stroke(of)[0], (1, 4)
 
 
 def lines(
@@ -35,11 +51,13 @@ def lines(
     percent: bool = False,
     most: float | None = None,
     over: str = "round",
+    strokes: Sequence[Stroke] | None = None,
 ) -> Spec:
     """Values over rounds (or what `over` says), one line each, and all of them under the pointer.
 
-    `most` is the best value there is: the axis then goes from 0 to it. Otherwise positive values
-    that span more than two orders of magnitude get a logarithmic axis.
+    `strokes` are the looks of the lines, by default those of lines 0, 1, … . `most` is the best
+    value there is: the axis then goes from 0 to it. Otherwise positive values that span more than
+    two orders of magnitude get a logarithmic axis.
 
     >>> spec = lines({"a": [1.0, 2.0], "b": [None, 4.0]}, [1, 2])
     >>> [rows] = spec["datasets"].values()
@@ -72,13 +90,13 @@ def lines(
         x=alt.X("round:Q", axis=across, scale=alt.Scale(nice=False, zero=False))
     )
     layers: list[alt.Chart] = []
-    for i, field in enumerate(fields):
+    looks = strokes or [stroke(i) for i in range(len(fields))]
+    for field, values, (color, dashes) in zip(fields, columns, looks, strict=True):
         y = alt.Y(f"{field}:Q", title=None, scale=scale, axis=axis)
-        color, dash = f"var(--c{i % COLORS})", list(DASHES[i % len(DASHES)])
         mark: dict[str, Any] = {
             "color": color,
-            "strokeDash": dash,
-            "point": len(rows) == 1 and {"color": color},
+            "strokeDash": list(dashes),
+            "point": sum(v is not None for v in values) == 1 and {"color": color},
         }
         layers.append(base.mark_line(strokeWidth=2, **mark).encode(y=y))
         shown = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))

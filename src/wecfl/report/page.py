@@ -12,9 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
-from wecfl.report.details import Chart, Track, details
+from wecfl.report.details import Track, details
 from wecfl.report.figures import named_runs
-from wecfl.report.interactive import COLORS, DASHES, lines
+from wecfl.report.interactive import COLORS, lines, stroke
+from wecfl.report.measured import Chart
 from wecfl.report.tables import cells, results
 from wecfl.runs.folder import read_metrics, read_summary
 
@@ -53,12 +54,11 @@ def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -
         heads=heads,
         numeric=heads.index("accuracy %"),
         rows=rows,
-        experiments=firsts["name"].tolist() if len(firsts) > 1 else [],
+        experiments=[(name, stroke(i)) for i, name in enumerate(firsts["name"])],
         charts=charts,
         numbers=numbers,
         details=[details(row["name"], row["folder"], frames, track) for _, row in shown.iterrows()],
         colors=COLORS,
-        dashes=DASHES,
         version=__version__,
         bundle=_scripts(),
     )
