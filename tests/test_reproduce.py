@@ -334,6 +334,24 @@ def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
     assert [row["accuracy"] for row in rows if row["n"] == "0"] == [""] * 47
 
 
+def test_a_method_has_its_rows_on_its_own_page(wecfl: Wecfl) -> None:
+    folder = Path("docs/methods")
+    folder.mkdir(parents=True)
+    Path("docs/results").mkdir()
+    Path("docs/results/note.md").write_text("From JPEG.\n")
+    names = ("wecfl", "fedavg+")
+    for name in names:
+        (folder / f"{name}.md").write_text(f"<!-- table1 {name} --><!-- /table1 {name} -->")
+    wecfl("reproduce", "table1", "--show")
+    for name in names:
+        text = (folder / f"{name}.md").read_text()
+        rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+        assert {row[0] for row in rows} == {"| cifar-10", "| fashion-mnist"} and len(rows) == 8
+        assert "From JPEG." in text
+    wide = "| cifar-10 | clusterwise-dirichlet | 10 | not run | 70.95 ± 3.57 |"
+    assert wide in (folder / "wecfl.md").read_text()
+
+
 def test_the_definitions_hold_every_cell_of_the_paper_in_the_order_of_the_issue() -> None:
     defined = read_definitions()
     for name in ("table1", "table2"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -76,25 +76,35 @@ def _blocks(definition: Definition, frame: pd.DataFrame) -> Iterator[Block]:
 
 def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
     """One block for each data set and partition."""
-    paper = "paper_accuracy" in frame
     for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
-        labels = ["what"] if rows["label"].any() else []
-        found = bool(rows["ari"].notna().any())
-        heads = ["method", "K", *labels]
-        for title in SCORES.values():
-            heads += [title, "paper", "Δ/±"] if paper else [title]
-        heads += ["ARI", "n"] if found else ["n"]
-        yield f"{dataset}, {partition}", heads, [
-            [
-                row["method"],
-                str(row["k"]),
-                *([row["label"]] if labels else []),
-                *(text for name in SCORES for text in _texts(row, name, paper)),
-                *([score(row["ari"], row["ari_std"], 1)] if found else []),
-                str(row["n"]),
-            ]
-            for row in rows.to_dict("records")
-        ]  # fmt: skip
+        yield _block(f"{dataset}, {partition}", rows, {"method": "method", "k": "K"})
+
+
+def _by_method(frame: pd.DataFrame) -> Iterator[Block]:
+    """One block for each method, for its own page."""
+    names = {"dataset": "data set", "partition": "partition", "k": "K"}
+    for method, rows in frame.groupby("method", sort=False):
+        yield _block(str(method), rows, names)
+
+
+def _block(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> Block:
+    """The scores of some rows, beside the paper's if there are any; `names` say which is which."""
+    paper = "paper_accuracy" in rows
+    names = {**names, **({"label": "what"} if rows["label"].any() else {})}
+    found = bool(rows["ari"].notna().any())
+    heads = [*names.values()]
+    for head in SCORES.values():
+        heads += [head, "paper", "Δ/±"] if paper else [head]
+    heads += ["ARI", "n"] if found else ["n"]
+    return title, heads, [
+        [
+            *(str(row[name]) for name in names),
+            *(text for name in SCORES for text in _texts(row, name, paper)),
+            *([score(row["ari"], row["ari_std"], 1)] if found else []),
+            str(row["n"]),
+        ]
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
 
 
 def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
@@ -130,12 +140,14 @@ def rich_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[Table]:
 
 def markdown(definition: Definition, frame: pd.DataFrame) -> str:
     """Blocks of Markdown."""
-    parts = []
-    for title, heads, rows in _blocks(definition, frame):
-        lines = [heads, ["---"] * len(heads), *rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"**{title}**\n\n{body}\n")
-    return "\n".join(parts)
+    return "\n".join(
+        f"**{title}**\n\n{_rows(heads, rows)}" for title, heads, rows in _blocks(definition, frame)
+    )
+
+
+def _rows(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def latex(definition: Definition, frame: pd.DataFrame) -> str:
@@ -202,14 +214,13 @@ def write(definition: Definition, store: Store) -> list[Path]:
 
     These are RESULTS.md, NAME.md and methods/*.md beside the folder of results. They ask with
     the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME:
-    that of the definition, or ``cost``). ``RESULTS/note.md``, if there, is what must be said of all
-    tables beside the paper's.
+    that of the definition; with a method behind it, the rows of that method; or ``cost``).
+    ``RESULTS/note.md``, if there, is what must be said of all tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
     said = note.read_text("utf-8") if definition.paper and note.exists() else ""
-    parts = [markdown(definition, frame), differing(frame), said]
-    text = "\n".join(part for part in parts if part)
+    text = _joined(markdown(definition, frame), differing(frame), said)
     made = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
     files = {
         ".md": f"# {definition.title}\n\n{made}\n{text}",
@@ -218,14 +229,24 @@ def write(definition: Definition, store: Store) -> list[Path]:
     }
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
+    asked = {definition.name: text, "cost": cost(store)}
+    if definition.paper:
+        for method, heads, rows in _by_method(frame):
+            asked[f"{definition.name} {method}"] = _joined(_rows(heads, rows), said)
     own = store.folder.with_name(f"{definition.name}.md")
     methods = sorted(store.folder.with_name("methods").glob("*.md"))
     for page in (store.folder.with_suffix(".md"), own, *methods):
         old = page.read_text(encoding="utf-8") if page.exists() else ""
-        new = fill(fill(old, definition.name, text), "cost", cost(store))
+        new = old
+        for name, content in asked.items():
+            new = fill(new, name, content)
         if new != old:
             page.write_text(new, encoding="utf-8")
     return [base.with_suffix(suffix) for suffix in files]
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
 
 
 def fill(page: str, name: str, text: str) -> str:
