@@ -69,6 +69,18 @@ def test_check_judges_a_run_lemma_by_lemma(wecfl: Wecfl, tmp_path: Path) -> None
     assert "refuted although all assumptions are met: Lemma 2" in out
 
 
+def test_check_judges_all_runs_of_a_folder(wecfl: Wecfl) -> None:
+    flags = [*small(rounds="2"), "--diagnostics", "--method", "ifca,wecfl"]
+    assert wecfl("run", *flags, "--out", "here").code == 0
+    out = wecfl("check", "here").out
+    ifca, clustered = out.index("ifca, K = 2"), out.index("wecfl, K = 2")
+    assert "not about this method" in out[ifca:clustered]
+    # Nor does Theorem 3 promise anything about it.
+    assert "promises" not in out[ifca:clustered] and "promises" in out[clustered:]
+    assert "not about this method" not in out[clustered:]
+    assert wecfl("check", "here/ifca", "here/wecfl").out == out
+
+
 def test_run_writes_a_folder_and_prints_the_table(wecfl: Wecfl) -> None:
     code, out, err = wecfl("run", *SMALL, "--alpha", "0.3", "8", "--out", "here")
     assert (code, err) == (0, "")
@@ -307,6 +319,8 @@ BAD = [
     ["run", "--lr", "theory"],
     ["run", "--lr", "theory", "--momentum", "0", "--method", "ifca"],
     ["check", "nowhere"],
+    ["check"],
+    ["reproduce", "table1", "--show", "--results", "file"],
     ["check", "."],
     ["check", ".", "--epsilon", "0"],
     ["run", "--mu", "nan"],

@@ -38,38 +38,30 @@ def compare(
 
 
 def check(
-    folder: Path,
-    /,
-    *,
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
     epsilon: Annotated[
         float | None, Parameter(help="The mean ‖∇L‖² for which Theorem 3's T is asked.")
     ] = None,
     rounds: Annotated[bool, Parameter(help="Show the margin in each round.", negative="")] = False,
-    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
+    json: Annotated[
+        bool, Parameter(help="Print everything as JSON, a document for each run.", negative="")
+    ] = False,
     strict: Annotated[
         bool, Parameter(help="Exit 1 if one failed whose assumptions are met.", negative="")
     ] = False,
 ) -> None:
-    """Judge the paper's lemmas and theorems on the record of a run (made with --diagnostics).
-
-    Parameters
-    ----------
-    folder
-        A run folder.
-
-    """
+    """Judge the paper's lemmas and theorems on the record of runs (made with --diagnostics)."""
     if epsilon is not None and not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon must be positive and finite, got {epsilon:g}")
-    if not folder.is_dir():
-        raise ConfigError(f"no run folder {folder}")
-    found = check_run(folder, epsilon)
-    if json:
-        print(dumps(found.json(), indent=2, ensure_ascii=False))
-    else:
+    checks = [check_run(folder, epsilon) for folder in _found(folders, "check")]
+    for found in checks:
+        if json:
+            print(dumps(found.json(), indent=2, ensure_ascii=False))
+            continue
         terminal.wide(rich_check(found))
         if rounds:
             terminal.wide(rich_rounds(found))
-    if strict and found.refuted:
+    if strict and any(found.refuted for found in checks):
         sys.exit(1)
 
 

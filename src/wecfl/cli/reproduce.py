@@ -87,6 +87,8 @@ def reproduce(
             raise ConfigError(unknown("table or figure", name, [*defined, "all"]))
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    if results.exists() and not results.is_dir():
+        raise ConfigError(f"--results must be a folder, got the file {results}")
     named = [d for name, d in defined.items() if "all" in what or name in what]
     wanted = set(select([cell for d in named for cell in d.cells], cells))
     asked = [(cell, seed) for cell, seed in ordered(named, seeds) if cell in wanted]

@@ -55,7 +55,7 @@ def _learning(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
     series = dict(_series([record.get("R") for record in records]))
     strokes = [stroke(i) for i in range(len(series))]
     about = ABOUT["R"]
-    if any("theory" in record for record in records) and {"L", "D"} <= series.keys():
+    if _judged(records) and {"L", "D"} <= series.keys():
         after, sent = series["L"], [None, *series["D"][:-1]]
         series["L by Lemma 5"] = [*map(_sum, sent, _theory(records, "lemma_5"))]
         series["D by Lemma 4"] = [*map(_sum, after, _theory(records, "lemma_4"))]
@@ -86,7 +86,7 @@ def _clusterability(records: Sequence[Record], rounds: Sequence[int]) -> list[Ch
         square / U**2 if square is not None and U else None
         for square, U in zip(squares, _theory(records, "U_round"), strict=True)
     ]
-    if series and any(value is not None for value in wanted):
+    if series and _judged(records) and any(value is not None for value in wanted):
         series["‖∇L‖² / U²"] = wanted
         strokes.append(limit())
         about += "; Theorem 2 wants it below ‖∇L‖² / U² (here of the mean client)"
@@ -95,13 +95,15 @@ def _clusterability(records: Sequence[Record], rounds: Sequence[int]) -> list[Ch
 
 def _rates(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
     """η of the median client and the most that Theorems 1 and 2 allow it."""
-    second = _of_clients(records, "lr_bound_2")
+    second = _of_clients(records, "lr_bound_2") if _judged(records) else [None] * len(rounds)
     series = {
         "used": _of_clients(records, "lr"),
         "Theorem 1": _positive(_of_clients(records, "lr_bound_1")),
         "Theorem 2": _positive(second),
     }
-    about = "of the median client, and the most that the theorems allow"
+    about = "of the median client"
+    if _judged(records):
+        about += ", and the most that the theorems allow"
     none = sum(value is not None and value <= 0 for value in second)
     if none:
         about += f"; none is small enough for Theorem 2 in {none} of {len(rounds)} rounds"
@@ -185,6 +187,11 @@ def _worst(found: Mapping[str, Sequence[float | None]] | None) -> list[float | N
         return None
     pairs = zip(*found.values(), strict=True)
     return [max((b for b in pair if b is not None), default=None) for pair in pairs]
+
+
+def _judged(records: Sequence[Record]) -> bool:
+    """The theory is about this run: it was measured, and clients are compared by their models."""
+    return any(record["clients"].get("lr_bound_1") is not None for record in records)
 
 
 def _theory(records: Sequence[Record], key: str) -> list[Any]:

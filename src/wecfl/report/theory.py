@@ -169,6 +169,14 @@ class _Run:
     tensors: list[str]
 
     @property
+    def outside(self) -> str:
+        """What is not as in the method that the theory is about; empty if all is."""
+        covered = {"distance": "squared_euclidean", "order": "EMDL", "members": "1"}
+        return ", ".join(
+            f"{key} {self.parts[key]}" for key, v in covered.items() if self.parts[key] != v
+        )
+
+    @property
     def measured(self) -> list[Record]:
         return [record for record in self.records if "theory" in record]
 
@@ -210,9 +218,8 @@ def _read(folder: Path) -> tuple[_Run, str]:
 
 
 def _statements(run: _Run) -> Iterator[Statement]:
-    covered = {"distance": "squared_euclidean", "order": "EMDL", "members": "1"}
-    if others := [f"{key} {run.parts[key]}" for key, v in covered.items() if run.parts[key] != v]:
-        outside = Assumption("clients compared by their models", False, ", ".join(others))
+    if run.outside:
+        outside = Assumption("clients compared by their models", False, run.outside)
         for name, says in SAYS.items():
             yield Statement(name, says, [], [outside], missing="not about this method")
         return
@@ -321,7 +328,7 @@ def _theorem_3(run: _Run, record: Record) -> Convergence:
 def _promise(run: _Run, epsilon: float | None) -> str | None:
     """Theorem 3's T for ε, in words; without ε, the least ε for which there is a T."""
     last = run.records[-1]
-    if "theory" not in last or "L" not in last["R"] or run.rate(last) is None:
+    if run.outside or "theory" not in last or "L" not in last["R"] or run.rate(last) is None:
         return None
     theorem = _theorem_3(run, last)
     least = theorem.epsilon(rounds=float("inf"))
