@@ -328,8 +328,8 @@ def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
     if config.engine == "ray":
         options["address"] = config.ray_address
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
-    m, first = len(federation), config.rounds - len(stacks) + 1
-    labels = np.zeros(m, dtype=np.int64)
+    first = config.rounds - len(stacks) + 1
+    labels = np.zeros(len(federation), dtype=np.int64)
     assault = None
     if config.attack:
         assault = Assault.on(
@@ -344,9 +344,7 @@ def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
             method, engine, federation.groups, objectives=False, assault=assault, trap=trap
         )
         records = [
-            recorder.round(
-                [State(t, np.repeat(row[None], m, axis=0), row[None], labels) for row in rows]
-            )
+            recorder.round([State(t, None, row[None], labels) for row in rows])
             for t, rows in enumerate(stacks, first)
         ]
         return {"engine": engine.name, **_scores(records)}
