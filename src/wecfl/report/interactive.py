@@ -25,7 +25,9 @@ SIDES = (1500, 1000)
 """The plane in whole numbers: precise enough for any screen, and short."""
 
 Series = Mapping[str, Sequence[float | None]]
+"""Lines by name; None where a value is not known."""
 Spec = dict[str, Any]
+"""A chart in Vega-Lite."""
 Stroke = tuple[str, tuple[int, ...]]
 """Colour and dashes of a line."""
 

@@ -12,7 +12,7 @@ from wecfl.bilevel.auto import CLEAR
 from wecfl.report.interactive import COLORS, Series, Spec, Stroke, limit, lines, stroke
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
 
-__all__ = ["SCORES", "Chart", "choice", "objectives"]
+__all__ = ["Chart", "choice", "objectives"]
 
 LOOKS = 6
 """Rounds whose choice of K is drawn."""
