@@ -81,10 +81,14 @@ def _beside_the_paper(frame: pd.DataFrame) -> Iterator[Block]:
 
 
 def _by_method(frame: pd.DataFrame) -> Iterator[Block]:
-    """One block for each method, for its own page."""
-    names = {"dataset": "data set", "partition": "partition", "k": "K"}
-    for method, rows in frame.groupby("method", sort=False):
-        yield _block(str(method), rows, names)
+    """One block for each method, for its own page: narrow, so that only words are broken."""
+    named = frame.assign(data=frame["dataset"] + ", " + frame["partition"])
+    if frame["label"].any():  # these rows are beside each other, not beside the paper's
+        named = named.drop(columns=[name for name in map(str, named) if name.startswith("paper_")])
+    whole = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+    for method, rows in named.groupby("method", sort=False):
+        title, heads, texts = _block(str(method), rows, {"data": "data", "k": "K"})
+        yield title, heads, [[text.replace(" ± ", whole) for text in row] for row in texts]
 
 
 def _block(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> Block:
