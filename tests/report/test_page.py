@@ -235,6 +235,36 @@ def test_objectives_are_drawn_beside_what_the_theory_allows(
     assert drawn == [pytest.approx(b, rel=1e-5) if b > 0 else None for b in bounds]
 
 
+def test_bounds_are_not_drawn_of_what_the_theory_is_not_about(
+    fed: Federation, tmp_path: Path
+) -> None:
+    wecfl.run(fed, methods.ifca(k=2), model="logistic", rounds=2, steps=3, lr=0.05, workers=1,
+              out=tmp_path, diagnostics=True)  # fmt: skip
+    html = page([tmp_path])
+    assert "by Lemma" not in html and "Theorem 2" not in html
+    assert set(lines(Text(html), "objective-0-3")[0]) == {"round", "v0"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"B": {"0": [0.5, 0.5], "Q": [0.5]}},
+        {"B": 5},
+        {"theory": {"gradient": {}, "U_round": 1.0}},
+        {"theory": {"gradient": {"0": None, "Q": 1.0}, "U_round": 1.0}},
+        {"theory": {"gradient": {"0": 1.0, "Q": 1.0}, "U_round": "x"}},
+    ],
+)
+def test_measurements_that_make_no_sense_are_refused(one: Path, damage: dict[str, Any]) -> None:
+    records = read_metrics(one)
+    for record in records:
+        record.update(damage)
+        record["clients"]["lr_bound_1"] = [0.1] * 5
+    (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl does not hold what a run writes"):
+        page([one])
+
+
 def test_many_clusters_are_summed_up(one: Path) -> None:
     records = read_metrics(one)
     for record in records:

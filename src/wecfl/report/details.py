@@ -21,6 +21,7 @@ from wecfl.report.measured import Chart, choice, objectives
 from wecfl.report.newcomers import cells
 from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.folder import (
+    measurements,
     read_assignments,
     read_classes,
     read_clients,
@@ -204,7 +205,8 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
     columns = telling(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
-    charts, more = objectives(run.records)
+    with measurements(folder):
+        charts, more = objectives(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return Details(
         name=name,

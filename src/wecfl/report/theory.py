@@ -24,7 +24,7 @@ from wecfl.errors import RunFolderError
 from wecfl.methods import components
 from wecfl.models import MODELS
 from wecfl.runs.configured import method_of
-from wecfl.runs.folder import read_metrics, read_summary, tensor_names
+from wecfl.runs.folder import measurements, read_metrics, read_summary, tensor_names
 from wecfl.runs.record import Record
 
 __all__ = [
@@ -189,15 +189,12 @@ class _Run:
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
     """Judge every lemma and theorem on the record of a run; `epsilon` asks for Theorem 3's T."""
     run, title = _read(folder)
-    try:
+    with measurements(folder):
         unmeasured = not any("theory" in record for record in run.records)
         notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
         if (promised := _promise(run, epsilon)) is not None:
             notes.append(promised)
         return Check(folder, title, list(_statements(run)), notes)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
-        raise RunFolderError(problem) from None
 
 
 def _read(folder: Path) -> tuple[_Run, str]:

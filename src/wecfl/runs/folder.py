@@ -71,6 +71,7 @@ __all__ = [
     "check_free",
     "environment",
     "go_on",
+    "measurements",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -347,6 +348,16 @@ def read_states(path: Path) -> tuple[State, ...]:
     if found is None:
         raise RunFolderError(f"{path} has no checkpoint")
     return found.states
+
+
+@contextmanager
+def measurements(folder: Path) -> Iterator[None]:
+    """While the records of a run are worked with: what makes no sense is a fault of its file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
+        raise RunFolderError(problem) from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
