@@ -404,6 +404,12 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
         (("--stragglers", "0.5", "--steps", "1"), "at least 2"),
         (("--min-cluster", "99"), "can't form a cluster of 99"),
         (("--method", "ifca", "--clip", "1", "--noise", "1"), "no noise protects"),
+        (("--model", "logistic", "--clip", "1", "--objectives"), "objectives would ask"),
+        (("--model", "logistic", "--clip", "1", "--diagnostics"), "diagnostics would ask"),
+        (
+            ("--model", "logistic", "--clip", "1", "--lr", "theory", "--momentum", "0"),
+            "lr theory would ask",
+        ),
         (("--aggregation", "median", "--tolerated", "0.1"), "does not ask how many liars"),
         (("--participation", "0"), "participation"),
         (("--dropout", "1"), "dropout"),
@@ -433,6 +439,20 @@ def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) ->
 def test_choices_that_would_be_ignored_are_refused(alone: Any, digits: Federation) -> None:
     with pytest.raises(ConfigError, match="says nothing without"):
         run(digits, methods.fedavg, **alone)
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [{"objectives": True}, {"diagnostics": True}, {"lr": "theory", "momentum": 0.0}],
+)
+def test_nothing_is_measured_in_the_clear_beside_noise(
+    clear: Any, digits: Federation, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="in the clear"):
+        run(digits, methods.fedavg, model="logistic", clip=1.0, out=tmp_path / "run", **clear)
+    assert not (tmp_path / "run").exists()
+    result = run(digits, methods.fedavg, model="logistic", clip=1.0, rounds=1)
+    assert result.records[0]["R"] == {}
 
 
 def test_noise_on_batch_statistics_is_refused(fed: Federation) -> None:

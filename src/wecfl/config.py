@@ -170,7 +170,9 @@ class Config(BaseModel):
     workers: int | None = Field(
         None, ge=1, le=MOST, description="Threads, processes or actors (default: one per core)."
     )
-    objectives: bool = Field(True, description="Measure R on all training data twice a round.")
+    objectives: bool | None = Field(
+        None, description="Measure R on all training data twice a round (default: unless --clip)."
+    )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` judges.")
     trace: bool | None = Field(
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."

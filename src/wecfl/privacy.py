@@ -21,7 +21,13 @@ from wecfl.base import F32, Bool, Int, Method
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Privacy", "check_private"]
+__all__ = ["NO_NETWORK", "Privacy", "check_private"]
+
+NO_NETWORK = (
+    "privacy over a network (clip, noise) is withdrawn: replies to one round could be compared until "
+    "their noise cancelled, so the ε that was told did not hold; simulate it, or run without clip"
+)
+"""Why a deployment refuses it."""
 
 ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 """α, of the Rényi divergences that are tried."""
@@ -87,8 +93,10 @@ class Privacy:
         return float(epsilon)
 
 
-def check_private(method: Method, layout: Layout) -> None:
+def check_private(method: Method, layout: Layout, **measured: bool) -> None:
     """Refuse what the noise would not protect, or would spoil.
+
+    `measured` says what clients would be asked for beside their update, in the clear.
 
     >>> from wecfl import methods
     >>> check_private(methods.ifca(2), Layout.of([("w", (1,), ["head"])]))
@@ -101,6 +109,11 @@ noise protects: choose a method that clusters by models
         raise ConfigError(
             f"clients of {method.name} tell the server which model they like best, which no noise "
             f"protects: choose a method that clusters by models"
+        )
+    if asked := [name for name, wanted in measured.items() if wanted]:
+        raise ConfigError(
+            f"{' and '.join(asked)} would ask clients for losses or gradients in the clear, which no "
+            f"noise protects: leave that out, or leave out clip"
         )
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():

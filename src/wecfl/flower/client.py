@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -19,13 +18,12 @@ from torch import nn
 from wecfl.base import F32, Correction, Int, Plan, State
 from wecfl.data.federation import Federation
 from wecfl.engine import BaseEngine, make_engine
-from wecfl.errors import DataError
+from wecfl.errors import ConfigError, DataError
 from wecfl.flower.store import Store
 from wecfl.flower.wire import fingerprint, reply
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
-from wecfl.privacy import Privacy
-from wecfl.runs.files import replace_file
+from wecfl.privacy import NO_NETWORK
 
 __all__ = ["LoadData", "MakeModel", "client_app"]
 
@@ -100,6 +98,8 @@ class _Here:
 
     def train(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
         """Q steps from the model that came, with the momentum and the columns kept here."""
+        if "clip" in config:
+            raise ConfigError(NO_NETWORK)
         seed, round = int(config["seed"]), int(config["round"])
         momentum = float(config["momentum"])
         keeps = {"momentum": self.layout.trainable} if config["keep_momentum"] and momentum else {}
@@ -130,8 +130,6 @@ class _Here:
             after["private"] = models[0, hidden]
         store.save(round + 1, after, keep=int(config["kept"]))
         sent = models[0, columns]
-        if "clip" in config:
-            sent = self._noisy(config, start[0, columns], sent)
         restarted = bool(config["known"] and keeps and not kept)
         return reply({"model": sent}, samples=self.samples, restarted=int(restarted))
 
@@ -193,27 +191,6 @@ class _Here:
             sizes = {"private": len(hidden)}
             kept = self._store(config).load(int(config["state_round"]), sizes)
         return np.concatenate([self._row(config, row, kept) for row in arrays["models"]])
-
-    def _noisy(self, config: Mapping[str, Any], start: F32, trained: F32) -> F32:
-        """Clipped and with noise that nobody else can know.
-
-        It follows from a secret, the round and the model that came, so that a round that is asked
-        for again gets the same answer, and another model another noise.
-        """
-        secret = self.place / "secret"
-        if not secret.is_file():
-            self.place.mkdir(parents=True, exist_ok=True)
-            replace_file(secret, [secrets.token_bytes(32)])
-            secret.chmod(0o600)
-        about = f"{config['run']} {config['seed']} {config['round']}".encode()
-        seed = sha256(secret.read_bytes() + about + start.tobytes()).digest()
-        privacy = Privacy(float(config["clip"]), float(config["noise"]))
-        private = privacy(
-            start[None], trained[None], np.ones(1, np.bool_), np.zeros(1, np.int64),
-            round=int(config["round"]), seed=int.from_bytes(seed, "big"),
-        )  # fmt: skip
-        noisy: F32 = private[0]
-        return noisy
 
 
 def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) -> Federation:

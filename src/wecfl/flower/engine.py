@@ -18,7 +18,6 @@ from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.roster import Place, Roster
 from wecfl.flower.wire import Refused, Shapes, fingerprint, read_arrays, read_config, request
 from wecfl.models.rows import layout_of, reinitialized, row_of
-from wecfl.privacy import Privacy
 
 __all__ = ["FlowerEngine"]
 
@@ -61,7 +60,6 @@ class FlowerEngine:
         shared: str = "all",
         batch: int = 32,
         batchnorm: Literal["running", "batch"] = "running",
-        privacy: Privacy | None = None,
         quorum: float = 0.75,
         least: int = 1,
         timeout: float = 600.0,
@@ -87,8 +85,6 @@ class FlowerEngine:
             "run": roster.run, "batch": batch, "batchnorm": batchnorm, "shared": shared,
             "kept": kept,
         }  # fmt: skip
-        if privacy:
-            self._common |= {"clip": float(privacy.clip), "noise": float(privacy.noise)}
         self._greeted: dict[int, float] = {}  # when, by node
         self._greetings: dict[str, int] = {}  # nodes, by message
         self._late: dict[str, float] = {}  # when they expire, by message

@@ -20,7 +20,7 @@ from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
 from wecfl.flower.roster import FILE, Keeper, Roster
 from wecfl.models import make
-from wecfl.privacy import Privacy
+from wecfl.privacy import NO_NETWORK
 from wecfl.report.words import round_words
 from wecfl.runs.configured import method_of
 from wecfl.runs.experiment import run
@@ -90,7 +90,6 @@ def serve(
     engine = FlowerEngine(
         grid, roster, model,
         shared=method.shared, batch=config.batch, batchnorm=config.batchnorm,
-        privacy=None if config.clip is None else Privacy(config.clip, config.noise or 0.0),
         quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1, poll=poll,
     )  # fmt: skip
@@ -138,7 +137,10 @@ def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
         raise ConfigError(one_line(error, Network.model_fields)) from None
     flags = {key: value for key, value in choices.items() if key in known - own.keys()}
     # R takes two more messages to everyone in every round: only if it is asked for.
-    return network, resolve(flags={"objectives": False, **flags, "clients": network.clients})
+    config = resolve(flags={"objectives": False, **flags, "clients": network.clients})
+    if config.clip is not None:
+        raise ConfigError(NO_NETWORK)
+    return network, config
 
 
 class Lines:

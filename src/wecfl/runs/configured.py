@@ -136,7 +136,13 @@ def check(config: Config, federation: Federation) -> None:
     if isinstance(method.representation, Columns):
         layout_of(model).columns(method.representation.which)
     if config.clip is not None:
-        check_private(method, layout_of(model))
+        check_private(
+            method, layout_of(model),
+            **{
+                "lr theory": config.lr == "theory", "diagnostics": config.diagnostics,
+                "objectives": bool(config.objectives),
+            },
+        )  # fmt: skip
 
 
 def method_of(config: Config) -> Method:

@@ -27,7 +27,7 @@ from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.methods import components
 from wecfl.models import Model, Module, layout_of, make
-from wecfl.privacy import Privacy, check_private
+from wecfl.privacy import NO_NETWORK, Privacy, check_private
 from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
@@ -79,7 +79,7 @@ def run(
     engine: Literal["auto", "native", "torch", "ray"] | Engine = "auto",
     ray_address: str | None = None,
     workers: int | None = None,
-    objectives: bool = True,
+    objectives: bool | None = None,
     diagnostics: bool = False,
     trace: bool | None = None,
     out: str | Path | None = None,
@@ -118,8 +118,8 @@ def run(
         attackers: the share of clients that lie, 0.2 if not said.
         attack_strength: of the attack, where it has one.
         clip: clients clip their update to this length before they send it.
-        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`); the clients
-            of an engine that is given do both themselves.
+        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`). In a simulation
+            only: not with an engine that is given.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         newcomers: the share of clients that is kept out of the training and assigned to a cluster
             at its end, `result.newcomers`.
@@ -132,7 +132,7 @@ def run(
             without it Ray is started for this run alone.
         workers: threads, processes or actors; the result does not depend on them. Default: one per
             core.
-        objectives: measure R on all training data twice a round.
+        objectives: measure R on all training data twice a round; by default unless `clip` is given.
         diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         trace: record the clients' distances in the run folder (default: up to 500 clients).
         out: a run folder to write, see `wecfl.runs.folder`.
@@ -177,8 +177,14 @@ def run(
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
     privacy = None if clip is None else Privacy(clip, noise or 0.0)
     delta = 1e-5 if delta is None else delta
+    objectives = privacy is None if objectives is None else objectives
     if privacy:
-        check_private(method, layout_of(module))
+        if not isinstance(engine, str):
+            raise ConfigError(NO_NETWORK)
+        check_private(
+            method, layout_of(module),
+            **{"lr theory": bool(rate), "diagnostics": diagnostics, "objectives": objectives},
+        )  # fmt: skip
         privacy.epsilon(1, delta)  # what can't be told in the end is not begun
     spent = privacy is not None and (participation < 1 or method.start == "each")
     if late and spent:
@@ -192,7 +198,7 @@ def run(
         participation, dropout, stragglers,
         attack=assault.forging if assault else None,
         attackers=assault.attackers if assault else None,
-        privacy=privacy if isinstance(engine, str) else None,
+        privacy=privacy,
         most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
     )  # fmt: skip
     conditions.check(plan, len(federation))
