@@ -24,8 +24,9 @@ from wecfl.layout import Layout
 __all__ = ["NO_NETWORK", "Privacy", "check_private"]
 
 NO_NETWORK = (
-    "privacy over a network (clip, noise) is withdrawn: replies to one round could be compared until "
-    "their noise cancelled, so the ε that was told did not hold; simulate it, or run without clip"
+    "privacy over a network (clip, noise) is withdrawn: replies to one round could be compared "
+    "until their noise cancelled, so the ε that was told did not hold; simulate it, or leave out "
+    "clip"
 )
 """Why a deployment refuses it."""
 
@@ -112,8 +113,8 @@ noise protects: choose a method that clusters by models
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(
-            f"{' and '.join(asked)} would ask clients for losses or gradients in the clear, which no "
-            f"noise protects: leave that out, or leave out clip"
+            f"{' and '.join(asked)} would ask clients for losses or gradients in the clear, "
+            f"which no noise protects: leave that out, or leave out clip"
         )
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():

@@ -118,8 +118,8 @@ def run(
         attackers: the share of clients that lie, 0.2 if not said.
         attack_strength: of the attack, where it has one.
         clip: clients clip their update to this length before they send it.
-        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`). In a simulation
-            only: not with an engine that is given.
+        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`); only in a
+            simulation, not with an engine that is given.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         newcomers: the share of clients that is kept out of the training and assigned to a cluster
             at its end, `result.newcomers`.
@@ -179,13 +179,8 @@ def run(
     delta = 1e-5 if delta is None else delta
     objectives = privacy is None if objectives is None else objectives
     if privacy:
-        if not isinstance(engine, str):
-            raise ConfigError(NO_NETWORK)
-        check_private(
-            method, layout_of(module),
-            **{"lr theory": bool(rate), "diagnostics": diagnostics, "objectives": objectives},
-        )  # fmt: skip
-        privacy.epsilon(1, delta)  # what can't be told in the end is not begun
+        measured = {"lr theory": bool(rate), "diagnostics": diagnostics, "objectives": objectives}
+        _check_privacy(privacy, delta, method, module, engine, measured)
     spent = privacy is not None and (participation < 1 or method.start == "each")
     if late and spent:
         raise ConfigError(NO_BUDGET)
@@ -347,6 +342,20 @@ def _receive(
         return reference, None
     reception = Reception(visit, reference, np.stack([state.centers for state in states]))
     return reference, table(reception.receive(late, engine=guests), late.groups)
+
+
+def _check_privacy(
+    privacy: Privacy,
+    delta: float,
+    method: Method,
+    module: Module,
+    engine: object,
+    measured: Mapping[str, bool],
+) -> None:
+    if not isinstance(engine, str):
+        raise ConfigError(NO_NETWORK)
+    check_private(method, layout_of(module), **measured)
+    privacy.epsilon(1, delta)  # what can't be told in the end is not begun
 
 
 def _check_whole(**numbers: tuple[Any, int]) -> None:
