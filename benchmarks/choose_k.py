@@ -10,15 +10,16 @@ from time import process_time
 
 import numpy as np
 
-from wecfl.base import Plan, State
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
 from wecfl.config import resolve
+from wecfl.configured import federation_of
+from wecfl.core.plan import Plan
+from wecfl.core.rounds import Setting, expectation, local_update, opening
+from wecfl.core.state import State
 from wecfl.engine import make_engine
 from wecfl.methods import wecfl
 from wecfl.models import make
-from wecfl.rounds import Setting, expectation, local_update, opening
-from wecfl.runs.configured import federation_of
 
 
 def timed(step, state: State, setting: Setting) -> tuple[State, float]:

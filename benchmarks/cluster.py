@@ -17,10 +17,10 @@ import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
 from wecfl import Config, Federation, Plan, make_engine
+from wecfl.configured import method_of
+from wecfl.core.rounds import Setting, iterate, opening
 from wecfl.engine.local import BaseEngine, cores
 from wecfl.metrics import accuracy, weighted
-from wecfl.rounds import Setting, iterate, opening
-from wecfl.runs.configured import method_of
 
 SETTING = SETTINGS[0]
 

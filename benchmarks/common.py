@@ -31,11 +31,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from wecfl import Config, Federation
-from wecfl.base import Int
 from wecfl.config import resolve
+from wecfl.configured import federation_of
+from wecfl.core.state import Int
 from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.models import build
-from wecfl.runs.configured import federation_of
 
 T = TypeVar("T")
 

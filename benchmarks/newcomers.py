@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import Engine, Plan, State
 from wecfl.config import Config, resolve
+from wecfl.configured import federation_of, method_of
+from wecfl.core.engine import Engine
+from wecfl.core.plan import Plan
+from wecfl.core.rounds import Setting, iterate, local_update, opening
+from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.models import make
-from wecfl.rounds import Setting, iterate, local_update, opening
-from wecfl.runs.configured import federation_of, method_of
 
 DRAWS = 3
 

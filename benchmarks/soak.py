@@ -37,8 +37,8 @@ from common import (
     show,
 )
 from wecfl import Config, Federation, methods, run, run_config
+from wecfl.folder.writer import environment
 from wecfl.methods import METHODS
-from wecfl.runs.folder import environment
 
 FLAT = 1.05
 """The largest memory after the last round, as a multiple of that after a quarter of the rounds."""

@@ -69,7 +69,7 @@ def _texts() -> dict[str, str]:
     """The texts of the root, with the links that lead to the same places from here."""
     moved = {rf"\]\({name}": f"]({page}" for name, page in TEXTS.items()} | {
         r"\]\(docs/": "](",
-        r"\]\(src/wecfl/(\w+)(\.py)?\)": r"](api/\1.md)",
+        r"\]\(src/wecfl/(\w+)(/\w+)?(\.py)?\)": r"](api/\1.md)",
     }
     pages = {}
     for name, page in TEXTS.items():

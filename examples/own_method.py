@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import wecfl
-from wecfl.base import State
+from wecfl.core.state import State
 from wecfl.layout import Layout
 
 partition = wecfl.partitions.ClusterwiseDirichlet(alpha=(0.1, 10.0), groups=5)

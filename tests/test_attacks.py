@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wecfl import Federation, TorchEngine, methods, metrics, models, run
-from wecfl.attacks import (
+from wecfl.channel.attacks import (
     ATTACKS,
     ALittleIsEnough,
     Backdoor,
@@ -17,13 +17,13 @@ from wecfl.attacks import (
     LabelFlip,
     ModelAttack,
     Noise,
-    Replies,
     Scale,
     SignFlip,
     choose,
     named,
 )
-from wecfl.base import Bool
+from wecfl.core.presence import Updates
+from wecfl.core.state import Bool
 from wecfl.errors import ConfigError, DataError
 
 LYING = np.array([False, True, False, True, False])
@@ -198,11 +198,11 @@ def test_backdoors_that_make_no_sense_are_refused(fed: Federation) -> None:
 # ── models ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def replies(attackers: Bool = LYING, p: int = 8, **changes: Any) -> Replies:
+def replies(attackers: Bool = LYING, p: int = 8, **changes: Any) -> Updates:
     rng = np.random.default_rng(0)
     m = len(attackers)
     start = rng.normal(size=(m, p)).astype("f4")
-    whole = Replies(
+    whole = Updates(
         start=start,
         trained=start + rng.normal(size=(m, p)).astype("f4"),
         attackers=attackers,

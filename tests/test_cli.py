@@ -18,8 +18,8 @@ from helpers import Wecfl
 from wecfl import __version__
 from wecfl.cli.terminal import Stopped, Stopping
 from wecfl.config import Config
+from wecfl.folder.readers import read_metrics, read_states, read_summary
 from wecfl.methods import METHODS
-from wecfl.runs.folder import read_metrics, read_states, read_summary
 
 CHOICES = {
     "clients": "6", "groups": "2", "clusters": "2", "rounds": "2", "steps": "2",

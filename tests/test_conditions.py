@@ -16,19 +16,21 @@ from torch import nn
 import wecfl as library
 from helpers import BowlEngine, Wecfl, same_folders
 from wecfl import Federation, methods
-from wecfl.attacks import ATTACKS
-from wecfl.base import Plan, Reply, State, View
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.bilevel.clustering import AtLeast, KMeans
 from wecfl.bilevel.criteria import F
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.conditions import Conditions
+from wecfl.channel.attacks import ATTACKS, choose
+from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
+from wecfl.configured import config_of, run_config
+from wecfl.core.method import View
+from wecfl.core.plan import Plan
+from wecfl.core.presence import Conditions
+from wecfl.core.rounds import Setting, distribution, expectation, iterate, maximization, opening
+from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
-from wecfl.privacy import Privacy
-from wecfl.rounds import Setting, distribution, expectation, iterate, maximization, opening
-from wecfl.runs.configured import config_of, run_config
-from wecfl.runs.folder import read_metrics, read_summary
+from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.runs.record import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
@@ -285,7 +287,7 @@ def test_a_backdoor_works_and_is_measured() -> None:
 def test_scores_are_those_of_honest_clients(digits: Federation) -> None:
     result = run(digits, methods.fedavg, attack="noise", attackers=0.5)
     record = result.records[-1]
-    liars = library.attacks.choose(digits.keys, 0.5, SEED)
+    liars = choose(digits.keys, 0.5, SEED)
     honest = np.average(
         np.array(record["clients"]["accuracy"])[~liars], weights=digits.sizes[~liars]
     )

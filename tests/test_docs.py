@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import wecfl
-from wecfl import attacks, metrics, rounds
+from wecfl import metrics
 from wecfl.bilevel import (
     aggregation,
     auto,
@@ -22,8 +22,10 @@ from wecfl.bilevel import (
     rate,
 )
 from wecfl.bilevel import representation as representations
+from wecfl.channel import attacks
 from wecfl.cli import app
 from wecfl.config import Config
+from wecfl.core import rounds
 from wecfl.data import arrays, datasets, federation, partition, split
 from wecfl.methods import METHODS
 from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS

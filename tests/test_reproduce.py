@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from helpers import Wecfl
-from wecfl.attacks import ATTACKS
 from wecfl.bilevel.aggregation import AGGREGATIONS
+from wecfl.channel.attacks import ATTACKS
 from wecfl.config import Config
-from wecfl.report.paper import published
-from wecfl.runs.configured import federation_of
-from wecfl.runs.definitions import Run, ordered, read_definitions
-from wecfl.runs.folder import read_summary
-from wecfl.runs.queue import Store
+from wecfl.configured import federation_of
+from wecfl.folder.readers import read_summary
+from wecfl.paper.definitions import Run, ordered, read_definitions
+from wecfl.paper.queue import Store
+from wecfl.paper.tables import published
 
 BASE = """
 [base]

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 import wecfl
 from wecfl import Federation, Result, cli, methods
 from wecfl.errors import ConfigError, TrackError
-from wecfl.runs.folder import read_metrics
-from wecfl.track import MLflow, TensorBoard, numbers
+from wecfl.folder.readers import read_metrics
+from wecfl.report.track import MLflow, TensorBoard, numbers
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 1}
 PNG = b"\x89PNG"

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from wecfl import errors, models
 from wecfl._later import later
-from wecfl.base import Correction, Engine, Method, Plan, State
 from wecfl.config import Config
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import State
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
 from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
@@ -24,8 +27,8 @@ from wecfl.layout import Layout
 
 if TYPE_CHECKING:
     from wecfl import methods
-    from wecfl.runs.configured import run_config
-    from wecfl.runs.experiment import run
+    from wecfl.configured import run_config
+    from wecfl.experiment import run
     from wecfl.runs.result import Result
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
     __getattr__, __dir__ = later(
@@ -33,8 +36,8 @@ else:  # with pandas and scikit-learn, which a client, started for each message,
         {
             "Result": "wecfl.runs.result:Result",
             "methods": "wecfl.methods",
-            "run": "wecfl.runs.experiment:run",
-            "run_config": "wecfl.runs.configured:run_config",
+            "run": "wecfl.experiment:run",
+            "run_config": "wecfl.configured:run_config",
         },
     )
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
-from wecfl.base import Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto
 from wecfl.bilevel.clustering import KMeans, Nearest
@@ -21,6 +20,7 @@ from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.objective import Proximal, empirical
 from wecfl.bilevel.representation import Columns, Losses
+from wecfl.core.method import Method
 from wecfl.errors import ConfigError, unknown
 
 __all__ = [

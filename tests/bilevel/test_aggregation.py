@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wecfl import methods
-from wecfl.base import F32, F64, Aggregation, State
 from wecfl.bilevel.aggregation import (
     AGGREGATIONS,
     GeometricMedian,
@@ -23,6 +22,8 @@ from wecfl.bilevel.aggregation import (
     robust,
 )
 from wecfl.bilevel.importance import data_size, uniform
+from wecfl.core.method import Aggregation
+from wecfl.core.state import F32, F64, State
 from wecfl.errors import ConfigError
 
 EVERY = [pytest.param(make(), id=name) for name, make in AGGREGATIONS.items()]

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
 import wecfl
-from wecfl.base import F64, Clusters, Int, Real, View
 from wecfl.bilevel.auto import Auto, Criterion, Curve
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
+from wecfl.core.method import Clusters, View
+from wecfl.core.state import F64, Int, Real
 from wecfl.errors import ConfigError
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans as Reference
 from sklearn.metrics import adjusted_rand_score
 
-from wecfl.base import F64, Clustering, Int, Real, View
 from wecfl.bilevel.clustering import KMeans, Nearest, isometric
 from wecfl.bilevel.distance import component, squared_euclidean
+from wecfl.core.method import Clustering, View
+from wecfl.core.state import F64, Int, Real
 from wecfl.errors import ConfigError
 
 

@@ -13,12 +13,13 @@ from threadpoolctl import threadpool_limits
 import wecfl
 from helpers import same_bits, same_folders
 from wecfl import NativeEngine, Plan, State, methods
-from wecfl.base import Clusters, Method
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
+from wecfl.core.method import Clusters, Method
+from wecfl.core.rounds import STEPS, Setting, iterate, opening
+from wecfl.folder.readers import read_states
+from wecfl.folder.writer import RunFolder
 from wecfl.models import build
-from wecfl.rounds import STEPS, Setting, iterate, opening
-from wecfl.runs.folder import RunFolder, read_states
 from wecfl.runs.result import Result
 
 SEED = 5

@@ -34,7 +34,7 @@ from wecfl.deploy.local import Deployment, _environment, _tool
 from wecfl.deploy.new import new_app
 from wecfl.deploy.proxy import nginx
 from wecfl.errors import DeployError
-from wecfl.runs.folder import read_assignments, read_metrics, read_summary
+from wecfl.folder.readers import read_assignments, read_metrics, read_summary
 
 pytestmark = pytest.mark.deploy
 

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 import wecfl
 from helpers import Wecfl, same_states
 from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, methods
-from wecfl.base import F32
+from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.core.state import F32
 from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, row_of
 from wecfl.models.rows import keyed
-from wecfl.rounds import Setting, iterate, opening
 
 pytestmark = [
     pytest.mark.deploy,

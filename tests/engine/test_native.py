@@ -21,11 +21,11 @@ from torch.nn import functional
 
 import wecfl
 from wecfl import Correction, Federation, Plan, State, methods
+from wecfl.core.rounds import Setting, iterate, opening
 from wecfl.engine import TorchEngine, make_engine
 from wecfl.engine.native import NativeEngine, Unsupported, _native
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, fill, layout_of, row_of
-from wecfl.rounds import Setting, iterate, opening
 
 ISAS = _native.instruction_sets()
 

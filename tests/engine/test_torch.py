@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from helpers import workers
 from wecfl import Correction, Federation, Plan, State, TorchEngine, rng
-from wecfl.base import F32, F64, Int, Split
+from wecfl.core.state import F32, F64, Int, Split
 from wecfl.engine import torch as under_test
 from wecfl.errors import ConfigError, EngineError, ModelError
 from wecfl.models import fill, layout_of, row_of
@@ -435,7 +435,7 @@ def test_a_failing_client_is_named_and_the_engine_survives(fed: Federation) -> N
 
 @pytest.mark.parametrize("rate", [1e20, 1e39])
 def test_a_model_that_diverged_is_not_finite(fed: Federation, rate: float) -> None:
-    """What to do about it is for the server to decide (`wecfl.conditions`)."""
+    """What to do about it is for the server to decide (`wecfl.core.presence`)."""
     deep = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     with TorchEngine(fed, deep, workers=1) as engine:
         models, _ = engine.train(start(deep), Plan(steps=5, lr=rate), Correction(), 0)

@@ -15,15 +15,15 @@ from torch import nn
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
 from wecfl import Federation, methods
-from wecfl.base import Reply
 from wecfl.config import Config
+from wecfl.configured import config_of, method_of
+from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
+from wecfl.folder.readers import read_metrics
 from wecfl.methods import METHODS
 from wecfl.report.page import page
-from wecfl.runs.configured import config_of, method_of
-from wecfl.runs.folder import read_metrics
 from wecfl.runs.record import replies
 from wecfl.runs.result import Result
 
@@ -168,8 +168,13 @@ def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
 ) -> None:
     """It does not hold there: the noise of two replies to one round can be made to cancel."""
     asked: list[Message] = []
+
+    def watch(message: Message) -> Message:
+        asked.append(message)
+        return message
+
     for node in nodes.values():
-        node.tamper = lambda message: asked.append(message) or message  # type: ignore[func-returns-value]
+        node.tamper = watch
     with pytest.raises(ConfigError, match="privacy over a network"):
         served(clip=0.1, noise=4.0, rounds=1)
     assert not asked

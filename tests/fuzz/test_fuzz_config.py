@@ -22,7 +22,7 @@ import mutations
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl.config import MOST, Config
-from wecfl.runs.folder import read_summary
+from wecfl.folder.readers import read_summary
 
 SMALL: dict[str, Any] = {
     "model": "logistic", "clients": 4, "groups": 2, "clusters": 2, "rounds": 1, "steps": 1,
@@ -158,7 +158,7 @@ def test_a_clock_that_goes_backwards(
             return datetime(2026, 1, 1, tzinfo=tz) - timedelta(hours=next(looks) // 2)
 
     monkeypatch.setattr(sys.modules["wecfl.cli.run"], "datetime", Clock)
-    monkeypatch.setattr("wecfl.runs.folder.datetime", Clock)
+    monkeypatch.setattr("wecfl.folder.writer.datetime", Clock)
     monkeypatch.setattr(time, "time", lambda: 1.7e9 - 3600 * next(looks))
     for _ in range(4):
         assert judge(wecfl("run", *flags(SMALL)))

@@ -15,9 +15,9 @@ from fuzzing import FACTOR, chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl import methods, run
 from wecfl.config import Config
-from wecfl.runs.configured import federation_of, run_config
-from wecfl.runs.definitions import ordered, read_definitions
-from wecfl.runs.queue import Store, perform, queue
+from wecfl.configured import federation_of, run_config
+from wecfl.paper.definitions import ordered, read_definitions
+from wecfl.paper.queue import Store, perform, queue
 
 DAMAGE: dict[str, mutations.Damage] = {
     ".json": mutations.as_json,

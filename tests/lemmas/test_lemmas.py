@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from helpers import BowlEngine
 from wecfl import methods
-from wecfl.base import F64, Method, Plan, State
 from wecfl.bilevel.criteria import F
 from wecfl.bilevel.importance import data_size
-from wecfl.conditions import Conditions
-from wecfl.rounds import (
+from wecfl.core.method import Method
+from wecfl.core.plan import Plan
+from wecfl.core.presence import Conditions
+from wecfl.core.rounds import (
     Setting,
     distribution,
     expectation,
@@ -24,6 +25,7 @@ from wecfl.rounds import (
     maximization,
     opening,
 )
+from wecfl.core.state import F64, State
 
 settings.register_profile("lemmas", deadline=None, max_examples=60)
 settings.load_profile("lemmas")

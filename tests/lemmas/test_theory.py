@@ -10,15 +10,17 @@ import pytest
 
 import wecfl
 from wecfl import Config, Federation, Plan, State, methods, run_config
-from wecfl.base import F32, F64, Engine, Int, Rate
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.rate import theory
+from wecfl.configured import federation_of
+from wecfl.core.engine import Engine
+from wecfl.core.method import Rate
+from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.core.state import F32, F64, Int
 from wecfl.models import make
-from wecfl.report.theory import check_run
-from wecfl.rounds import Setting, iterate, opening
-from wecfl.runs.configured import federation_of
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.record import Record
+from wecfl.theory.judge import check_run
 
 EPS = 1e-5  # rows are float32
 CONVEX: dict[str, Any] = {"model": "logistic", "momentum": 0.0, "batch": 2000, "workers": 1}

@@ -16,15 +16,15 @@ import pytest
 import wecfl
 from wecfl import Federation, methods
 from wecfl.config import Config
+from wecfl.configured import run_config
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.report import page as pages
 from wecfl.report.alluvial import alluvial, telling
 from wecfl.report.page import page, write
 from wecfl.report.room import apart
 from wecfl.report.tables import cells, results
-from wecfl.runs.configured import run_config
-from wecfl.runs.folder import read_metrics, read_summary
-from wecfl.runs.planes import planes
+from wecfl.report.tsne import planes
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 4, "steps": 3, "lr": 0.05, "workers": 1}
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import wecfl
 from wecfl import Federation, Method, Result, State, methods
-from wecfl.base import Correction
 from wecfl.bilevel.objective import empirical
 from wecfl.config import resolve
+from wecfl.core.plan import Correction
 from wecfl.engine.local import LocalEngine
 from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
+from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
 from wecfl.layout import Layout
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
-from wecfl.runs.folder import read_clients, read_metrics, read_states, read_summary
 from wecfl.runs.record import KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}

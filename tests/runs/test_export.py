@@ -14,8 +14,8 @@ from torch import nn
 import wecfl
 from conftest import federation
 from wecfl import Result, methods
+from wecfl.folder.models import export
 from wecfl.models import Vote, build
-from wecfl.runs.export import export
 
 if TYPE_CHECKING:
     from helpers import Wecfl

@@ -13,10 +13,12 @@ import wecfl
 from helpers import same_folders
 from wecfl import Federation, Plan, Result, methods
 from wecfl.config import Config
+from wecfl.configured import config_of, federation_of, run_config
 from wecfl.errors import ConfigError, DataError, RunFolderError
+from wecfl.folder.readers import read_newcomers, read_summary
+from wecfl.folder.reference import read_reference
+from wecfl.folder.writer import RunFolder
 from wecfl.models import build
-from wecfl.runs.configured import config_of, federation_of, run_config
-from wecfl.runs.folder import RunFolder, read_newcomers, read_summary
 from wecfl.runs.newcomers import Reference
 
 if TYPE_CHECKING:
@@ -309,4 +311,4 @@ def test_an_unfinished_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_config(TINY, out=tmp_path / "run", watch=[interrupt])
     with pytest.raises(RunFolderError, match="was not finished"):
-        Reference.read(tmp_path / "run", 3, 640)
+        read_reference(tmp_path / "run", 3, 640)

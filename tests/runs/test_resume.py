@@ -19,10 +19,11 @@ import wecfl
 from helpers import same_folders
 from wecfl import Federation, methods
 from wecfl.config import Config
+from wecfl.configured import config_of, federation_of, run_config
 from wecfl.errors import ConfigError, RunFolderError
-from wecfl.runs import checkpoint, files
-from wecfl.runs.configured import config_of, federation_of, run_config
-from wecfl.runs.folder import RunFolder, read_metrics, read_states, read_summary
+from wecfl.folder import checkpoint, files
+from wecfl.folder.readers import read_metrics, read_states, read_summary
+from wecfl.folder.writer import RunFolder
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -253,7 +254,7 @@ def test_a_disk_that_can_not_be_written(
 @pytest.fixture
 def locked(stopped: Path) -> Iterator[int]:
     """Another process holds the folder."""
-    script = "import sys; from pathlib import Path; from wecfl.runs.lock import Lock\n"
+    script = "import sys; from pathlib import Path; from wecfl.folder.lock import Lock\n"
     script += f"Lock(Path({str(stopped)!r})).take(); print('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -9,13 +9,13 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics.pairwise import cosine_similarity
 
 import wecfl
-from wecfl import Federation, Method, methods
-from wecfl.base import Clusters, Real, View
+from wecfl import Federation, Method, experiment, methods
 from wecfl.bilevel.distance import distances
+from wecfl.core.method import Clusters, View
+from wecfl.core.state import Real
 from wecfl.errors import RunFolderError
-from wecfl.runs import experiment
-from wecfl.runs.folder import read_assignments, read_classes
-from wecfl.runs.trace import cosines, read_trace, traced_rounds
+from wecfl.folder.readers import read_assignments, read_classes
+from wecfl.folder.trace import cosines, read_trace, traced_rounds
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 2, "steps": 3, "lr": 0.05, "workers": 1}
 

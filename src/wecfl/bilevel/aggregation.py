@@ -19,8 +19,9 @@ from math import floor
 
 import numpy as np
 
-from wecfl.base import F32, F64, Aggregation, Importance, Int, State
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.method import Aggregation, Importance
+from wecfl.core.state import F32, F64, Int, State
 from wecfl.errors import ConfigError, unknown
 
 __all__ = [

@@ -17,10 +17,11 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, ward
 from scipy.spatial.distance import squareform
 
-from wecfl.base import F64, Clusters, Distance, Int, View
 from wecfl.bilevel.clustering import Crowd, KMeans, isometric
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.method import Clusters, Distance, View
+from wecfl.core.state import F64, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["CLEAR", "Auto", "Criterion", "Curve"]

@@ -11,9 +11,10 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
 
-from wecfl.base import F64, Clustering, Clusters, Distance, Int, Real, View
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.method import Clustering, Clusters, Distance, View
+from wecfl.core.state import F64, Int, Real
 from wecfl.errors import ConfigError
 
 __all__ = ["AtLeast", "Crowd", "KMeans", "Nearest", "isometric"]

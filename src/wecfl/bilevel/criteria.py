@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.base import F64, Engine, Int, Method, Real, State
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.state import F64, Int, Real, State
 
 __all__ = [
     "Convergence",

@@ -14,9 +14,10 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from wecfl.base import F64, Bool, Clusters, Distance, Int, View
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.method import Clusters, Distance, View
+from wecfl.core.state import F64, Bool, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.base import F64, Int
+from wecfl.core.state import F64, Int
 
 __all__ = ["Batches", "data_size", "uniform"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wecfl.base import Correction, State
+from wecfl.core.plan import Correction
+from wecfl.core.state import State
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 

@@ -1,12 +1,15 @@
-"""Learning rates that follow the run (`wecfl.base.Rate`)."""
+"""Learning rates that follow the run (`wecfl.core.method.Rate`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from wecfl.base import F32, F64, Engine, Method, Plan, State
 from wecfl.bilevel.criteria import gradient_bound, lr_bound_1, secants
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.plan import Plan
+from wecfl.core.state import F32, F64, State
 from wecfl.errors import ConfigError
 
 __all__ = ["check_theory", "theory"]

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.base import F32, F64, Bool, Distance, Engine, Real, State
+from wecfl.core.engine import Engine
+from wecfl.core.method import Distance
+from wecfl.core.state import F32, F64, Bool, Real, State
 from wecfl.layout import Layout
 
 __all__ = ["Columns", "Losses", "last_layer"]

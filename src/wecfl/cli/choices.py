@@ -8,9 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wecfl.config import PARTITIONING, PRESETS, Config, resolve
+from wecfl.configured import holds_clients
 from wecfl.errors import ConfigError
 from wecfl.report.charts import format_of
-from wecfl.runs.configured import holds_clients
 
 __all__ = ["DataDirFlag", "Flags", "PresetFlag", "check_figure", "check_place", "choices"]
 

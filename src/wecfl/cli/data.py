@@ -14,12 +14,12 @@ from rich.table import Table
 from wecfl.cli import terminal
 from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
 from wecfl.config import PAPER_PARTITIONS, Config, resolve
+from wecfl.configured import federation_of, holds_clients
 from wecfl.data import datasets
 from wecfl.data.split import counts
 from wecfl.errors import ConfigError
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.words import client_words, partition_words
-from wecfl.runs.configured import federation_of, holds_clients
 
 __all__ = ["data", "partition"]
 

@@ -24,8 +24,8 @@ from rich.table import Table
 from wecfl.cli import terminal
 from wecfl.deploy.new import command_words, new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
+from wecfl.folder.readers import read_config, read_metrics
 from wecfl.report.words import round_words
-from wecfl.runs.folder import read_config, read_metrics
 
 if TYPE_CHECKING:
     from wecfl.deploy.local import Deployment

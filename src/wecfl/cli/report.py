@@ -14,11 +14,12 @@ from cyclopts import Parameter
 from wecfl.cli import terminal
 from wecfl.cli.choices import check_figure, check_place
 from wecfl.errors import ConfigError
+from wecfl.folder.readers import read_summary
 from wecfl.report.figures import overview
 from wecfl.report.page import page, write
 from wecfl.report.tables import results, rich_table
-from wecfl.report.theory import check_run, rich_check, rich_rounds
-from wecfl.runs.folder import read_summary
+from wecfl.theory.judge import check_run
+from wecfl.theory.tell import rich_check, rich_rounds
 
 __all__ = ["check", "compare", "report"]
 

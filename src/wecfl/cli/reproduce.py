@@ -21,16 +21,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from wecfl.base import State
 from wecfl.cli import terminal
 from wecfl.cli.choices import DataDirFlag
 from wecfl.config import PARTITIONING, Config
+from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
-from wecfl.report import paper
-from wecfl.report.charts import FORMATS
-from wecfl.report.paper_figures import draw
-from wecfl.runs.definitions import (
+from wecfl.paper import tables as paper
+from wecfl.paper.definitions import (
     SHIPPED,
     Cell,
     Definition,
@@ -39,8 +37,10 @@ from wecfl.runs.definitions import (
     read_definitions,
     select,
 )
+from wecfl.paper.figures import draw
+from wecfl.paper.queue import Store, chosen, estimator, queue, work
+from wecfl.report.charts import FORMATS
 from wecfl.runs.observe import OnRound
-from wecfl.runs.queue import Store, chosen, estimator, queue, work
 from wecfl.runs.record import Record
 
 __all__ = ["reproduce"]

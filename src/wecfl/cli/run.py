@@ -13,16 +13,17 @@ from cyclopts import Parameter
 from wecfl.cli import terminal
 from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
 from wecfl.config import Config, resolve
+from wecfl.configured import check, config_of, holds_clients, method_of, run_config
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
+from wecfl.folder.readers import go_on, read_refused, read_summary
+from wecfl.folder.writer import check_free
 from wecfl.report.figures import overview
 from wecfl.report.tables import results, rich_table
+from wecfl.report.track import TRACKERS, tracker
 from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.configured import check, config_of, holds_clients, method_of, run_config
-from wecfl.runs.folder import check_free, go_on, read_refused, read_summary
 from wecfl.runs.newcomers import parted
 from wecfl.runs.observe import Watcher
-from wecfl.track import TRACKERS, tracker
 
 __all__ = ["resume", "run"]
 

@@ -23,13 +23,13 @@ from rich.progress import (
     track,
 )
 
-from wecfl.base import Clients, State
 from wecfl.config import Config
+from wecfl.configured import federation_of, holds_clients, load_pool
+from wecfl.core.state import Clients, State
 from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.report.charts import AnyChart, save
-from wecfl.runs.configured import federation_of, holds_clients, load_pool
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

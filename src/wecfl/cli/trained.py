@@ -9,11 +9,12 @@ from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.cli.choices import check_place
+from wecfl.configured import reception_of
 from wecfl.data.arrays import read_npz
 from wecfl.errors import ConfigError
+from wecfl.folder.models import Format
+from wecfl.folder.models import export as write_model
 from wecfl.report.newcomers import rich_newcomers
-from wecfl.runs.export import Format, reception_of
-from wecfl.runs.export import export as write_model
 from wecfl.runs.newcomers import By, table
 
 __all__ = ["assign", "export"]

@@ -39,8 +39,8 @@ from wecfl.deploy.new import command_words
 from wecfl.deploy.processes import Service
 from wecfl.deploy.proxy import nginx, nginx_config
 from wecfl.errors import ConfigError, DeployError, unknown
-from wecfl.runs.files import replace_file
-from wecfl.runs.lock import Lock
+from wecfl.folder.files import replace_file
+from wecfl.folder.lock import Lock
 
 __all__ = ["CONNECTION", "Deployment", "Node", "Tell"]
 

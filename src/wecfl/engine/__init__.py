@@ -1,4 +1,4 @@
-"""Engines: what runs the clients. One protocol (`wecfl.base.Engine`), the same numbers.
+"""Engines: what runs the clients. One protocol (`wecfl.core.engine.Engine`), the same numbers.
 
 `make_engine` picks one: the native engine where it knows every layer of the model, else torch.
 """

@@ -14,7 +14,8 @@ import numpy as np
 from torch import nn
 
 from wecfl import rng
-from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, F64, Int, Split, State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models.rows import layout_of, reinitialized, row_of
@@ -103,7 +104,7 @@ class BaseEngine(ABC):
         seed: int,
         active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q local steps of each active client: new models and memory (`wecfl.base.Engine`)."""
+        """Q local steps of each active client: models and memory (`wecfl.core.engine.Engine`)."""
 
     @abstractmethod
     def losses(
@@ -115,29 +116,29 @@ class BaseEngine(ABC):
         round: int = 0,
         active: Sequence[int] | None = None,
     ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
 
     @abstractmethod
     def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
 
     @abstractmethod
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
 
     @abstractmethod
     def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
+        """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
     def notes(self) -> dict[str, Any]:
-        """Nothing: all clients are here (`wecfl.base.Engine`)."""
+        """Nothing: all clients are here (`wecfl.core.engine.Engine`)."""
         return {}
 
     @abstractmethod
@@ -212,25 +213,25 @@ class LocalEngine(BaseEngine):
         round: int = 0,
         active: Sequence[int] | None = None,
     ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
         samples, clients = self._drawn(batches, seed, round), self._active(active)
         same = np.zeros(len(clients), np.int64)
         each = [self._loss(model[None], same, samples, clients) for model in models]
         return np.stack(each, axis=1)
 
     def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
         everyone = self._active(None)
         return self._loss(models, everyone, Samples(split), everyone)
 
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
         return self._gradients(models, self._drawn(batches, seed, round))
 
     def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
         federation, classes = self._federation, self._federation.classes
         own = np.arange(len(self.sizes))
         votes = [

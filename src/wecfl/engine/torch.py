@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wecfl import rng
-from wecfl.base import F32, Correction, Int, Plan, State
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
 from wecfl.errors import EngineError, ModelError
@@ -45,7 +46,7 @@ __all__ = ["TorchEngine"]
 
 @final
 class TorchEngine(LocalEngine):
-    """Runs the clients of a federation with torch on the CPU (implements `wecfl.base.Engine`).
+    """Runs the clients of a federation with torch on the CPU (a `wecfl.core.engine.Engine`).
 
     Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
 
@@ -106,7 +107,7 @@ class TorchEngine(LocalEngine):
         seed: int,
         active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
+        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
         board, correction = self._board, self._prepared(correction)
         board.models[:] = state.models
         with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below

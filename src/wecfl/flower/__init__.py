@@ -1,4 +1,4 @@
-"""The same methods over a network: Flower carries messages, `wecfl.rounds` stays the only loop.
+"""The same methods over a network: Flower carries messages, `core.rounds` stays the only loop.
 
 A user's app is two lines beside the data and the model (`wecfl deploy new DIR` writes it)::
 

@@ -15,7 +15,9 @@ from numpy.typing import ArrayLike
 from platformdirs import user_state_path
 from torch import nn
 
-from wecfl.base import F32, Correction, Int, Plan, State
+from wecfl.channel.privacy import NO_NETWORK
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine import BaseEngine, make_engine
 from wecfl.errors import ConfigError, DataError
@@ -23,7 +25,6 @@ from wecfl.flower.store import Store
 from wecfl.flower.wire import fingerprint, reply
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
-from wecfl.privacy import NO_NETWORK
 
 __all__ = ["LoadData", "MakeModel", "client_app"]
 

@@ -13,7 +13,9 @@ from flwr.app import Array, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
-from wecfl.base import F32, F64, Correction, Int, Plan, Reply, Split, State, Update
+from wecfl.core.engine import Update
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, F64, Int, Reply, Split, State
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.roster import Place, Roster
 from wecfl.flower.wire import Refused, Shapes, fingerprint, read_arrays, read_config, request
@@ -36,7 +38,7 @@ SHORTEST = 5.0
 
 
 class FlowerEngine:
-    """Runs the clients of a roster over a Flower grid (implements `wecfl.base.Engine`).
+    """Runs the clients of a roster over a Flower grid (implements `wecfl.core.engine.Engine`).
 
     A round ends when everyone online has answered; or, once a `quorum` of them gave a valid answer,
     after as long again as that took; or after `timeout` seconds. Training that has no quorum then
@@ -141,7 +143,7 @@ class FlowerEngine:
         seed: int,
         active: Sequence[int] | None = None,
     ) -> Update:
-        """Q local steps of each client that is online (`wecfl.base.Engine`)."""
+        """Q local steps of each client that is online (`wecfl.core.engine.Engine`)."""
         m, packed, columns = len(state.labels), _Packed(), self._columns
         lr = np.broadcast_to(plan.lr, m)
         done = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
@@ -182,7 +184,7 @@ class FlowerEngine:
         round: int = 0,
         active: Sequence[int] | None = None,
     ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
         whom, unknown = self._whom(active), np.full(len(models), np.nan)
         found = self._query(
             "query.losses", dict.fromkeys(whom, models),
@@ -191,7 +193,7 @@ class FlowerEngine:
         return np.array([found[i]["losses"] if i in found else unknown for i in whom], np.float64)
 
     def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`); NaN where there is no answer."""
+        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`); NaN where there is no answer."""
         found = self._query(
             "query.risk", {i: models[i : i + 1] for i in self._whom(None)},
             {"losses": ("float64", (1,))}, {"split": split},
@@ -203,7 +205,7 @@ class FlowerEngine:
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`); zeros where there is no answer."""
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`); zeros without an answer."""
         width = self.layout.trainable
         found = self._query(
             "query.gradients", {i: models[i : i + 1] for i in self._whom(None)},
@@ -215,7 +217,7 @@ class FlowerEngine:
         return gradients
 
     def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction (`wecfl.base.Engine`)."""
+        """(m, C, C), truth by prediction (`wecfl.core.engine.Engine`)."""
         stack, classes = models.reshape(-1, *models.shape[-2:]), self._roster.classes
         if len(stack) > 1 and len(self._columns) < self.layout.width:
             raise ConfigError("over a network, a soft vote can't keep columns private")
@@ -232,7 +234,7 @@ class FlowerEngine:
         return tables
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.base.Engine`)."""
+        """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 

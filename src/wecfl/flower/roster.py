@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.base import Clients, Int, State
+from wecfl.core.state import Clients, Int, State
 from wecfl.errors import ConfigError
 from wecfl.flower.wire import Refused
-from wecfl.runs.files import replace_file
+from wecfl.folder.files import replace_file
+from wecfl.folder.schema import Enrolled, read_json
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
-from wecfl.runs.schema import Enrolled, read_json
 
 __all__ = ["FILE", "Place", "Roster"]
 
@@ -45,7 +45,7 @@ class Place:
 
 
 class Roster:
-    """m places for clients that join by name (a `wecfl.base.Clients`).
+    """m places for clients that join by name (a `wecfl.core.state.Clients`).
 
     A place that nobody has taken yet is a client never heard of: it counts in nothing. With
     `pinned`, a name belongs to the node that joined with it; else to whoever uses it last, which

@@ -13,17 +13,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.base import Clients, State
+from wecfl.channel.privacy import NO_NETWORK
 from wecfl.config import Config, one_line, resolve
+from wecfl.configured import method_of
+from wecfl.core.state import Clients, State
 from wecfl.errors import ConfigError, unknown
+from wecfl.experiment import run
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
 from wecfl.flower.roster import FILE, Keeper, Roster
 from wecfl.models import make
-from wecfl.privacy import NO_NETWORK
 from wecfl.report.words import round_words
-from wecfl.runs.configured import method_of
-from wecfl.runs.experiment import run
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

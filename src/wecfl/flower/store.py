@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from wecfl.base import F32
+from wecfl.core.state import F32
 from wecfl.errors import RunFolderError
-from wecfl.runs.files import replace_tensors
-from wecfl.runs.schema import read_tensors
+from wecfl.folder.files import replace_tensors
+from wecfl.folder.schema import read_tensors
 
 __all__ = ["Store"]
 

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from wecfl.base import Reply
+from wecfl.core.state import Reply
 from wecfl.layout import Layout
 
 __all__ = ["Refused", "Shapes", "fingerprint", "read_arrays", "read_config", "reply", "request"]

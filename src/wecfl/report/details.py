@@ -13,14 +13,9 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from wecfl.base import F64, Int
+from wecfl.core.state import F64, Int
 from wecfl.errors import RunFolderError
-from wecfl.report.alluvial import Alluvial, alluvial, telling
-from wecfl.report.interactive import Spec, plane
-from wecfl.report.measured import Chart, choice, objectives
-from wecfl.report.newcomers import cells
-from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.folder import (
+from wecfl.folder.readers import (
     measurements,
     read_assignments,
     read_classes,
@@ -31,9 +26,14 @@ from wecfl.runs.folder import (
     read_refused,
     read_summary,
 )
-from wecfl.runs.planes import LEAST, planes
+from wecfl.folder.trace import cosines, read_trace, traced_rounds
+from wecfl.report.alluvial import Alluvial, alluvial, telling
+from wecfl.report.interactive import Spec, plane
+from wecfl.report.measured import Chart, choice, objectives
+from wecfl.report.newcomers import cells
+from wecfl.report.tsne import LEAST, planes
+from wecfl.report.words import client_words, partition_words, remarks
 from wecfl.runs.record import Record
-from wecfl.runs.trace import cosines, read_trace, traced_rounds
 
 __all__ = ["Details", "Track", "details"]
 

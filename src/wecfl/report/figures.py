@@ -9,9 +9,9 @@ import altair as alt
 import pandas as pd
 
 from wecfl.errors import RunFolderError
+from wecfl.folder.readers import read_clients, read_metrics
 from wecfl.report.charts import AnyChart, styled
 from wecfl.report.tables import experiments
-from wecfl.runs.folder import read_clients, read_metrics
 
 __all__ = ["COLORS", "named_runs", "overview", "panel_of_curves"]
 

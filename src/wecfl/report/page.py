@@ -12,12 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.report.details import Track, details
 from wecfl.report.figures import named_runs
 from wecfl.report.interactive import COLORS, lines, stroke
 from wecfl.report.measured import Chart
 from wecfl.report.tables import cells, results
-from wecfl.runs.folder import read_metrics, read_summary
 
 __all__ = ["page", "write"]
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.config import INCIDENTAL
-from wecfl.runs.folder import read_summary
+from wecfl.folder.readers import read_summary
 
 __all__ = ["cells", "experiments", "results", "rich_table", "score"]
 

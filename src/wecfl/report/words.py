@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.base import Int
 from wecfl.bilevel.auto import CLEAR
+from wecfl.core.state import Int
 
 OFTEN = 0.1
 """Of the rounds: a client refused in more of them is named."""

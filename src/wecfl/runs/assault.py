@@ -8,8 +8,9 @@ from typing import Self
 import numpy as np
 
 from wecfl import metrics
-from wecfl.attacks import Backdoor, DataAttack, ModelAttack, choose, named
-from wecfl.base import F32, Bool, Engine, Int
+from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose, named
+from wecfl.core.engine import Engine
+from wecfl.core.state import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 

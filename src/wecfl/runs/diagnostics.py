@@ -9,10 +9,10 @@ from typing import Any, final
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, F64, Real, State
 from wecfl.bilevel import criteria
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.rounds import Setting, rates
+from wecfl.core.rounds import Setting, rates
+from wecfl.core.state import F32, F64, Real, State
 
 __all__ = ["DRAWS", "Diagnostics"]
 

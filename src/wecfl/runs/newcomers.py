@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,24 +24,24 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from wecfl import metrics
-from wecfl.attacks import choose
-from wecfl.base import F32, F64, Clients, Engine, Int, Method, Plan, Rate, State
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.representation import Columns, last_layer
-from wecfl.conditions import Conditions
+from wecfl.channel.attacks import choose
+from wecfl.channel.privacy import Privacy
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method, Rate
+from wecfl.core.plan import Plan
+from wecfl.core.presence import Conditions
+from wecfl.core.rounds import Setting, local_update, rates
+from wecfl.core.state import F32, F64, Clients, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import ConfigError, DataError, DivergedError, RunFolderError
+from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
 from wecfl.models import Model, Module, Vote, auto, build, fill
-from wecfl.privacy import Privacy
-from wecfl.rounds import Setting, local_update, rates
-from wecfl.runs.files import replace_tensors
-from wecfl.runs.schema import read_tensors, reading
 
 __all__ = [
     "NO_BUDGET",
-    "REFERENCE",
     "Assignment",
     "Blueprint",
     "By",
@@ -65,8 +64,6 @@ NO_BUDGET = (
     "participation below 1 or several starts, that is one more than the privacy budget counts"
 )
 """Why some private runs can't receive newcomers."""
-REFERENCE = "reference.safetensors"
-"""In a run folder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,35 +208,6 @@ class Reference:
             np.sort(losses[np.isfinite(losses)]),
             lr,
         )
-
-    def write(self, folder: Path) -> None:
-        """To the run folder."""
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "clusters": self.clusters, "centers": self.centers, "distances": self.distances,
-            "losses": self.losses, "lr": np.array([self.lr]),
-        }  # fmt: skip
-        replace_tensors(folder / REFERENCE, arrays)
-
-    @classmethod
-    def read(cls, folder: Path, most: int, width: int) -> Reference:
-        """From a run folder, of at most so many clusters and of models that wide."""
-        file = folder / REFERENCE
-        if not file.exists():
-            raise RunFolderError(
-                f"{folder} has no {REFERENCE}, which newcomers are compared with: the run was not "
-                "finished, made by an earlier version, or had no privacy budget for it"
-            )
-        found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
-        with reading(file):
-            clusters, centers = found["clusters"], found["centers"]
-            if not 1 <= len(clusters) == len(centers) or centers.shape[1] != width:
-                raise ValueError(f"clusters and centers of {width} columns do not belong together")
-            if len(set(clusters)) < len(clusters) or not set(clusters) <= set(range(most)):
-                raise ValueError(f"its clusters {clusters} are not those of models.safetensors")
-            if len(found["lr"]) != 1 or found["lr"][0] < 0:
-                raise ValueError(f"lr {found['lr']} is no learning rate")
-        distances, losses = (np.sort(found[name]) for name in ("distances", "losses"))
-        return cls(clusters, centers, distances, losses, float(found["lr"][0]))
 
     def limit(self, by: By) -> float | None:
         """The least value that all but a share `ALARMS` of the members stay below.

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.base import F64, Engine, Int, Int8, Method, Real, Reply, State
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.representation import Columns
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.state import F64, Int, Int8, Real, Reply, State
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 
@@ -55,8 +57,8 @@ CONDITION_KEYS = {
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
 """The further keys of a record where something is between clients and server; `clients` then also
-holds `reply`, what came of each local update (`wecfl.base.Reply`). Under attack, the scores are the
-honest clients'."""
+holds `reply`, what came of each local update (`wecfl.core.state.Reply`). Under attack, the
+scores are the honest clients'."""
 
 CLUSTERING_KEYS = {
     "notes": "what the clustering wrote down: why there are so many clusters",

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from wecfl.base import F32, Clients, Int, Method, Reply, State
+from wecfl.channel.privacy import Privacy
+from wecfl.core.method import Method
+from wecfl.core.state import F32, Clients, Int, Reply, State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
-from wecfl.privacy import Privacy
 from wecfl.runs.newcomers import (
     NO_BUDGET,
     Assignment,
@@ -113,7 +114,7 @@ class Result:
                 `losses`, by how well each cluster's model does on its data, without training.
 
         >>> from wecfl import Config, run_config
-        >>> from wecfl.runs.configured import federation_of
+        >>> from wecfl.configured import federation_of
         >>> config = Config(clients=12, groups=2, clusters=2, rounds=4, objectives=False)
         >>> result, fed = run_config(config), federation_of(config)
         >>> mine = fed.train[5]                                   # as if it were a newcomer's

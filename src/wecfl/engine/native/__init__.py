@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from wecfl import memory, rng
-from wecfl.base import F32, Correction, Int, Plan, State
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
 from wecfl.engine.native.chain import Unsupported, chain
@@ -44,7 +45,7 @@ def instruction_sets() -> list[str]:
 
 @final
 class NativeEngine(LocalEngine):
-    """Runs the clients of a federation with the library's own kernels (`wecfl.base.Engine`).
+    """Runs the clients of a federation with the library's own kernels (`wecfl.core.engine.Engine`).
 
     Arguments as of `LocalEngine`; `workers` are threads, and the same bits come out for any number
     of them. `isa` chooses an instruction set (default: the best of this machine). Raises
@@ -93,7 +94,7 @@ class NativeEngine(LocalEngine):
         seed: int,
         active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
+        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
         correction, clients = self._prepared(correction), self._active(active)
         fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
         keys = [int(fed.keys[client]) for client in clients]

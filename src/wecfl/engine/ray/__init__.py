@@ -24,7 +24,8 @@ import numpy as np
 from torch import nn
 
 from wecfl import memory
-from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, F64, Int, Split, State
 from wecfl.data.federation import Federation
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.actor import Actor
@@ -45,7 +46,7 @@ PATIENCE = 5.0
 
 @final
 class RayEngine(BaseEngine):
-    """Runs the clients of a federation on Ray (implements `wecfl.base.Engine`).
+    """Runs the clients of a federation on Ray (implements `wecfl.core.engine.Engine`).
 
     Arguments as of `BaseEngine`; `workers` are actors, by default one per core of the cluster.
     `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
@@ -103,7 +104,7 @@ class RayEngine(BaseEngine):
         seed: int,
         active: Sequence[int] | None = None,
     ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.base.Engine`)."""
+        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
         clients, done, exact = self._active(active), self._done(plan), self._prepared(correction)
         kept = plan.keep_momentum and plan.momentum > 0
         before = state.memory.get("momentum") if kept else None
@@ -138,7 +139,7 @@ class RayEngine(BaseEngine):
         round: int = 0,
         active: Sequence[int] | None = None,
     ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.base.Engine`)."""
+        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
         clients, found = self._active(active), np.empty((len(self.sizes), len(models)))
         order = {"batches": batches, "seed": seed, "round": round}
         for at, losses in self._each("losses", clients, {}, order, common=models):
@@ -146,7 +147,7 @@ class RayEngine(BaseEngine):
         return found[clients]
 
     def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
         found = np.empty(len(self.sizes))
         order = {"split": split}
         for at, losses in self._each("risk", self._active(None), {"models": models}, order):
@@ -156,7 +157,7 @@ class RayEngine(BaseEngine):
     def gradients(
         self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
     ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.base.Engine`)."""
+        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
         found = memory.empty((len(self.sizes), self.layout.trainable))
         order = {"batches": batches, "seed": seed, "round": round}
         for at, slopes in self._each("gradients", self._active(None), {"models": models}, order):
@@ -164,7 +165,7 @@ class RayEngine(BaseEngine):
         return found
 
     def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.base.Engine`)."""
+        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
         classes, everyone = self._federation.classes, self._active(None)
         found = np.empty((len(everyone), classes, classes), np.int64)
         for at, cells in self._each("confusion", everyone, {"models": models}, {"split": split}):

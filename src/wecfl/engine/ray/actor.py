@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from wecfl.base import F32, Correction, Int, State
+from wecfl.core.plan import Correction
+from wecfl.core.state import F32, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import EngineError

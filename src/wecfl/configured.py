@@ -7,7 +7,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from wecfl.base import Aggregation, Clustering, Method, Plan
+import numpy as np
+
 from wecfl.bilevel.aggregation import robust
 from wecfl.bilevel.auto import Auto
 from wecfl.bilevel.clustering import KMeans
@@ -15,20 +16,25 @@ from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.rate import check_theory
 from wecfl.bilevel.representation import Columns, Losses
+from wecfl.channel.privacy import Privacy, check_private
 from wecfl.config import PARTITIONING, Config, resolve
+from wecfl.core.method import Aggregation, Clustering, Method
+from wecfl.core.plan import Plan
+from wecfl.core.rounds import Observer, check_clusters
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.engine import local
 from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
+from wecfl.experiment import run
+from wecfl.folder.models import Models
+from wecfl.folder.readers import read_config
+from wecfl.folder.reference import read_reference
 from wecfl.methods import named
 from wecfl.models import layout_of, make
-from wecfl.privacy import check_private
-from wecfl.rounds import Observer, check_clusters
-from wecfl.runs.experiment import run
-from wecfl.runs.folder import read_config
-from wecfl.runs.newcomers import parted
+from wecfl.runs.newcomers import Reception, Visit, columns, parted
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.result import Result
 
@@ -39,6 +45,7 @@ __all__ = [
     "holds_clients",
     "load_pool",
     "method_of",
+    "reception_of",
     "run_config",
 ]
 
@@ -197,3 +204,29 @@ def _written(config: Config) -> dict[str, Any]:
     """`config.toml` holds the choices that applied, so that it repeats the run."""
     idle = PARTITIONING if holds_clients(config) else ()
     return {key: value for key, value in config.toml().items() if key not in idle}
+
+
+def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, Config]:
+    """All it takes to receive newcomers, and the configuration, from the run folder alone."""
+    if "components" in read_config(folder):
+        raise ConfigError(
+            f"{folder} was made from Python values, which config.toml can't hold: "
+            "assign newcomers in Python, by result.assign(x, y)"
+        )
+    models, config = Models.read(folder), config_of(folder)
+    kind, module = models.build(config.seed)
+    layout, method = layout_of(module), method_of(config)
+    rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
+    centers = np.array(rows, np.float32)
+    width = np.arange(layout.width)[layout.columns(columns(method, layout).which)].size
+    reference = read_reference(folder, centers.shape[1], width)
+    plan = Plan(
+        config.steps, config.batch, reference.lr, config.momentum, config.keep_momentum,
+        config.weight_decay,
+    )  # fmt: skip
+    options = {"workers": workers, "batchnorm": config.batchnorm, "batch": config.batch}
+    visit = Visit(
+        method, kind, module, plan, config.seed, local(config.engine), options,
+        privacy=None if config.clip is None else Privacy(config.clip, config.noise or 0.0),
+    )  # fmt: skip
+    return Reception(visit, reference, centers), config

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from sklearn.metrics.pairwise import cosine_similarity
 
-from wecfl.base import F64, Int, Real, State
 from wecfl.bilevel.distance import distances
 from wecfl.config import Config
+from wecfl.core.state import F64, Int, Real, State
 from wecfl.data.federation import Federation
 from wecfl.models import layout_of, make
-from wecfl.runs.planes import planes
+from wecfl.report.tsne import planes
 from wecfl.runs.record import Record
 
 __all__ = ["Pictures"]

@@ -1,4 +1,4 @@
-"""What a table or figure of the paper is made of: `experiments/*.toml` as an ordered list of runs.
+"""What a table or figure of the paper is made of: `paper/*.toml` as an ordered list of runs.
 
 A definition holds sets. A key of a set is a choice of `wecfl.config.Config`; a list stands for each
 of its values, and a set for all their combinations. `[base]` holds what the sets share. Besides::
@@ -11,7 +11,7 @@ of its values, and a set for all their combinations. `[base]` holds what the set
     trace      keep what pictures need: F, R, B, t-SNE of the first rounds, cosines of the last
 
 A definition itself says its `title`; `paper`, `table` and `figure`, how it is shown
-(`wecfl.report.paper`, `wecfl.report.paper_figures`); and, of many short runs, `together`: their
+(`wecfl.paper.tables`, `wecfl.paper.figures`); and, of many short runs, `together`: their
 results are lines of one file, not files of their own.
 """
 
@@ -30,12 +30,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import INCIDENTAL, Config, one_line, resolve
+from wecfl.configured import method_of
 from wecfl.errors import ConfigError, unknown
-from wecfl.runs.configured import method_of
 
 __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions", "select"]
 
-SHIPPED = Path(__file__).parents[1] / "experiments"
+SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
 Layout = Literal["robustness", "newcomers", "found"]
@@ -175,9 +175,9 @@ class Definition:
     paper: str | None
     """The table of the paper beside which it is shown."""
     table: Layout | None
-    """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.report.paper`)."""
+    """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.paper.tables`)."""
     figure: str | None
-    """How it is drawn (`wecfl.report.paper_figures`); without `table` it is no table."""
+    """How it is drawn (`wecfl.paper.figures`); without `table` it is no table."""
     sets: tuple[tuple[int, int, tuple[Cell, ...]], ...]
     """(priority, seeds, cells)."""
 

@@ -43,22 +43,11 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import (
-    F32,
-    F64,
-    Bool,
-    Correction,
-    Engine,
-    Int,
-    Method,
-    Plan,
-    Rate,
-    Reply,
-    State,
-    View,
-)
-from wecfl.bilevel.criteria import gaps
-from wecfl.conditions import Conditions
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method, Rate, View
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.presence import Conditions
+from wecfl.core.state import F32, F64, Bool, Int, Reply, State
 from wecfl.errors import ConfigError, EngineError
 
 __all__ = [
@@ -98,7 +87,7 @@ def expectation(state: State, setting: Setting) -> State:
     placed them; a cluster that only they are in keeps its center. Who is heard for the first time
     joins the nearest cluster: it did not start where the others did, so it can't tell them apart.
 
-    K may grow (`wecfl.base.Clustering`): a new cluster has the model its clients come from.
+    K may grow (`wecfl.core.method.Clustering`): a new cluster has the model its clients come from.
     """
     method, engine = setting.method, setting.engine
     known, told = _known(state, setting)
@@ -179,7 +168,7 @@ def distribution(state: State, setting: Setting) -> State:
         sent = sent.replace(trained=models)
     if setting.rate is None:
         return sent
-    gap = gaps(state, setting.method, engine)
+    gap = np.sqrt(setting.method.representation.own(state, engine, setting.method.distance))
     lr = setting.rate(gap, sent, engine, setting.plan, setting.seed)
     return sent.replace(memory={**state.memory, "lr": lr})
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from wecfl import rng
-from wecfl.base import F32, Bool, Int, Method
+from wecfl.core.method import Method
+from wecfl.core.state import F32, Bool, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 

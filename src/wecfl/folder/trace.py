@@ -20,11 +20,13 @@ import numpy as np
 from safetensors.numpy import save_file
 from scipy.spatial.distance import squareform
 
-from wecfl.base import F32, F64, Engine, Method, Real, State
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.representation import last_layer
 from wecfl.bilevel.threads import one_thread
-from wecfl.runs.schema import read_tensors, reading
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.state import F32, F64, Real, State
+from wecfl.folder.schema import read_tensors, reading
 
 __all__ = ["MOST", "Trace", "cosines", "read_trace", "traced_rounds"]
 

@@ -26,9 +26,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from wecfl.base import State
+from wecfl.core.state import State
 from wecfl.errors import RunFolderError
-from wecfl.runs.files import TEMPORARY, replace_file, replace_tensors
+from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors
 
 __all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "tidy", "write"]
 

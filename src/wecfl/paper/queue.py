@@ -31,26 +31,26 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.base import F32, State
 from wecfl.config import INCIDENTAL, Config
+from wecfl.configured import method_of, run_config
+from wecfl.core.state import F32, State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import DivergedError, EngineError
+from wecfl.folder.files import replace_file, replace_tensors
+from wecfl.folder.schema import Outcome, read_json, read_json_lines, read_tensors
+from wecfl.folder.writer import PACKAGES
 from wecfl.models import make
+from wecfl.paper.definitions import Cell, Run
+from wecfl.paper.pictures import Pictures
 from wecfl.runs.assault import Assault
-from wecfl.runs.configured import method_of, run_config
-from wecfl.runs.definitions import Cell, Run
-from wecfl.runs.files import replace_file, replace_tensors
-from wecfl.runs.folder import PACKAGES
 from wecfl.runs.observe import OnRound
-from wecfl.runs.pictures import Pictures
 from wecfl.runs.record import Record, Recorder, last_attack, last_rounds
-from wecfl.runs.schema import Outcome, read_json, read_json_lines, read_tensors
 
 __all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
-"""A finished run, as in its JSON file (`wecfl.runs.schema.Outcome`)."""
+"""A finished run, as in its JSON file (`wecfl.folder.schema.Outcome`)."""
 
 Key = tuple[str, int, int, bool]
 """What tells a run from all others: hash, seed, member, whether it has a trace."""
@@ -401,7 +401,7 @@ def _commit() -> str | None:
         return told.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "runs/queue.py")  # else another project's repository
+        git("ls-files", "--error-unmatch", "paper/queue.py")  # else another project's repository
         changed = git("status", "--porcelain", "--", ".", ":/native")
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

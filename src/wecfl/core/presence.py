@@ -7,16 +7,76 @@ gets to, and what reaches the server. Every draw is keyed by (seed, purpose, rou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from wecfl import rng
-from wecfl.attacks import ModelAttack, Replies
-from wecfl.base import F32, F64, Bool, Int, Int8, Plan, Reply, State
+from wecfl import memory, rng
+from wecfl.core.plan import Plan
+from wecfl.core.state import F32, F64, Bool, Int, Int8, Real, Reply, State
 from wecfl.errors import ConfigError, DivergedError
-from wecfl.privacy import Privacy
 
-__all__ = ["Conditions"]
+__all__ = ["Conditions", "Forging", "Protection", "Updates"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Updates:
+    """One round of training: what clients received and what they would honestly send back.
+
+    >>> updates = Updates(start=np.zeros((2, 3), "f4"), trained=np.ones((2, 3), "f4"),
+    ...                   attackers=np.array([False, True]), labels=np.array([0, 0]),
+    ...                   keys=np.array([0, 1]), trainable=2, seed=0, round=0)
+    >>> updates.updates.tolist()
+    [[1.0, 1.0]]
+    >>> updates.sent(np.array([[5, 6]])).tolist()
+    [[1.0, 1.0, 1.0], [5.0, 6.0, 1.0]]
+    """
+
+    start: F32
+    """(m, P), the models clients received."""
+    trained: F32
+    """(m, P), what became of them."""
+    attackers: Bool
+    """(m,)."""
+    labels: Int
+    """(m,), the clusters whose models clients received."""
+    keys: Int
+    """(m,), who clients are, for keyed randomness."""
+    trainable: int
+    """How many leading columns are parameters, as in `Layout`."""
+    seed: int
+    round: int
+
+    @property
+    def updates(self) -> F32:
+        """(a, trainable), the honest updates of the a attackers."""
+        columns = slice(self.trainable)
+        updates: F32 = self.trained[self.attackers, columns] - self.start[self.attackers, columns]
+        return updates
+
+    def sent(self, updates: Real) -> F32:
+        """(m, P), `trained` with these updates (a, trainable) in place of the attackers' own."""
+        rows = memory.empty(self.trained.shape)
+        rows[...] = self.trained
+        columns = slice(self.trainable)
+        rows[self.attackers, columns] = self.start[self.attackers, columns] + updates
+        return rows
+
+
+class Forging(Protocol):
+    """What attackers do to the updates they send (`wecfl.channel.attacks`)."""
+
+    def forge(self, updates: Updates) -> F32:
+        """(m, P), what the server gets in place of `updates.trained`."""
+
+
+class Protection(Protocol):
+    """What honest clients do to the update they send (`wecfl.channel.privacy`)."""
+
+    def __call__(
+        self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int
+    ) -> F32:
+        """(m, P), the rows of these clients as they leave them; the others as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +93,11 @@ class Conditions:
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
     """The probability that a client gets to fewer than Q steps, any number of them."""
-    attack: ModelAttack | None = None
+    attack: Forging | None = None
     """What attackers send instead of their models."""
     attackers: Bool | None = None
     """(m,), who they are."""
-    privacy: Privacy | None = None
+    privacy: Protection | None = None
     """What honest clients do to their update before they send it."""
     most: float = 100.0
     """An update this many times longer than the round's median is refused."""
@@ -106,7 +166,7 @@ class Conditions:
             )
         if self.attack and liars.any():
             trained = self.attack.forge(
-                Replies(sent.models, trained, liars, sent.labels, keys, trainable, seed, round)
+                Updates(sent.models, trained, liars, sent.labels, keys, trainable, seed, round)
             )
         replies = replies.copy()
         if self.dropout:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.runs.definitions import Cell, Run
-from wecfl.runs.queue import Store, Stored, chosen
+from wecfl.paper.definitions import Cell, Run
+from wecfl.paper.queue import Store, Stored, chosen
 
 __all__ = ["NOT_RUN", "Block", "Row", "averaged", "row_of"]
 

@@ -7,10 +7,10 @@ from math import isnan
 
 import pandas as pd
 
-from wecfl.report.cells import NOT_RUN, Block, Row, averaged, row_of
+from wecfl.paper.definitions import Cell
+from wecfl.paper.queue import Store
+from wecfl.paper.rows import NOT_RUN, Block, Row, averaged, row_of
 from wecfl.report.tables import score
-from wecfl.runs.definitions import Cell
-from wecfl.runs.queue import Store
 
 __all__ = ["blocks", "frame"]
 

@@ -14,11 +14,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from wecfl.report import found, newcomers, robustness
-from wecfl.report.cells import NOT_RUN, Block, row_of
+from wecfl.paper import found_clusters as found
+from wecfl.paper import robustness
+from wecfl.paper.definitions import SHIPPED, Cell, Definition
+from wecfl.paper.queue import Store, Stored, machine_seconds
+from wecfl.paper.rows import NOT_RUN, Block, row_of
+from wecfl.report import newcomers
 from wecfl.report.tables import score
-from wecfl.runs.definitions import SHIPPED, Cell, Definition
-from wecfl.runs.queue import Store, Stored, machine_seconds
 
 __all__ = ["fill", "frame_of", "published", "rich_tables", "write"]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from wecfl.config import Config
-from wecfl.report.cells import NOT_RUN, Block, Row, row_of
+from wecfl.paper.definitions import Cell
+from wecfl.paper.queue import Store, Stored
+from wecfl.paper.rows import NOT_RUN, Block, Row, row_of
 from wecfl.report.tables import score
-from wecfl.runs.definitions import Cell
-from wecfl.runs.queue import Store, Stored
 
 __all__ = ["blocks", "frame"]
 

@@ -2,7 +2,7 @@
 
 `wecfl run --track tensorboard --track mlflow`, or from Python, with the run's own folder::
 
-    from wecfl.track import TensorBoard
+    from wecfl.report.track import TensorBoard
     wecfl.run(..., out="runs/mine", watch=[TensorBoard("runs/mine")])
 
 Each tool is an extra of its own: `pip install 'wecfl[tensorboard]'`, `pip install 'wecfl[mlflow]'`.
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.base import Clients, State
+from wecfl.core.state import Clients, State
 from wecfl.errors import ConfigError, TrackError, unknown
+from wecfl.folder.writer import toml
 from wecfl.report.charts import save
 from wecfl.report.figures import overview
-from wecfl.runs.folder import toml
 from wecfl.runs.observe import Watcher
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result

@@ -12,11 +12,11 @@ from wecfl.config import Config
 from wecfl.data.federation import Federation
 from wecfl.data.split import counts
 from wecfl.errors import ConfigError, unknown
+from wecfl.paper.definitions import Cell, Definition
+from wecfl.paper.queue import Store, Stored
 from wecfl.report.charts import AnyChart, styled
 from wecfl.report.figures import COLORS, panel_of_curves
 from wecfl.report.partition_figure import bars
-from wecfl.runs.definitions import Cell, Definition
-from wecfl.runs.queue import Store, Stored
 
 __all__ = ["FIGURES", "draw"]
 

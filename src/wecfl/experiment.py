@@ -15,23 +15,28 @@ import numpy as np
 import pandas as pd
 
 from wecfl import rng
-from wecfl.attacks import DataAttack, ModelAttack
-from wecfl.base import Clients, Engine, Method, Plan, State
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
-from wecfl.conditions import Conditions
+from wecfl.channel.attacks import DataAttack, ModelAttack
+from wecfl.channel.privacy import NO_NETWORK, Privacy, check_private
 from wecfl.config import check_together
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.plan import Plan
+from wecfl.core.presence import Conditions
+from wecfl.core.rounds import Observer, Setting, check_clusters, iterate, opening
+from wecfl.core.state import Clients, State
 from wecfl.data.federation import Federation
 from wecfl.engine import local, make_engine
 from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
+from wecfl.folder.readers import read_metrics
+from wecfl.folder.trace import MOST, Trace
+from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components
 from wecfl.models import Model, Module, layout_of, make
-from wecfl.privacy import NO_NETWORK, Privacy, check_private
-from wecfl.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.folder import RunFolder, environment, read_metrics
 from wecfl.runs.newcomers import (
     NO_BUDGET,
     Blueprint,
@@ -44,7 +49,6 @@ from wecfl.runs.newcomers import (
 from wecfl.runs.observe import AfterRound, OnRound, Watcher
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
-from wecfl.runs.trace import MOST, Trace
 
 __all__ = ["run"]
 
@@ -114,12 +118,12 @@ def run(
         refuse_above: updates so many times longer than the round's median are refused, as are
             models that are not finite.
         min_cluster: smaller clusters are dissolved, and no center is made of fewer models.
-        attack: what lying clients do, by name or as a value of `wecfl.attacks`.
+        attack: what lying clients do, by name or as a value of `wecfl.channel.attacks`.
         attackers: the share of clients that lie, 0.2 if not said.
         attack_strength: of the attack, where it has one.
         clip: clients clip their update to this length before they send it.
-        noise: and add Gaussian noise of so many times that length (`wecfl.privacy`); only in a
-            simulation, not with an engine that is given.
+        noise: and add Gaussian noise of so many times that length (`wecfl.channel.privacy`);
+            only in a simulation, not with an engine that is given.
         delta: δ, for which the privacy budget ε is told, 1e-5 if not said.
         newcomers: the share of clients that is kept out of the training and assigned to a cluster
             at its end, `result.newcomers`.
@@ -135,7 +139,7 @@ def run(
         objectives: measure R on all training data twice a round; by default unless `clip` is given.
         diagnostics: also measure what the theory speaks of (`docs/theory.md`).
         trace: record the clients' distances in the run folder (default: up to 500 clients).
-        out: a run folder to write, see `wecfl.runs.folder`.
+        out: a run folder to write, see `wecfl.folder.writer`.
         checkpoint_every: rounds between two checkpoints of the run folder.
         resume: go on with the run in `out` (the same federation and method) where it was stopped;
             what it comes to is the same to the bit as without the stop.

@@ -8,8 +8,8 @@ import numpy as np
 from sklearn.manifold import TSNE
 
 from wecfl import rng
-from wecfl.base import F64
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.state import F64
 
 __all__ = ["LEAST", "planes"]
 

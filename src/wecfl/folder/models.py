@@ -13,22 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from wecfl.base import F32, Plan
-from wecfl.config import Config
+from wecfl.core.state import F32
 from wecfl.data.datasets import KNOWN
-from wecfl.engine import local
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.folder.files import replace_file, replace_tensors
+from wecfl.folder.readers import read_summary
+from wecfl.folder.schema import read_tensors, reading
 from wecfl.layout import Layout
 from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
 from wecfl.models.onnx import to_onnx
-from wecfl.privacy import Privacy
-from wecfl.runs.configured import config_of, method_of
-from wecfl.runs.files import replace_file, replace_tensors
-from wecfl.runs.folder import read_config, read_summary
-from wecfl.runs.newcomers import Blueprint, Reception, Reference, Visit, columns
-from wecfl.runs.schema import read_tensors, reading
+from wecfl.runs.newcomers import Blueprint
 
-__all__ = ["Format", "Models", "export", "reception_of"]
+__all__ = ["Format", "Models", "export"]
 
 Format = Literal["safetensors", "onnx"]
 """Of the file a model is written to."""
@@ -150,29 +146,3 @@ def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint
     if source is None or model not in (*MODELS, "auto"):
         return None
     return Blueprint(auto(source.shape) if model == "auto" else model, source.shape, source.classes)
-
-
-def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, Config]:
-    """All it takes to receive newcomers, and the configuration, from the run folder alone."""
-    if "components" in read_config(folder):
-        raise ConfigError(
-            f"{folder} was made from Python values, which config.toml can't hold: "
-            "assign newcomers in Python, by result.assign(x, y)"
-        )
-    models, config = Models.read(folder), config_of(folder)
-    kind, module = models.build(config.seed)
-    layout, method = layout_of(module), method_of(config)
-    rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
-    centers = np.array(rows, np.float32)
-    width = np.arange(layout.width)[layout.columns(columns(method, layout).which)].size
-    reference = Reference.read(folder, centers.shape[1], width)
-    plan = Plan(
-        config.steps, config.batch, reference.lr, config.momentum, config.keep_momentum,
-        config.weight_decay,
-    )  # fmt: skip
-    options = {"workers": workers, "batchnorm": config.batchnorm, "batch": config.batch}
-    visit = Visit(
-        method, kind, module, plan, config.seed, local(config.engine), options,
-        privacy=None if config.clip is None else Privacy(config.clip, config.noise or 0.0),
-    )  # fmt: skip
-    return Reception(visit, reference, centers), config

@@ -20,8 +20,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from scipy.stats import norm
 
-from wecfl import memory, rng
-from wecfl.base import F32, Bool, Int, Real
+from wecfl import rng
+from wecfl.core.presence import Updates
+from wecfl.core.state import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, DataError, unknown
 
@@ -33,7 +34,6 @@ __all__ = [
     "LabelFlip",
     "ModelAttack",
     "Noise",
-    "Replies",
     "Scale",
     "SignFlip",
     "choose",
@@ -77,50 +77,6 @@ class DataAttack(Protocol):
         """The federation with the attackers' training samples changed, and no other sample."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Replies:
-    """One round of training: what clients received and what they would honestly send back.
-
-    >>> replies = Replies(start=np.zeros((2, 3), "f4"), trained=np.ones((2, 3), "f4"),
-    ...                   attackers=np.array([False, True]), labels=np.array([0, 0]),
-    ...                   keys=np.array([0, 1]), trainable=2, seed=0, round=0)
-    >>> replies.updates.tolist()
-    [[1.0, 1.0]]
-    >>> replies.sent(np.array([[5, 6]])).tolist()
-    [[1.0, 1.0, 1.0], [5.0, 6.0, 1.0]]
-    """
-
-    start: F32
-    """(m, P), the models clients received."""
-    trained: F32
-    """(m, P), what became of them."""
-    attackers: Bool
-    """(m,)."""
-    labels: Int
-    """(m,), the clusters whose models clients received."""
-    keys: Int
-    """(m,), who clients are, for keyed randomness."""
-    trainable: int
-    """How many leading columns are parameters, as in `Layout`."""
-    seed: int
-    round: int
-
-    @property
-    def updates(self) -> F32:
-        """(a, trainable), the honest updates of the a attackers."""
-        columns = slice(self.trainable)
-        updates: F32 = self.trained[self.attackers, columns] - self.start[self.attackers, columns]
-        return updates
-
-    def sent(self, updates: Real) -> F32:
-        """(m, P), `trained` with these updates (a, trainable) in place of the attackers' own."""
-        rows = memory.empty(self.trained.shape)
-        rows[...] = self.trained
-        columns = slice(self.trainable)
-        rows[self.attackers, columns] = self.start[self.attackers, columns] + updates
-        return rows
-
-
 @runtime_checkable
 class ModelAttack(Protocol):
     """Changes what attackers send back.
@@ -129,7 +85,7 @@ class ModelAttack(Protocol):
     (False, True)
     """
 
-    def forge(self, replies: Replies) -> F32:
+    def forge(self, replies: Updates) -> F32:
         """(m, P): what the server gets."""
 
 
@@ -248,7 +204,7 @@ class SignFlip:
     """Sends the opposite of its update, start − `strength`·(trained − start) (Li et al., AAAI 2019;
     with strength 1 the bit flipping of Karimireddy et al., ICML 2021).
 
-    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
     >>> SignFlip().forge(replies).tolist()
     [[1.0, 1.0], [-1.0, 1.0]]
@@ -259,7 +215,7 @@ class SignFlip:
     def __post_init__(self) -> None:
         _check_strength(self.strength)
 
-    def forge(self, replies: Replies) -> F32:
+    def forge(self, replies: Updates) -> F32:
         """The update times −strength."""
         return replies.sent(-self.strength * replies.updates)
 
@@ -272,7 +228,7 @@ class Scale:
     equal clients takes n (Bagdasaryan et al., AISTATS 2020). What is boosted is honest training,
     which overshoots.
 
-    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
     >>> Scale().forge(replies).tolist()
     [[1.0, 1.0], [10.0, 1.0]]
@@ -283,7 +239,7 @@ class Scale:
     def __post_init__(self) -> None:
         _check_strength(self.strength)
 
-    def forge(self, replies: Replies) -> F32:
+    def forge(self, replies: Updates) -> F32:
         """The update times strength."""
         return replies.sent(self.strength * replies.updates)
 
@@ -295,7 +251,7 @@ class Noise:
     Its standard deviation is `strength` times the root mean square of the update the client would
     have sent: published constants (200, there) belong to one model and one learning rate.
 
-    >>> replies = Replies(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
+    >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
     >>> (Noise().forge(replies) != replies.trained).tolist()
     [[False, False], [True, False]]
@@ -306,7 +262,7 @@ class Noise:
     def __post_init__(self) -> None:
         _check_strength(self.strength)
 
-    def forge(self, replies: Replies) -> F32:
+    def forge(self, replies: Updates) -> F32:
         """Drawn anew for each (round, client)."""
         updates = replies.updates
         spread = self.strength * np.sqrt(np.mean(updates**2, axis=1, dtype=np.float64))
@@ -353,7 +309,7 @@ class ALittleIsEnough:
             )
         return float(norm.ppf((honest - supporters) / honest))
 
-    def forge(self, replies: Replies) -> F32:
+    def forge(self, replies: Updates) -> F32:
         """The same update from all attackers of a cluster."""
         updates = replies.updates
         if len(updates) < 2:

@@ -1,0 +1,1 @@
+"""What is between a client and the server: absence, loss, lies, noise."""

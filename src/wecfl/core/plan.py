@@ -1,0 +1,77 @@
+"""How a client trains in one round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.core.state import F32, Int
+from wecfl.errors import ConfigError
+
+__all__ = ["Correction", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a client trains in one round: Q steps of SGD on mini-batches.
+
+    Client i walks through its shuffled data across rounds and shuffles anew at each pass, so the
+    batches of round t are a function of (seed, t, i) alone.
+    """
+
+    steps: int = 10
+    """Q, mini-batches in a round."""
+    batch: int = 32
+    lr: float | F32 = 0.001
+    """η, one for all clients or one each, (m,)."""
+    momentum: float = 0.9
+    keep_momentum: bool = True
+    """The momentum buffer survives the round (as in the paper's experiment) or starts from zero."""
+    weight_decay: float = 0.0
+    done: Int | None = None
+    """(m,), how many of the Q steps each client gets to; None: all of them."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
+            raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
+        """The mini-batches of a client with `size` samples after `round` rounds, as positions.
+
+        >>> [b.tolist() for b in Plan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
+        [[2, 1], [0], [2, 0], [1]]
+        """
+        per_pass = -(-size // self.batch)
+        chosen: list[Int] = []
+        for step in range(round * self.steps, (round + 1) * self.steps):
+            number, position = divmod(step, per_pass)
+            if position == 0 or not chosen:
+                shuffled = rng.stream(seed, "shuffle", number, client).permutation(size)
+            chosen.append(shuffled[position * self.batch : (position + 1) * self.batch])
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """The affine correction of a local gradient: g + mu·(w − anchor) + offset.
+
+    FedProx, Ditto, pFedMe and SCAFFOLD are all of this form, so every engine runs all of them.
+    `mu` is one number or one per trainable column; `anchor` and `offset` are (m, P) or absent
+    (no anchor: the models the clients start the round with).
+
+    >>> Correction(mu=0.95)                                     # FedProx
+    Correction(mu=0.95, anchor=None, offset=None)
+    """
+
+    mu: float | F32 = 0.0
+    anchor: F32 | None = None
+    offset: F32 | None = None

@@ -1,0 +1,1 @@
+"""A run on disk: what writes it, what reads it, and the files' own promises."""

@@ -1,0 +1,173 @@
+"""Reads run folders, also those of runs that go on or were stopped."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors import safe_open
+
+from wecfl.core.state import Int, State
+from wecfl.errors import RunFolderError
+from wecfl.folder import checkpoint
+from wecfl.folder.checkpoint import check_format
+from wecfl.folder.schema import (
+    Client,
+    Environment,
+    Newcomer,
+    Round,
+    RunConfig,
+    Summary,
+    read_json,
+    read_json_lines,
+    read_table,
+    read_toml,
+    reading,
+)
+from wecfl.runs.record import Record
+
+__all__ = [
+    "go_on",
+    "measurements",
+    "read_assignments",
+    "read_classes",
+    "read_clients",
+    "read_config",
+    "read_environment",
+    "read_metrics",
+    "read_newcomers",
+    "read_refused",
+    "read_states",
+    "read_summary",
+    "tensor_names",
+]
+
+
+def go_on(path: Path) -> str:
+    """The command that goes on with a run.
+
+    >>> go_on(Path("runs/my run"))
+    "wecfl resume 'runs/my run'"
+    """
+    return shlex.join(["wecfl", "resume", str(path)])
+
+
+def read_states(path: Path) -> tuple[State, ...]:
+    """The state of a run folder at its last checkpoint; several for a soft vote."""
+    found = checkpoint.latest(path)
+    if found is None:
+        raise RunFolderError(f"{path} has no checkpoint")
+    return found.states
+
+
+@contextmanager
+def measurements(folder: Path) -> Iterator[None]:
+    """While the records of a run are worked with: what makes no sense is a fault of its file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
+        raise RunFolderError(problem) from None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """`summary.json` and `config.toml` of a run folder, together."""
+    config = read_config(path)
+    if not (path / "summary.json").exists():
+        raise RunFolderError(
+            f"{path} was not ended in order, it has no summary.json; go on with it: {go_on(path)}"
+        )
+    summary = read_json(path / "summary.json", Summary)
+    check_format(summary.get("format", 0), path / "summary.json")
+    return {**summary, "config": config}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.toml` of a run folder."""
+    if not path.is_dir():
+        raise RunFolderError(f"no run folder {path}")
+    if not (path / "config.toml").exists():
+        raise RunFolderError(f"{path} is no run folder: it has no config.toml")
+    return read_toml(path / "config.toml", RunConfig)
+
+
+def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
+    """The records of a run folder, of rounds 1, 2, 3, …, or of its first `rounds` rounds."""
+    file = path / "metrics.jsonl"
+    records = read_json_lines(file, Round, rounds)
+    for t, record in enumerate(records, 1):
+        if record["round"] != t or len(record["clients"]["accuracy"]) != _m(records):
+            raise RunFolderError(f"can't read {file}: line {t} is not about round {t} of its run")
+    return records
+
+
+def _m(records: Sequence[Record]) -> int:
+    return len(records[0]["clients"]["accuracy"])
+
+
+def read_clients(path: Path) -> pd.DataFrame:
+    """The clients of a run folder, one row each."""
+    return _read_lines(path / "clients.csv", Client)
+
+
+def read_newcomers(path: Path) -> pd.DataFrame | None:
+    """The clients that were kept out of a run, one row each; None if there were none."""
+    file = path / "newcomers.csv"
+    return _read_lines(file, Newcomer) if file.exists() else None
+
+
+def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFrame:
+    head, *rows = read_table(file)
+    with reading(file):
+        if not rows or len(set(head)) < len(head):
+            raise ValueError("it names no client, or a column twice")
+        lines = [promise.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
+
+
+def read_refused(path: Path) -> dict[str, int]:
+    """By name, in how many rounds a client's reply was refused; only those of which one was."""
+    clients = read_clients(path)
+    if "refused" not in clients:
+        return {}
+    refused = clients[clients["refused"] > 0]
+    return dict(zip(refused["client"], refused["refused"], strict=True))
+
+
+def read_classes(path: Path) -> Int | None:
+    """(classes, m), the training samples of each class at each client; None in older folders."""
+    file = path / "classes.csv"
+    return _whole_numbers(file).T if file.exists() else None
+
+
+def read_assignments(path: Path) -> Int:
+    """(rounds, m), the cluster of each client after each round."""
+    return _whole_numbers(path / "assignments.csv")
+
+
+def _whole_numbers(file: Path) -> Int:
+    """A table without its head and its first column, which say what they belong to."""
+    head, *rows = read_table(file)
+    with reading(file):
+        numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
+        if (numbers < 0).any():
+            raise ValueError(f"{numbers.min()} is no count and no cluster")
+    return numbers
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """`env.json` of a run folder: versions, machine, engine, command."""
+    return read_json(path / "env.json", Environment)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The tensors of the models of a run folder, without the cluster they belong to."""
+    file = path / "models.safetensors"
+    with reading(file), safe_open(file, framework="numpy") as tensors:
+        names = list(tensors.keys())
+    return sorted({name.partition("cluster.")[2].partition(".")[2] for name in names})
