@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -67,6 +67,10 @@ sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and Unde
 	WECFL_NATIVE="$$(echo build/sanitize/_native*.so)" UBSAN_OPTIONS=halt_on_error=1 \
 	  ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	  $(BIN)/python -m pytest tests/engine/test_native.py -k "not ctrl_c"
+
+BASE ?= HEAD
+freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision: make freeze BASE=HEAD~1
+	$(BIN)/python tests/freeze.py --base $(BASE)
 
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .

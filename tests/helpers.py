@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wecfl.base import F32, F64, Correction, Int, Plan, Split, State
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.state import F32, F64, Int, Split, State
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
 

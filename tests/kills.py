@@ -23,10 +23,10 @@ import torch
 
 from helpers import same_folders
 from wecfl.config import Config
+from wecfl.configured import config_of, federation_of, run_config
 from wecfl.engine import make_engine
+from wecfl.folder import files
 from wecfl.models import make
-from wecfl.runs import files
-from wecfl.runs.configured import config_of, federation_of, run_config
 
 OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}
 """What the writing of a run folder is made of, but for the content of its files."""

@@ -26,7 +26,7 @@ from wecfl.config import Config
 from wecfl.configured import config_of, run_config
 from wecfl.core.method import View
 from wecfl.core.plan import Plan
-from wecfl.core.presence import Conditions
+from wecfl.core.presence import Channel
 from wecfl.core.rounds import Setting, distribution, expectation, iterate, maximization, opening
 from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
@@ -92,12 +92,12 @@ def test_hard_conditions_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_participation_is_that_share_of_the_clients_and_reaches_all_of_them() -> None:
-    conditions = Conditions(participation=0.3)
-    here = np.array([conditions.present(10, round) for round in range(60)])
+    channel = Channel(participation=0.3)
+    here = np.array([channel.present(10, round) for round in range(60)])
     assert (here.sum(axis=1) == 3).all()
     assert (here.sum(axis=0) > 5).all()
-    assert Conditions(participation=0.01).present(10, 0).sum() == 1
-    assert Conditions().present(10, 0).all()
+    assert Channel(participation=0.01).present(10, 0).sum() == 1
+    assert Channel().present(10, 0).all()
 
 
 def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
@@ -109,15 +109,15 @@ def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
         return losses(*arguments, active=active, **options)
 
     engine.losses = watched
-    conditions = Conditions(participation=0.3)
-    setting = Setting(methods.ifca(2), engine, Plan(), conditions=conditions)
+    channel = Channel(participation=0.3)
+    setting = Setting(methods.ifca(2), engine, Plan(), channel=channel)
     next(iterate(setting, opening(setting)))
-    here = [np.flatnonzero(conditions.present(10, round)).tolist() for round in range(2)]
+    here = [np.flatnonzero(channel.present(10, round)).tolist() for round in range(2)]
     assert asked == here
 
 
 def test_stragglers_take_fewer_steps_and_others_all() -> None:
-    steps = [Conditions(stragglers=0.4).steps(Plan(steps=5), 50, t) for t in range(40)]
+    steps = [Channel(stragglers=0.4).steps(Plan(steps=5), 50, t) for t in range(40)]
     counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], [0.1, 0.1, 0.1, 0.1, 0.6], atol=0.03)
@@ -161,14 +161,14 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     draws = np.random.default_rng(seed)
     engine: Any = BowlEngine(draws.normal(size=(9, 4)) * 3, draws.integers(1, 30, 9))
     method = methods.wecfl(k=3)
-    conditions = Conditions(participation=share, seed=seed)
-    setting = Setting(method, engine, Plan(lr=0.1), seed, conditions=conditions)
+    channel = Channel(participation=share, seed=seed)
+    setting = Setting(method, engine, Plan(lr=0.1), seed, channel=channel)
     path = iterate(setting, opening(setting))
     for _ in range(3):
         state = next(path)
     trained, _ = engine.train(state, setting.plan, None, seed)
-    replies = np.where(conditions.present(9, state.round), Reply.HEARD, Reply.ABSENT)
-    moved, told = conditions.received(state, trained, replies, 4, seed)
+    replies = np.where(channel.present(9, state.round), Reply.HEARD, Reply.ABSENT)
+    moved, told = channel.received(state, trained, replies, 4, seed)
     state = state.replace(trained=moved, replies=told, round=state.round + 1)
     assigned = expectation(state, setting)
     averaged = maximization(assigned, setting)

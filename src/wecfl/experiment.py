@@ -23,7 +23,7 @@ from wecfl.config import check_together
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Plan
-from wecfl.core.presence import Conditions
+from wecfl.core.presence import Channel
 from wecfl.core.rounds import Observer, Setting, check_clusters, iterate, opening
 from wecfl.core.state import Clients, State
 from wecfl.data.federation import Federation
@@ -193,14 +193,14 @@ def run(
         if not isinstance(federation, Federation):
             raise ConfigError("attacks are simulated: they need the clients' data")
         assault = Assault.on(federation, attack, attackers, attack_strength, seed)
-    conditions = Conditions(
+    channel = Channel(
         participation, dropout, stragglers,
         attack=assault.forging if assault else None,
         attackers=assault.attackers if assault else None,
         privacy=privacy,
-        most=refuse_above, least=min_cluster, keys=federation.keys, seed=seed,
+        refuse_above=refuse_above, min_cluster=min_cluster, keys=federation.keys, seed=seed,
     )  # fmt: skip
-    conditions.check(plan, len(federation))
+    channel.check(plan, len(federation))
     options: dict[str, Any] = {"workers": workers, "batchnorm": batchnorm, "batch": batch}
     cluster = {"address": ray_address, "progress": progress} if engine == "ray" else {}
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def run(
         settings = [
             Setting(
                 method, runner, plan, rng.derive(seed, "member", j) if j else seed, j, rate,
-                conditions,
+                channel,
             )
             for j in (range(method.members) if members is None else members)
         ]  # fmt: skip
@@ -392,21 +392,29 @@ def _described(setting: Setting, model: object, rounds: int, seed: int) -> dict[
             for name, value in (asdict(plan) | ({"lr": "theory"} if rate else {})).items()
             if value is not None
         },
-        "conditions": _described_conditions(setting.conditions),
+        "conditions": _described_conditions(setting.channel),
         "components": components(method),
     }
 
 
-def _described_conditions(conditions: Conditions) -> dict[str, Any]:
+def _described_conditions(channel: Channel) -> dict[str, Any]:
     """What is not as usual."""
-    usual = Conditions()
+    usual = Channel()
     told = {
-        name: getattr(conditions, name)
-        for name in ("participation", "dropout", "stragglers", "most", "least", "attack", "privacy")
-        if getattr(conditions, name) != getattr(usual, name)
+        name: getattr(channel, name)
+        for name in (
+            "participation",
+            "dropout",
+            "stragglers",
+            "refuse_above",
+            "min_cluster",
+            "attack",
+            "privacy",
+        )
+        if getattr(channel, name) != getattr(usual, name)
     }
-    if conditions.attackers is not None:
-        told["attackers"] = np.flatnonzero(conditions.attackers)
+    if channel.attackers is not None:
+        told["attackers"] = np.flatnonzero(channel.attackers)
     return {
         name: each if isinstance(each, float | int | np.ndarray) else repr(each)
         for name, each in told.items()

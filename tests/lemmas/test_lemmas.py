@@ -15,7 +15,7 @@ from wecfl.bilevel.criteria import F
 from wecfl.bilevel.importance import data_size
 from wecfl.core.method import Method
 from wecfl.core.plan import Plan
-from wecfl.core.presence import Conditions
+from wecfl.core.presence import Channel
 from wecfl.core.rounds import (
     Setting,
     distribution,
@@ -52,8 +52,8 @@ def situations(draw: st.DrawFn) -> Case:
 
 def setting(engine: BowlEngine, method: Method, plan: Plan | None = None) -> Setting:
     """Nobody is refused, however much longer its update is: the paper hears all clients."""
-    heard = Conditions(most=np.inf)
-    return Setting(method, engine, plan or Plan(momentum=0.0), conditions=heard)
+    heard = Channel(refuse_above=np.inf)
+    return Setting(method, engine, plan or Plan(momentum=0.0), channel=heard)
 
 
 @given(situations(), st.sampled_from([methods.wecfl, methods.fesem, methods.ifca]))

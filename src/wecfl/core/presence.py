@@ -16,7 +16,7 @@ from wecfl.core.plan import Plan
 from wecfl.core.state import F32, F64, Bool, Int, Int8, Real, Reply, State
 from wecfl.errors import ConfigError, DivergedError
 
-__all__ = ["Conditions", "Forging", "Protection", "Updates"]
+__all__ = ["Channel", "Forging", "Protection", "Updates"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,10 +80,10 @@ class Protection(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Conditions:
-    """Under which conditions clients take part; the default is that nothing is in the way.
+class Channel:
+    """What a round meets on its way; the default is that nothing is in it.
 
-    >>> Conditions(participation=0.5).present(4, round=0).tolist()
+    >>> Channel(participation=0.5).present(4, round=0).tolist()
     [False, False, True, True]
     """
 
@@ -99,9 +99,9 @@ class Conditions:
     """(m,), who they are."""
     privacy: Protection | None = None
     """What honest clients do to their update before they send it."""
-    most: float = 100.0
+    refuse_above: float = 100.0
     """An update this many times longer than the round's median is refused."""
-    least: int = 1
+    min_cluster: int = 1
     """A center is made of at least so many models, or it stays."""
     keys: Int | None = None
     """(m,), who clients are, for keyed randomness; None: their positions."""
@@ -114,17 +114,17 @@ class Conditions:
         for name in ("dropout", "stragglers"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        if not self.most > 1:
-            raise ConfigError(f"most must be greater than 1, got {self.most}")
-        if self.least < 1:
-            raise ConfigError(f"least must be at least 1, got {self.least}")
+        if not self.refuse_above > 1:
+            raise ConfigError(f"refuse_above must be greater than 1, got {self.refuse_above}")
+        if self.min_cluster < 1:
+            raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
     def check(self, plan: Plan, m: int) -> None:
         """Refuse what can't be with this plan and m clients."""
         if self.stragglers and plan.steps < 2:
             raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
-        if self.least > m:
-            raise ConfigError(f"{m} clients can't form a cluster of {self.least}")
+        if self.min_cluster > m:
+            raise ConfigError(f"{m} clients can't form a cluster of {self.min_cluster}")
 
     def present(self, m: int, round: int) -> Bool:
         """(m,), who takes part in the local update after `round` rounds.
@@ -182,7 +182,7 @@ class Conditions:
         usual = np.median(length[arrived & finite]) if arrived.any() else 0.0
         replies[arrived & ~finite] = Reply.NOT_FINITE
         if usual > 0:
-            replies[arrived & finite & (length > self.most * usual)] = Reply.TOO_LARGE
+            replies[arrived & finite & (length > self.refuse_above * usual)] = Reply.TOO_LARGE
         if (replies == Reply.HEARD).all():
             return trained, None
         models = np.where((replies == Reply.HEARD)[:, None], trained, sent.models)

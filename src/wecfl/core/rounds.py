@@ -46,7 +46,7 @@ from wecfl import rng
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method, Rate, View
 from wecfl.core.plan import Correction, Plan
-from wecfl.core.presence import Conditions
+from wecfl.core.presence import Channel
 from wecfl.core.state import F32, F64, Bool, Int, Reply, State
 from wecfl.errors import ConfigError, EngineError
 
@@ -76,7 +76,7 @@ class Setting:
     """Which of the method's soft-voted runs this is; each starts from a model of its own."""
     rate: Rate | None = None
     """Sets η anew in every round, in place of the plan's."""
-    conditions: Conditions = field(default_factory=Conditions)
+    channel: Channel = field(default_factory=Channel)
     """Who takes part, and what reaches the server."""
 
 
@@ -179,14 +179,14 @@ def local_update(state: State, setting: Setting) -> State:
     What the server can't use of it is not in the state: the row stays. The memory is the client's
     own, and goes on also where its reply was lost; after a model that was not finite it is cleared.
     """
-    engine, conditions, seed = setting.engine, setting.conditions, setting.seed
+    engine, channel, seed = setting.engine, setting.channel, setting.seed
     m, round = len(state.labels), state.round
     correction = setting.method.objective(state, engine.layout)
     if not isinstance(correction, Correction):
         raise ConfigError(f"an objective must return a Correction, got {correction!r}")
-    steps = conditions.steps(setting.plan, m, round)
+    steps = channel.steps(setting.plan, m, round)
     plan = replace(setting.plan, lr=rates(state, setting), done=steps)
-    here = conditions.present(m, round)
+    here = channel.present(m, round)
     active = None if here.all() else np.flatnonzero(here).tolist()
     trained, memory, *told = engine.train(state, plan, correction, seed, active)
     if np.shape(trained) != (shape := (m, state.centers.shape[1])):
@@ -194,7 +194,7 @@ def local_update(state: State, setting: Setting) -> State:
             f"the engine {engine.name} must return models of shape {shape}, got {np.shape(trained)}"
         )
     replies = told[0] if told else np.where(here, Reply.HEARD, Reply.ABSENT).astype(np.int8)
-    models, came = conditions.received(state, trained, replies, engine.layout.trainable, seed)
+    models, came = channel.received(state, trained, replies, engine.layout.trainable, seed)
     if came is not None:
         for kept in memory.values():
             kept[came == Reply.NOT_FINITE] = 0
@@ -221,7 +221,7 @@ def _known(state: State, setting: Setting) -> tuple[Bool, Bool]:
     clients are asked for it: both times those which take part in the coming local update.
     """
     if not setting.method.representation.server_side:
-        here = setting.conditions.present(len(state.labels), state.round)
+        here = setting.channel.present(len(state.labels), state.round)
         return here, here
     heard = state.heard
     met = np.full_like(heard, state.round > 1) if state.met is None else state.met
@@ -245,7 +245,7 @@ def _grown(state: State, known: Bool, found: Int, k: int) -> State:
 def _enough(labels: Int, state: State, setting: Setting) -> Bool:
     """(K,), of which clusters there are enough members to show a center made of them."""
     sizes = np.bincount(labels, minlength=len(state.centers))
-    return np.asarray(sizes >= setting.conditions.least)
+    return np.asarray(sizes >= setting.channel.min_cluster)
 
 
 def _importance(setting: Setting) -> F64:

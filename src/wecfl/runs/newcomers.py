@@ -31,7 +31,7 @@ from wecfl.channel.privacy import Privacy
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method, Rate
 from wecfl.core.plan import Plan
-from wecfl.core.presence import Conditions
+from wecfl.core.presence import Channel
 from wecfl.core.rounds import Setting, local_update, rates
 from wecfl.core.state import F32, F64, Clients, Int, State
 from wecfl.data.federation import Federation
@@ -153,13 +153,13 @@ class Visit:
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
         """The setting of these clients, while it lasts; on their engine, if there is one."""
-        conditions = Conditions(privacy=self.privacy, keys=federation.keys, seed=self.seed)
+        channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner: Engine = engine or stack.enter_context(
                 make_engine(self.engine, federation, self.module, **self.options)
             )
             yield Setting(
-                self.method, runner, self.plan, self.seed, self.member, self.rate, conditions
+                self.method, runner, self.plan, self.seed, self.member, self.rate, channel
             )
 
 
@@ -185,8 +185,8 @@ class Reference:
         Everyone is asked, also who was absent in the first round; who was there says the same
         again. Refused replies are left out.
         """
-        always = replace(setting.conditions, participation=1.0, dropout=0.0)
-        setting = replace(setting, conditions=always)
+        always = replace(setting.channel, participation=1.0, dropout=0.0)
+        setting = replace(setting, channel=always)
         first, lr = _first_update(setting)
         heard = first.heard
         labels, points = state.labels[heard], _compared(setting, first)[heard]
@@ -292,8 +292,10 @@ class Reception:
     def _updates(self, setting: Setting, newcomers: Federation) -> F64:
         """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
         plan = replace(setting.plan, lr=self.reference.lr)
-        anything = replace(setting.conditions, most=np.inf)  # each is by itself, far off or not
-        once = replace(setting, plan=plan, rate=None, conditions=anything)
+        anything = replace(
+            setting.channel, refuse_above=np.inf
+        )  # each is by itself, far off or not
+        once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
             state, _ = _first_update(once)
             told = state.heard
