@@ -797,6 +797,14 @@ static void update(const Network& net, float* __restrict w, float* __restrict g,
     if (u.offset)
         for (int64_t i = 0; i < n; i++) g[i] += u.offset[i];
     float* __restrict v = u.momentum;
+    if (u.free) {  // a column that is held still keeps its momentum as well
+        for (int64_t i = 0; i < n; i++) {
+            if (!u.free[i]) continue;
+            if (v) v[i] = u.momentum_factor * v[i] + g[i];
+            w[i] -= u.lr * (v ? v[i] : g[i]);
+        }
+        return;
+    }
     if (v)
         for (int64_t i = 0; i < n; i++) {
             v[i] = u.momentum_factor * v[i] + g[i];

@@ -319,7 +319,7 @@ public:
 
     // Rows `clients` of `rows` and of everything else that has a row per client are trained in place.
     void train(Array<float, 2> rows, nb::object momentum, nb::object anchor, nb::object offset, nb::object mu,
-               Array<float, 1> lr, float factor, float decay, Array<const float, 2> x,
+               nb::object free, Array<float, 1> lr, float factor, float decay, Array<const float, 2> x,
                Array<const int64_t, 1> y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
                Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
         const int64_t m = int64_t(rows.shape(0)), n = int64_t(clients.shape(0)),
@@ -350,6 +350,12 @@ public:
             demand(int64_t(got.shape(0)) == net.trainable, "mu needs one entry per trainable column");
             pull = got.data();
         }
+        const bool* loose = nullptr;
+        if (!free.is_none()) {
+            auto got = nb::cast<Array<const bool, 1>>(free, false);
+            demand(int64_t(got.shape(0)) == net.trainable, "free needs one entry per trainable column");
+            loose = got.data();
+        }
         check_samples(x, y, index);
         const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
         for (const Op& op : plan_.ops) {
@@ -369,6 +375,7 @@ public:
                                     a ? a + i * net.width : static_cast<float*>(start.get()),
                                     off ? off + i * net.width : nullptr,
                                     pull,
+                                    loose,
                                     lr.data()[i],
                                     factor,
                                     decay};
@@ -523,7 +530,7 @@ NB_MODULE(_native, m) {
              nb::arg("isa") = "")
         .def_prop_ro("isa", &Runner::isa)
         .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("momentum").none(),
-             nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(),
+             nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(), nb::arg("free").none(),
              nb::arg("lr").noconvert(), nb::arg("factor"), nb::arg("decay"), nb::arg("x").noconvert(),
              nb::arg("y").noconvert(), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
              nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))

@@ -77,6 +77,7 @@ struct Update {
     const float* anchor;  // (width,) or null: the row at the start of the round
     const float* offset;  // (width,) or null
     const float* mu;      // (trainable,) or null
+    const bool* free;     // (trainable,) or null: all columns move
     float lr, momentum_factor, weight_decay;
 };
 
