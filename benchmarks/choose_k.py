@@ -14,8 +14,10 @@ from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
 from wecfl.config import resolve
 from wecfl.configured import federation_of
+from wecfl.core.exchange import exchange
 from wecfl.core.plan import Plan
-from wecfl.core.rounds import Setting, expectation, local_update, opening
+from wecfl.core.rounds import expectation, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.engine import make_engine
 from wecfl.methods import wecfl
@@ -40,7 +42,7 @@ def main() -> None:
     model = make("auto", shape=fed.shape, classes=fed.classes, seed=0)
     with make_engine("native", fed, model, workers=1) as engine:
         given, auto = (Setting(wecfl(k), engine, Plan()) for k in (10, "auto"))
-        state, local = timed(local_update, opening(auto), auto)
+        state, local = timed(exchange, opening(auto), auto)
         points = auto.method.representation.clients(state, engine, 0).astype(np.float64)
         spent = {}
         for name, setting, start in (

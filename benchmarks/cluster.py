@@ -17,8 +17,10 @@ import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
 from wecfl import Config, Federation, Plan, make_engine
+from wecfl.bilevel import queries
 from wecfl.configured import method_of
-from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.engine.local import BaseEngine, cores
 from wecfl.metrics import accuracy, weighted
 
@@ -64,7 +66,7 @@ def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tup
     plan = Plan(config.steps, config.batch, float(config.lr), config.momentum)
     setting = Setting(method_of(config), engine, plan, config.seed)
     for state in iterate(setting, opening(setting)):
-        score = weighted(accuracy(engine.confusion(state.models, "test")), fed.sizes)
+        score = weighted(accuracy(queries.confusion(engine, state.models, "test")), fed.sizes)
         yield score, state.centers.tobytes()
 
 

@@ -30,10 +30,12 @@ from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from wecfl import Config, Federation
+from wecfl import Config, Engine, Federation, Plan, State
+from wecfl.bilevel.local import Train
 from wecfl.config import resolve
 from wecfl.configured import federation_of
-from wecfl.core.state import Int
+from wecfl.core.program import Job, Sent
+from wecfl.core.state import F32, Int
 from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.models import build
 
@@ -290,3 +292,11 @@ def _status(key: str) -> float:
     """A number of KB that the system tells about this process, in GB."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024 / 1e9
+
+
+def update(engine: Engine, state: State, plan: Plan) -> F32:
+    """(m, P), the clients' models after a local update."""
+    job, everyone = Job(Train(), plan, keep=True), np.arange(len(state.labels))
+    answers = engine.ask(job, Sent({"model": state.fresh(everyone)}), everyone, state.memory)
+    models: F32 = answers.rows["model"]
+    return models

@@ -24,8 +24,10 @@ from common import (
     ratios,
     sgd,
     training_sets,
+    update,
 )
-from wecfl import Correction, NativeEngine, Plan, State, TorchEngine
+from wecfl import NativeEngine, Plan, State, TorchEngine
+from wecfl.bilevel import queries
 from wecfl.models import row_of
 
 TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}
@@ -56,20 +58,20 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
                 model(x)
 
     rows = np.repeat(row_of(module)[None], clients, axis=0)
-    state = State(0, rows, rows[:1], np.zeros(clients, dtype=np.int64))
+    state = State(0, {"model": rows}, rows[:1], np.zeros(clients, dtype=np.int64))
     plan, square = Plan(steps=10, batch=32), torch.rand(1024, 1024)
     native, pair = (NativeEngine(fed, module, workers=n) for n in (1, 2))
     with TorchEngine(fed, module, workers=1) as engine:
         seconds = measure(
             turns,
             eager,
-            lambda: engine.train(state, plan, Correction(), 0),
-            lambda: native.train(state, plan, Correction(), 0),
-            lambda: pair.train(state, plan, Correction(), 0),
+            lambda: update(engine, state, plan),
+            lambda: update(native, state, plan),
+            lambda: update(pair, state, plan),
             lambda: square @ square,
             eager_evaluation,
-            lambda: engine.risk(rows),
-            lambda: native.risk(rows),
+            lambda: queries.risk(engine, rows),
+            lambda: queries.risk(native, rows),
         )
     base, slow, fast, both, product, base_eval, slow_eval, fast_eval = seconds
     samples = clients * 320

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from wecfl import rng
+from wecfl.bilevel import queries
 from wecfl.config import Config, resolve
 from wecfl.configured import federation_of, method_of
 from wecfl.core.engine import Engine
+from wecfl.core.exchange import exchange
 from wecfl.core.plan import Plan
-from wecfl.core.rounds import Setting, iterate, local_update, opening
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
@@ -44,9 +47,9 @@ def setting(config: Config, federation: Federation) -> Setting:
 def heads(here: Setting, start: Any) -> Any:
     """(m, p), what is clustered after one local update from `start`, without it."""
     m, engine = len(here.engine.sizes), here.engine
-    sent = State(0, np.repeat(start[None], m, axis=0), start[None], np.zeros(m, np.int64))
+    sent = State(0, None, start[None], np.zeros(m, np.int64))
     columns = engine.layout.columns("head")
-    return local_update(sent, here).models[:, columns].astype(float) - start[columns]
+    return exchange(sent, here).models[:, columns].astype(float) - start[columns]
 
 
 def centers(points: Any, labels: Any, sizes: Any) -> Any:
@@ -150,8 +153,8 @@ def starts(config: Config, unseen: int | None) -> None:
         points = heads(here, start)
         far = apart(heads(there, start), centers(points, labels, sizes))
         told(name, far, limit(own(points, labels, sizes)[0], 0.975))
-    told("losses", there.engine.losses(state.centers),
-         limit(common.risk(state.own, "test"), 0.975))  # fmt: skip
+    told("losses", queries.losses(there.engine, state.centers),
+         limit(queries.risk(common, state.own, "test"), 0.975))  # fmt: skip
 
 
 def main() -> None:

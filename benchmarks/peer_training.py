@@ -30,8 +30,9 @@ from common import (
     random_clients,
     sgd,
     training_sets,
+    update,
 )  # fmt: skip
-from wecfl import Correction, NativeEngine, Plan, State
+from wecfl import NativeEngine, Plan, State
 from wecfl.models import row_of
 
 LR, MOMENTUM, BATCH, STEPS = 0.001, 0.9, 32, 10
@@ -215,11 +216,11 @@ def main() -> None:
     fed, module = random_clients(setting, m), module_of(setting)
     engine, plan = NativeEngine(fed, module, workers=1), Plan(STEPS, BATCH, LR, MOMENTUM)
     rows = np.repeat(row_of(module)[None], m, axis=0)
-    state = State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+    state = State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
     seconds: list[list[float]] = []
 
     def native() -> None:
-        engine.train(state, plan, Correction(), 0)
+        update(engine, state, plan)
 
     def in_turns(work: Work) -> None:
         seconds.extend(measure(turns, native, work, clock=cpu_seconds))

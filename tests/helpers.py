@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wecfl.bilevel.local import Train
 from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Int, Split, State
+from wecfl.core.program import Answers, Job, Sent, Site, perform
+from wecfl.core.state import F32, F64, Bool, Int, Split, State, Table
+from wecfl.engine.local import EMPTY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
 
@@ -25,8 +28,11 @@ def same_states(a: State, b: State) -> None:
     np.testing.assert_array_equal(a.labels, b.labels)
     assert a.models.tobytes() == b.models.tobytes()
     assert a.centers.tobytes() == b.centers.tobytes()
-    assert a.memory.keys() == b.memory.keys()
-    assert all(a.memory[key].tobytes() == b.memory[key].tobytes() for key in a.memory)
+    assert a.tick == b.tick
+    for owner in ("memory", "cluster", "known", "whole"):
+        one, two = getattr(a, owner), getattr(b, owner)
+        assert one.keys() == two.keys(), owner
+        assert all(one[key].tobytes() == two[key].tobytes() for key in one), owner
 
 
 def same_folders(one: Path, two: Path) -> None:
@@ -55,7 +61,7 @@ class BowlEngine:
     """
 
     name = "bowl"
-    workers = nodes = 1
+    workers = nodes = classes = 1
     U = 1.0
 
     def __init__(self, targets: F64, sizes: Int) -> None:
@@ -65,51 +71,10 @@ class BowlEngine:
             [("w", (targets.shape[1],), ["head", "linear"]), ("bn", (2,), ["statistics"])]
         )
 
-    def gradient(self, models: F64) -> F64:
-        gap = models - self.targets
-        length = np.linalg.norm(gap, axis=1, keepdims=True)
-        return np.asarray(gap / (1 + length), dtype=np.float64)
-
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
-        models = state.models.astype(np.float64)
-        lr = np.zeros((len(models), 1))
-        clients = slice(None) if active is None else active
-        lr[clients, 0] = np.broadcast_to(np.asarray(plan.lr), len(models))[clients]
-        for _ in range(plan.steps):
-            models[:, :-2] -= lr * self.gradient(models[:, :-2])
-        return models.astype(np.float32), {}
-
-    def gradients(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        return self.gradient(models[:, :-2].astype(np.float64)).astype(np.float32)
-
-    def risk(self, models: F32, split: Split = "train") -> F64:
-        length = np.linalg.norm(models[:, :-2] - self.targets, axis=1)
-        return np.asarray(length - np.log1p(length), dtype=np.float64)
-
-    def losses(
-        self,
-        models: F32,
-        *,
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-        active: Sequence[int] | None = None,
-    ) -> F64:
-        m = len(self.targets)
-        each = [self.risk(np.repeat(row[None], m, axis=0)) for row in models]
-        return np.stack(each, axis=1)[slice(None) if active is None else active]
-
-    def confusion(self, models: F32, split: Split) -> Int:
-        return np.ones((len(self.sizes), 1, 1), dtype=np.int64)
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+        clients = np.arange(len(self.sizes)) if who is None else who
+        rows, _ = perform(job, BowlSite(self, clients), sent, {})
+        return Answers(rows, np.zeros(len(clients), np.int8), memory)
 
     def notes(self) -> dict[str, Any]:
         return {}
@@ -117,6 +82,98 @@ class BowlEngine:
     def starts(self, which: Sequence[int], seed: int) -> F32:
         rows = [np.random.default_rng([seed, j]).normal(size=self.layout.width) for j in which]
         return np.stack(rows).astype(np.float32)
+
+
+class BowlSite:
+    """Some of these clients."""
+
+    classes = 1
+
+    def __init__(self, engine: BowlEngine, clients: Int) -> None:
+        self.layout, self.sizes = engine.layout, engine.sizes[clients]
+        self.targets = engine.targets[clients]
+
+    def train(
+        self,
+        rows: F32,
+        plan: Plan,
+        *,
+        correction: Correction = Correction(),
+        velocity: F32 | None = None,
+        free: Bool | None = None,
+        part: slice = slice(None),
+        out: F32 | None = None,
+    ) -> tuple[F32, F32 | None]:
+        models = rows.astype(np.float64)
+        lr = np.broadcast_to(np.asarray(plan.lr), len(models))[:, None]
+        for _ in range(plan.steps):
+            models[:, :-2] -= lr * self._gradient(models)
+        return models.astype(np.float32), None
+
+    def _gradient(self, models: F64) -> F64:
+        gap = models[:, :-2] - self.targets
+        return np.asarray(gap / (1 + np.linalg.norm(gap, axis=1, keepdims=True)), np.float64)
+
+    def gradients(self, rows: F32, batches: int | None = None) -> F32:
+        return self._gradient(rows.astype(np.float64)).astype(np.float32)
+
+    def risk(self, rows: F32, split: Split = "train") -> F64:
+        length = np.linalg.norm(rows[:, :-2] - self.targets, axis=1)
+        return np.asarray(length - np.log1p(length), dtype=np.float64)
+
+    def losses(self, models: F32, batches: int | None = None) -> F64:
+        m = len(self.targets)
+        return np.stack([self.risk(np.repeat(row[None], m, axis=0)) for row in models], axis=1)
+
+    def confusion(self, rows: F32, split: Split) -> Int:
+        return np.ones((len(self.sizes), 1, 1), dtype=np.int64)
+
+
+def local_update(
+    engine: Any,
+    state: State,
+    plan: Plan,
+    correction: Correction,
+    seed: int,
+    active: Sequence[int] | None = None,
+) -> tuple[F32, dict[str, F32]]:
+    """All clients' models and momentum after a local update of those who are active."""
+    m = len(state.labels)
+    who = np.arange(m) if active is None else np.sort(np.array(active, np.int64))
+    shapes = {"anchor": correction.anchor, "offset": correction.offset}
+    extra = {
+        name: np.asarray(rows, np.float32)[who] for name, rows in shapes.items() if rows is not None
+    }
+    sent = Sent({"model": state.models[who % m], **extra})
+    mu: Any = correction.mu  # one for each column too: nothing but a number travels
+    job = Job(Train(mu) if np.ndim(mu) == 0 else _Columnwise(mu), plan.of(who), seed, state.round,
+              keep=True)  # fmt: skip
+    answers = engine.ask(job, sent, who, state.memory)
+    models = state.models.copy()
+    models[who] = answers.rows["model"]
+    return models, dict(answers.memory)
+
+
+class _Columnwise:
+    """Training with a pull of its own for each column."""
+
+    name, version, replies = "columnwise", 1, Train.replies
+
+    def __init__(self, mu: F32) -> None:
+        self.mu = mu
+
+    def keeps(self, plan: Plan) -> Any:
+        return Train().keeps(plan)
+
+    def check(self, plan: Plan, layout: Layout) -> None: ...
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Any:
+        own = sent.own
+        correction = Correction(self.mu, own.get("anchor"), own.get("offset"))
+        rows, velocity = site.train(
+            own["model"], plan, correction=correction, velocity=memory.get("momentum")
+        )
+        return {"model": rows}, {} if velocity is None or not memory else {"momentum": velocity}
 
 
 def workers() -> list[int]:

@@ -231,7 +231,7 @@ def test_methods_lists_every_method_with_its_components(wecfl: Wecfl) -> None:
     for name in METHODS:
         assert re.search(rf"^ {re.escape(name)} ", out, re.M)
     assert "KMeans" in out
-    assert "Proximal(mu=0.95)" in out
+    assert "Train(mu=0.95)" in out
 
 
 def test_data_list_and_get(wecfl: Wecfl) -> None:

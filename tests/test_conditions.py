@@ -24,10 +24,13 @@ from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
 from wecfl.configured import config_of, run_config
-from wecfl.core.method import View
+from wecfl.core.exchange import exchange
+from wecfl.core.method import Ask, View
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
-from wecfl.core.rounds import Setting, distribution, expectation, iterate, maximization, opening
+from wecfl.core.program import Answers
+from wecfl.core.rounds import distribution, expectation, iterate, maximization, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.folder.readers import read_metrics, read_summary
@@ -64,7 +67,7 @@ def test_every_method_under_hard_conditions(name: str, digits: Federation) -> No
     again = run(digits, method, **HARD, rounds=6, workers=2)
     for a, b in zip(result.states, again.states, strict=True):
         assert a.models.tobytes() == b.models.tobytes()
-    if method.representation.server_side:
+    if not method.representation.asks:
         for before, after in pairwise(seen):
             unheard = ~after.heard
             assert unheard.any()
@@ -102,13 +105,14 @@ def test_participation_is_that_share_of_the_clients_and_reaches_all_of_them() ->
 
 def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
     engine: Any = BowlEngine(np.random.default_rng(0).normal(size=(10, 4)), np.ones(10, np.int64))
-    asked, losses = [], engine.losses
+    asked, ask = [], engine.ask
 
-    def watched(*arguments: Any, active: Any, **options: Any) -> Any:
-        asked.append(active)
-        return losses(*arguments, active=active, **options)
+    def watched(job: Any, sent: Any, who: Any, memory: Any) -> Any:
+        if job.program.name == "losses":
+            asked.append(who.tolist())
+        return ask(job, sent, who, memory)
 
-    engine.losses = watched
+    engine.ask = watched
     channel = Channel(participation=0.3)
     setting = Setting(methods.ifca(2), engine, Plan(), channel=channel)
     next(iterate(setting, opening(setting)))
@@ -166,10 +170,7 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     path = iterate(setting, opening(setting))
     for _ in range(3):
         state = next(path)
-    trained, _ = engine.train(state, setting.plan, None, seed)
-    replies = np.where(channel.present(9, state.round), Reply.HEARD, Reply.ABSENT)
-    moved, told = channel.received(state, trained, replies, 4, seed)
-    state = state.replace(trained=moved, replies=told, round=state.round + 1)
+    state = exchange(state, setting)
     assigned = expectation(state, setting)
     averaged = maximization(assigned, setting)
     assert F(averaged, method, engine) <= F(assigned, method, engine) + 1e-6
@@ -180,21 +181,23 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
 
 
 class Broken:
-    """An objective under which some clients send garbage from round 2 on."""
+    """What makes some clients send garbage from round 2 on."""
 
     def __init__(self, garbage: dict[int, float]) -> None:
         self.garbage = garbage
 
-    def __call__(self, state: State, layout: Any) -> Any:
-        offset = np.zeros((len(state.labels), layout.width), np.float32)
+    def __call__(self, state: State, setting: Any) -> Any:
+        offset = np.zeros((len(state.labels), setting.engine.layout.width), np.float32)
         if state.round >= 1:
             for client, value in self.garbage.items():
                 offset[client] = value
-        return library.Correction(offset=offset)
+        return {"offset": offset}
 
 
 def test_garbage_is_refused_counted_and_reported(digits: Federation, tmp_path: Path) -> None:
-    method = methods.wecfl(k=3).replace(objective=Broken({2: np.nan, 5: np.inf, 7: 1e6}))
+    method = methods.wecfl(k=3).replace(
+        steps=(Ask(send=Broken({2: np.nan, 5: np.inf, 7: 1e6})), *"EMD")
+    )
     result = run(digits, method, out=tmp_path / "run", rounds=5)
     told = replies(result.records, 12)
     assert (told[1:, [2, 5]] == Reply.NOT_FINITE).all()
@@ -214,7 +217,7 @@ def test_garbage_is_refused_counted_and_reported(digits: Federation, tmp_path: P
 def test_a_cluster_of_which_all_are_refused_keeps_its_center(digits: Federation) -> None:
     good = run(digits, methods.wecfl(k=3), rounds=1)
     bad = {int(i): np.nan for i in np.flatnonzero(good.labels == 1)}
-    method = methods.wecfl(k=3).replace(objective=Broken(bad))
+    method = methods.wecfl(k=3).replace(steps=(Ask(send=Broken(bad)), *"EMD"))
     result = run(digits, method, rounds=3)
     np.testing.assert_array_equal(result.centers[1], good.centers[1])
     assert (result.labels == good.labels).all()
@@ -225,10 +228,11 @@ def test_a_client_that_recovers_is_heard_again(digits: Federation) -> None:
     """Its momentum was not finite either, and is cleared."""
 
     class Once(Broken):
-        def __call__(self, state: State, layout: Any) -> Any:
-            return super().__call__(state, layout) if state.round == 1 else library.Correction()
+        def __call__(self, state: State, setting: Any) -> Any:
+            return super().__call__(state, setting) if state.round == 1 else {}
 
-    result = run(digits, methods.fedavg.replace(objective=Once({4: np.nan})), rounds=4)
+    once = methods.fedavg.replace(steps=(Ask(send=Once({4: np.nan})), *"EMD"))
+    result = run(digits, once, rounds=4)
     assert replies(result.records, 12)[:, 4].tolist() == [0, Reply.NOT_FINITE, 0, 0]
 
 
@@ -236,7 +240,8 @@ def test_models_of_another_shape_are_refused() -> None:
     engine: Any = BowlEngine(np.zeros((3, 4)), np.ones(3, np.int64))
     setting = Setting(methods.fedavg, engine, Plan())
     state = opening(setting)
-    engine.train = lambda *_: (np.zeros((3, 5), np.float32), {})
+    rows = {"model": np.zeros((3, 5), np.float32)}
+    engine.ask = lambda *_: Answers(rows, np.zeros(3, np.int8))
     with pytest.raises(EngineError, match=r"of shape \(3, 6\), got \(3, 5\)"):
         next(iterate(setting, state))
 
@@ -345,7 +350,7 @@ def test_a_vote_costs_the_privacy_of_all_its_members(digits: Federation) -> None
     one = run(digits, methods.fedavg, model="logistic", **private)
     three = run(digits, methods.fedavg_plus(3), model="logistic", **private)
     for state in three.states:
-        np.testing.assert_array_equal(state.replies, one.states[0].replies)
+        np.testing.assert_array_equal(state.outcome, one.states[0].outcome)
     assert (three.states[0].centers != three.states[1].centers).any()
     told = [each.summary["privacy"] for each in (one, three)]
     assert told[1]["replies"] == 3 * told[0]["replies"]

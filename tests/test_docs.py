@@ -14,12 +14,16 @@ from wecfl.bilevel import (
     aggregation,
     auto,
     clustering,
+    control,
     criteria,
     distance,
     hierarchy,
     importance,
-    objective,
+    local,
+    optimizer,
+    queries,
     rate,
+    serving,
 )
 from wecfl.bilevel import representation as representations
 from wecfl.channel import attacks
@@ -33,7 +37,8 @@ from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
-    aggregation, auto, clustering, criteria, distance, hierarchy, importance, objective, rate,
+    aggregation, auto, clustering, criteria, distance, hierarchy, importance, local, optimizer,
+    queries, serving, control, rate,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
     federation, partition, split,
 ]  # fmt: skip
@@ -44,7 +49,7 @@ PUBLIC = {
 }
 WITHOUT_EXAMPLE = {
     "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
-    "Partition", "Source", "check_clusters",
+    "Partition", "Source",
 }  # fmt: skip
 
 

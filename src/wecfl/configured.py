@@ -20,7 +20,7 @@ from wecfl.channel.privacy import Privacy, check_private
 from wecfl.config import PARTITIONING, Config, resolve
 from wecfl.core.method import Aggregation, Clustering, Method
 from wecfl.core.plan import Plan
-from wecfl.core.rounds import Observer, check_clusters
+from wecfl.core.rounds import Observer
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
@@ -136,12 +136,10 @@ def check(config: Config, federation: Federation) -> None:
     """Raise what a run of this configuration would raise before its first round."""
     method = method_of(config)
     members, _ = parted(federation, config.newcomers, config.unseen, config.seed)
-    check_clusters(method, len(members))
     if config.lr == "theory":
         check_theory(method, Plan(momentum=config.momentum, weight_decay=config.weight_decay))
     model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
-    if isinstance(method.representation, Columns):
-        layout_of(model).columns(method.representation.which)
+    method.check(len(members), Plan(config.steps, momentum=config.momentum), layout_of(model))
     if config.clip is not None:
         check_private(
             method, layout_of(model),

@@ -24,7 +24,8 @@ from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
-from wecfl.core.rounds import Observer, Setting, check_clusters, iterate, opening
+from wecfl.core.rounds import Observer, iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import Clients, State
 from wecfl.data.federation import Federation
 from wecfl.engine import local, make_engine
@@ -172,13 +173,13 @@ def run(
     )  # fmt: skip
     plan = Plan(steps, batch, _number(lr), momentum, keep_momentum, weight_decay)
     federation, late = parted(federation, newcomers, unseen, seed)
-    check_clusters(method, len(federation))
     rate = theory if lr == "theory" else None
     if rate:
         check_theory(method, plan)
     if min_cluster > 1:
         method = method.replace(clustering=AtLeast(method.clustering, min_cluster))
     module = make(model, shape=federation.shape, classes=federation.classes, seed=seed)
+    method.check(len(federation), plan, layout_of(module))
     privacy = None if clip is None else Privacy(clip, noise or 0.0)
     delta = 1e-5 if delta is None else delta
     objectives = privacy is None if objectives is None else objectives
@@ -223,7 +224,7 @@ def run(
             written = _described(settings[0], model, rounds, seed)
         watchers = [each if isinstance(each, Watcher) else AfterRound(each) for each in watch]
         recorder = Recorder(
-            method, runner, federation.groups, objectives=objectives, assault=assault, trap=trap
+            settings[0], federation.groups, objectives=objectives, assault=assault, trap=trap
         )
         visit = Visit(
             method, Blueprint.of(model, module, federation), module, plan, settings[0].seed,

@@ -34,9 +34,11 @@ def center(aggregation: Aggregation, rows: Any, weight: Any = None) -> F64:
     models = np.asarray(rows, np.float32)
     n = len(models)
     importance = np.ones(n) if weight is None else np.asarray(weight, np.float64)
-    state = State(1, models, np.full((1, models.shape[1]), 7, "f4"), np.zeros(n, np.int64))
+    state = State(
+        1, {"model": models}, np.full((1, models.shape[1]), 7, "f4"), np.zeros(n, np.int64)
+    )
     before = models.copy()
-    found = aggregation(state, importance, np.ones(n, np.int64))
+    found = aggregation(state, importance, np.ones(n, np.int64)).centers
     np.testing.assert_array_equal(models, before)
     assert found.dtype == np.float32
     return np.asarray(found[0], np.float64)
@@ -201,7 +203,9 @@ def test_clusters_are_separate_and_empty_ones_keep_their_center(aggregation: Agg
     labels = np.array([2, 0, 2, 2, 0, 0, 2, 0, 2, 4, 4, 2])
     weight[9:11] = 0  # nobody who counts: nobody
     before = np.arange(5 * 40, dtype="f4").reshape(5, 40)
-    found = aggregation(State(1, rows, before, labels), weight, np.ones(12, np.int64))
+    found = aggregation(
+        State(1, {"model": rows}, before, labels), weight, np.ones(12, np.int64)
+    ).centers
     for k in (1, 3, 4):
         np.testing.assert_array_equal(found[k], before[k])
     for k in (0, 2):
@@ -212,11 +216,13 @@ def test_clusters_are_separate_and_empty_ones_keep_their_center(aggregation: Agg
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_the_importance_of_the_aggregation_replaces_that_of_the_method(name: str) -> None:
     rows, weight = members(9)
-    state = State(1, rows, np.zeros((1, 40), "f4"), np.zeros(9, np.int64))
+    state = State(1, {"model": rows}, np.zeros((1, 40), "f4"), np.zeros(9, np.int64))
     sizes = weight.astype(np.int64)
     own = AGGREGATIONS[name](importance=data_size)
     lambda_ = AGGREGATIONS[name]()
-    np.testing.assert_array_equal(own(state, np.ones(9), sizes), lambda_(state, weight, sizes))
+    np.testing.assert_array_equal(
+        own(state, np.ones(9), sizes).centers, lambda_(state, weight, sizes).centers
+    )
     assert robust(name, like=methods.fesem(3).aggregation) == own
     assert robust(name, like=methods.wecfl(3).aggregation) == lambda_
     assert robust(name, like=Median(uniform)) == AGGREGATIONS[name](importance=uniform)
@@ -327,7 +333,7 @@ def test_the_mean_breaks() -> None:
 def test_a_cluster_of_attackers_does_not_touch_the_others(aggregation: Aggregation) -> None:
     rows, weight = members(12)
     labels, before, sizes = np.repeat([0, 1], 6), np.zeros((2, 40), "f4"), np.ones(12, np.int64)
-    found = aggregation(State(1, rows, before, labels), weight, sizes)
+    found = aggregation(State(1, {"model": rows}, before, labels), weight, sizes).centers
     rows[6:] = 1e9
-    again = aggregation(State(1, rows, before, labels), weight, sizes)
+    again = aggregation(State(1, {"model": rows}, before, labels), weight, sizes).centers
     np.testing.assert_array_equal(again[0], found[0])

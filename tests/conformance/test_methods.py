@@ -15,11 +15,13 @@ from helpers import same_bits, same_folders
 from wecfl import NativeEngine, Plan, State, methods
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.core.method import Clusters, Method
-from wecfl.core.rounds import STEPS, Setting, iterate, opening
+from wecfl.bilevel.representation import Columns
+from wecfl.core.method import Ask, Clusters, Method
+from wecfl.core.rounds import STEPS, iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.folder.readers import read_states
 from wecfl.folder.writer import RunFolder
-from wecfl.models import build
+from wecfl.models import build, row_of
 from wecfl.runs.result import Result
 
 SEED = 5
@@ -65,7 +67,7 @@ def test_every_method_learns_and_keeps_the_shapes(
         assert 0 <= state.labels.min() <= state.labels.max() < len(state.centers)
         assert np.isfinite(state.models).all()
         # The run closes with the distribution: every client holds the model of its cluster.
-        assert state.trained is None
+        assert state.replies is None
     assert [record["round"] for record in result.records] == list(range(1, 13))
     assert result.records[-1]["accuracy"] > result.records[0]["accuracy"]
     assert result.records[-1]["accuracy"] > 0.7
@@ -77,15 +79,17 @@ def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
     order: str, fed: wecfl.Federation
 ) -> None:
     model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
-    method = methods.wecfl(k=3).replace(order=order)
+    before, _, after = order.partition("L")
+    method = methods.wecfl(k=3).replace(opening=tuple(before), steps=("L", *after, *before))
     setting = Setting(method, NativeEngine(fed, model), Plan(steps=3, lr=0.05), SEED)
     begun = opening(setting)
-    stored = State(0, begun.models.copy(), begun.centers, begun.labels)
+    stored = State(
+        0, {"model": begun.models.copy()}, begun.centers, begun.labels, whole=begun.whole
+    )
     *_, ended = islice(iterate(setting, begun), 3)
-    before, _, after = order.partition("L")
     for step in 3 * ("L" + after + before):
         stored = STEPS[step](stored, setting)
-        stored = stored.replace(trained=stored.models.copy())
+        stored = stored.replace(replies={"model": stored.models.copy()})
     assert ended.round == stored.round == 3
     for name in ("models", "centers", "labels"):
         np.testing.assert_array_equal(getattr(ended, name), getattr(stored, name))
@@ -195,20 +199,24 @@ def test_the_first_member_of_a_vote_is_the_plain_run_and_the_others_differ(
 
 def test_private_columns_stay_with_their_client(fed: wecfl.Federation) -> None:
     """FedPer in one value: the last layer is never sent."""
-    fedper = methods.fedavg.replace(name="fedper", shared="~3.*")
+    fedper = methods.fedavg.replace(
+        name="fedper", shared="~3.*", representation=Columns("1.weight")
+    )
     result = run(fed, fedper)
     layout = wecfl.models.layout_of(result.architecture)
     private, shared = layout.columns("3.*"), layout.columns("~3.*")
-    models = result.states[0].models
+    models = np.stack([row_of(result.model(client=i)) for i in range(len(fed))])
     assert len(np.unique(models[:, private], axis=0)) == len(fed)
     assert len(np.unique(models[:, shared], axis=0)) == 1
+    start = row_of(build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED))
+    np.testing.assert_array_equal(result.centers[0, private], start[private])  # never sent
 
 
-def test_an_objective_of_ones_own(fed: wecfl.Federation) -> None:
+def test_what_else_clients_are_sent(fed: wecfl.Federation) -> None:
     """A constant offset of the gradient moves the models against it."""
     push = np.ones((len(fed), 4810), dtype=np.float32)
     pushed = methods.fedavg.replace(
-        name="pushed", objective=lambda state, layout: wecfl.Correction(offset=push)
+        name="pushed", steps=(Ask(send=lambda state, setting: {"offset": push}), *"EMD")
     )
     gap = run(fed, pushed).centers - run(fed, methods.fedavg).centers
     assert gap.mean() < -0.1
@@ -232,10 +240,14 @@ def test_importance_must_be_positive(
 
 
 def test_components_are_checked(fed: wecfl.Federation) -> None:
-    with pytest.raises(wecfl.errors.ConfigError, match="objective must be callable"):
-        methods.fedavg.replace(objective=3)
-    with pytest.raises(wecfl.errors.ConfigError, match="must return a Correction"):
-        run(fed, methods.fedavg.replace(objective=lambda state, layout: None))
+    with pytest.raises(wecfl.errors.ConfigError, match="local must be callable"):
+        methods.fedavg.replace(local=3)
+    with pytest.raises(wecfl.errors.ConfigError, match="E, M, D, L or an Ask"):
+        methods.fedavg.replace(steps=("L", "X"))
+    with pytest.raises(wecfl.errors.ConfigError, match="needs a local update"):
+        methods.fedavg.replace(steps=("E", "M", "D"))
+    with pytest.raises(wecfl.errors.ConfigError, match="they share '~3"):
+        run(fed, methods.fedavg.replace(shared="~3.*"))
     with pytest.raises(wecfl.errors.ModelError, match="names no column"):
         run(fed, methods.fedavg.replace(shared="~nothing.*"))
 

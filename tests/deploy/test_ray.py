@@ -16,9 +16,11 @@ import pytest
 from torch import Tensor, nn
 
 import wecfl
-from helpers import Wecfl, same_states
+from helpers import Wecfl, local_update, same_states
 from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, methods
-from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.bilevel import queries
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import F32
 from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
@@ -63,7 +65,7 @@ def start(module: nn.Module, m: int = 5) -> State:
     """Every client at a model of its own."""
     rows = np.repeat(row_of(module)[None], m, axis=0)
     rows[:] += 0.1 * np.abs(np.random.default_rng(1).normal(size=rows.shape)).astype(np.float32)
-    return State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+    return State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
 
 
 def actors() -> list[int]:
@@ -92,17 +94,27 @@ def all_of(engine: BaseEngine, module: nn.Module) -> list[bytes]:
         (Correction(), PLAN, None), (affine, plan, None), (Correction(0.5), PLAN, [0, 4]),
         (affine, plan, [3]), (Correction(), Plan(2, 4, 0.1, keep_momentum=False), [1, 2]),
     ):  # fmt: skip
-        models, memory = engine.train(state, how, correction, SEED, active)
+        models, memory = local_update(engine, state, how, correction, SEED, active)
         found += [models, *memory.values()]
         state = state.replace(round=state.round + 1, trained=models, memory=memory)
     same = np.repeat(state.models[:1], m, axis=0)
     for models in (state.models, same):
-        found += [engine.risk(models), engine.gradients(models)]
-        found += [engine.gradients(models, batches=1, seed=SEED, round=2)]
-        found += [engine.confusion(models, "test"), engine.confusion(models, "train")]
-    found += [engine.confusion(np.stack([state.models, same, state.models[::-1]]), "test")]
-    found += [engine.losses(state.models[:2]), engine.losses(same[:1], active=[1, 4])]
-    found += [engine.losses(state.models, batches=1, seed=SEED, round=1, active=[0, 2, 3])]
+        found += [queries.risk(engine, models), queries.gradients(engine, models)]
+        found += [queries.gradients(engine, models, batches=1, seed=SEED, round=2)]
+        found += [
+            queries.confusion(engine, models, "test"),
+            queries.confusion(engine, models, "train"),
+        ]
+    found += [
+        queries.confusion(engine, np.stack([state.models, same, state.models[::-1]], 1), "test")
+    ]
+    found += [
+        queries.losses(engine, state.models[:2]),
+        queries.losses(engine, same[:1], who=np.array([1, 4])),
+    ]
+    found += [
+        queries.losses(engine, state.models, batches=1, seed=SEED, round=1, who=np.array([0, 2, 3]))
+    ]
     return [repr((each.shape, each.dtype)).encode() + each.tobytes() for each in found]
 
 
@@ -122,7 +134,7 @@ def test_the_same_bits_with_any_number_of_actors(
         assert len(actors()) == number
         assert all_of(engine, cnn()) == expected
     with pytest.raises(EngineError, match="the engine is closed"):
-        engine.risk(start(cnn()).models)
+        queries.risk(engine, start(cnn()).models)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +202,7 @@ class Watch:
 def trained(engine: BaseEngine, module: nn.Module, rounds: int = 2) -> tuple[F32, F32]:
     state = start(module)
     for _ in range(rounds):
-        models, memory = engine.train(state, PLAN, Correction(), SEED)
+        models, memory = local_update(engine, state, PLAN, Correction(), SEED)
         state = state.replace(round=state.round + 1, trained=models, memory=memory)
     return state.models, state.memory["momentum"]
 
@@ -207,7 +219,7 @@ def test_an_actor_that_is_killed_is_replaced(
         expected = trained(local, cnn())
     watch = Watch(kill_actors)
     with RayEngine(images, cnn(), workers=2, address=cluster.address, progress=watch) as engine:
-        found = trained(engine, cnn())
+        found = local_update(engine, cnn())
         assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
         assert len(actors()) == 2
     assert caplog.text.count("another one takes over") == 2
@@ -233,7 +245,7 @@ def test_a_node_that_dies_is_done_without(
     watch = Watch(remove)
     with RayEngine(images, cnn(), address=cluster.address, progress=watch) as engine:
         assert (engine.workers, engine.nodes) == (3, 3)
-        found = trained(engine, cnn())
+        found = local_update(engine, cnn())
     assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
     assert "another one takes over" in caplog.text
 
@@ -282,10 +294,12 @@ def test_a_client_that_fails_or_kills_its_actor(
         for _ in range(2):
             said = r"^client d failed in train: ArithmeticError: I would rather not$"
             with pytest.raises(EngineError, match=said):
-                engine.train(start(module), PLAN, Correction(), SEED)
-        assert engine.risk(start(module).models).shape == (5,)
+                local_update(engine, start(module), PLAN, Correction(), SEED)
+        assert queries.risk(engine, start(module).models).shape == (5,)
         with pytest.raises(ConfigError, match=r"anchor has shape \(2,\), not \(5, 21\)"):
-            engine.train(start(module), PLAN, Correction(1.0, np.zeros(2, np.float32)), SEED)
+            local_update(
+                engine, start(module), PLAN, Correction(1.0, np.zeros(2, np.float32)), SEED
+            )
 
     def kill(x: Tensor) -> None:
         if x.max() > 98:
@@ -297,7 +311,7 @@ def test_a_client_that_fails_or_kills_its_actor(
             r"^2 actors in a row died with the same 5 clients during 'train' \(.*\); if the nodes"
         )
         with pytest.raises(EngineError, match=said):
-            engine.train(start(module), PLAN, Correction(), SEED)
+            local_update(engine, start(module), PLAN, Correction(), SEED)
 
 
 class Fatal(nn.Linear):
@@ -332,7 +346,7 @@ def test_an_actor_that_dies_as_it_loads_is_replaced(
     with pytest.raises(EngineError, match=said):
         RayEngine(fed, module, **how)
     with RayEngine(fed, module, **how) as engine:
-        assert engine.risk(start(module).models).shape == (5,)
+        assert queries.risk(engine, start(module).models).shape == (5,)
     assert caplog.text.count("died during 'load'") == 2
     assert not list(tmp_path.iterdir())
 

@@ -20,8 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import wecfl
+from helpers import local_update
 from wecfl import Correction, Federation, Plan, State, methods
-from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.bilevel import queries
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.engine import TorchEngine, make_engine
 from wecfl.engine.native import NativeEngine, Unsupported, _native
 from wecfl.errors import ConfigError, EngineError
@@ -39,7 +42,7 @@ def federation(shape: tuple[int, ...], classes: int, sizes: list[int], seed: int
 
 def start(model: nn.Module, m: int) -> State:
     rows = np.repeat(row_of(model)[None], m, axis=0)
-    return State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+    return State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
 
 
 def plain_steps(
@@ -157,7 +160,7 @@ def test_random_networks_train_like_torch_in_double_precision(
     assume(steps := sum(1 for _ in before_ties))
     plan = replace(plan, steps=steps)
     engine = NativeEngine(fed, model, isa=isa)
-    models, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    models, _ = local_update(engine, start(model, 1), plan, Correction(), 0)
     exact = plain_torch(model, fed, plan, torch.float64)
     # One run of torch may be lucky: its error is the worst of three, two on inputs an ulp away.
     single = [plain_torch(model, fed, plan, torch.float32, shake) for shake in range(3)]
@@ -177,7 +180,7 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     engine = NativeEngine(fed, model, batchnorm="batch" if by_batch else "running", batch=32)
     rows = start(model, 2).models
     rows[1] *= 0.5
-    found = engine.gradients(rows)
+    found = queries.gradients(engine, rows)
     for own, row, ours in zip(fed.train, rows, found, strict=True):
         module, x, y = fill(model, row), fed.x[own], fed.y[own]
         how: Any = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
@@ -237,11 +240,16 @@ def test_evaluation_agrees_with_torch(batchnorm: Any) -> None:
         with make_engine(kind, fed, model, batchnorm=batchnorm) as engine:
             rows = np.stack([row_of(model), row_of(model) * 0.5])
             rows[:, -48:] = np.abs(rows[:, -48:]) + 0.1  # variances
-            each = engine.losses(rows, batches=1, seed=3, round=2)
-            asked = engine.losses(rows, batches=1, seed=3, round=2, active=[1])
+            each = queries.losses(engine, rows, batches=1, seed=3, round=2)
+            asked = queries.losses(engine, rows, batches=1, seed=3, round=2, who=np.array([1]))
             assert asked.tobytes() == each[1:].tobytes()
-            slopes = [engine.gradients(rows), engine.gradients(rows, batches=1, seed=3, round=2)]
-            found.append((engine.risk(rows), each, engine.confusion(rows, "test"), *slopes))
+            slopes = [
+                queries.gradients(engine, rows),
+                queries.gradients(engine, rows, batches=1, seed=3, round=2),
+            ]
+            found.append(
+                (queries.risk(engine, rows), each, queries.confusion(engine, rows, "test"), *slopes)
+            )
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
 
@@ -260,9 +268,9 @@ def test_corrections_and_memory_agree_with_torch() -> None:
         found = []
         for kind in ("native", "torch"):
             with make_engine(kind, fed, model) as engine:
-                models, memory = engine.train(begin, plan, correction, 0)
-                again = begin.replace(trained=models, memory=memory, round=1)
-                found.append(engine.train(again, plan, correction, 0))
+                models, memory = local_update(engine, begin, plan, correction, 0)
+                again = begin.replace(replies={"model": models}, memory=memory, round=1)
+                found.append(local_update(engine, again, plan, correction, 0))
         (ours, memory), (theirs, reference) = found
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
         assert memory.keys() == reference.keys()
@@ -276,11 +284,11 @@ def test_only_active_clients_train(kind: Any) -> None:
     model = build("mlp", shape=(6,), classes=3)
     begin, plan = start(model, 4), Plan(steps=3, batch=8)
     with make_engine(kind, fed, model) as engine:
-        everyone, memory = engine.train(begin, plan, Correction(), 0)
-        some, kept = engine.train(begin, plan, Correction(), 0, active=[3, 1])
-        nobody, _ = engine.train(begin, plan, Correction(), 0, active=[])
+        everyone, memory = local_update(engine, begin, plan, Correction(), 0)
+        some, kept = local_update(engine, begin, plan, Correction(), 0, active=[3, 1])
+        nobody, _ = local_update(engine, begin, plan, Correction(), 0, active=[])
         with pytest.raises(ConfigError, match="between 0 and 3, got"):
-            engine.train(begin, plan, Correction(), 0, active=[4])
+            local_update(engine, begin, plan, Correction(), 0, active=[4])
     for whole, part, before in (
         (everyone, some, begin.models),
         (memory["momentum"], kept["momentum"], np.zeros_like(kept["momentum"])),
@@ -300,14 +308,17 @@ def test_same_bits_for_any_number_of_threads_and_any_order(isa: str) -> None:
     )  # fmt: skip
     begin, plan = start(model, 7), Plan(steps=6, batch=7, lr=0.05)
     results = [
-        NativeEngine(fed, model, workers=n, isa=isa).train(begin, plan, Correction(), 3)[0]
+        local_update(NativeEngine(fed, model, workers=n, isa=isa), begin, plan, Correction(), 3)[0]
         for n in (1, 2, 4)
     ]
     assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
     order = np.array([3, 6, 0, 5, 2, 4, 1])
     turned = NativeEngine(fed.subset(order), model, workers=2, isa=isa)
-    assert turned.train(begin, plan, Correction(), 3)[0].tobytes() == results[0][order].tobytes()
-    other = NativeEngine(fed, model, isa=isa).train(begin, plan, Correction(), 4)[0]
+    assert (
+        local_update(turned, begin, plan, Correction(), 3)[0].tobytes()
+        == results[0][order].tobytes()
+    )
+    other = local_update(NativeEngine(fed, model, isa=isa), begin, plan, Correction(), 4)[0]
     assert other.tobytes() != results[0].tobytes()
 
 
@@ -316,13 +327,13 @@ def test_dropout_keeps_the_mean_and_follows_its_key() -> None:
     model = nn.Sequential(nn.Dropout(0.4), nn.Linear(50, 2))
     engine = NativeEngine(fed, model)
     plan = Plan(steps=200, batch=32, lr=0.01, momentum=0.0)
-    dropped, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    dropped, _ = local_update(engine, start(model, 1), plan, Correction(), 0)
     still = nn.Sequential(nn.Dropout(0.0), nn.Linear(50, 2))
     still.load_state_dict(model.state_dict())
-    full, _ = NativeEngine(fed, still).train(start(model, 1), plan, Correction(), 0)
+    full, _ = local_update(NativeEngine(fed, still), start(model, 1), plan, Correction(), 0)
     assert dropped.tobytes() != full.tobytes()
     np.testing.assert_allclose(dropped, full, atol=0.15)
-    again, _ = engine.train(start(model, 1), plan, Correction(), 0)
+    again, _ = local_update(engine, start(model, 1), plan, Correction(), 0)
     assert again.tobytes() == dropped.tobytes()
 
 
@@ -448,7 +459,7 @@ def test_a_model_that_does_not_fit_is_one_clear_error(model: nn.Module) -> None:
     ("correction", "said"),
     [
         (Correction(mu=np.zeros(3, np.float32)), "mu has shape \\(3,\\), not \\(15,\\)"),
-        (Correction(anchor=np.zeros((1, 15), np.float32)), "anchor has shape"),
+        (Correction(anchor=np.zeros((2, 14), np.float32)), "anchor has shape"),
         (Correction(offset=np.zeros((2, 3), np.float32)), "offset has shape"),
     ],
 )
@@ -456,10 +467,12 @@ def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, sai
     fed = federation((4,), 3, [20, 20])
     with make_engine(kind, fed, nn.Linear(4, 3), workers=1) as engine:
         with pytest.raises(wecfl.errors.ConfigError, match=said):
-            engine.train(start(nn.Linear(4, 3), 2), Plan(), correction, 0)
+            local_update(engine, start(nn.Linear(4, 3), 2), Plan(), correction, 0)
         double: Any = np.zeros((2, 15))  # is converted
         wide = Correction(anchor=double, mu=1.0)
-        assert np.isfinite(engine.train(start(nn.Linear(4, 3), 2), Plan(), wide, 0)[0]).all()
+        assert np.isfinite(
+            local_update(engine, start(nn.Linear(4, 3), 2), Plan(), wide, 0)[0]
+        ).all()
 
 
 def test_a_wrong_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +497,7 @@ def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_diverged_is_not_finite() -> None:
     fed = federation((4,), 3, [20, 20])
     engine = NativeEngine(fed, nn.Linear(4, 3))
-    models, _ = engine.train(start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
+    models, _ = local_update(engine, start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
     assert not np.isfinite(models).all(axis=1).any()
 
 
@@ -498,14 +511,20 @@ def test_clients_that_take_fewer_steps() -> None:
     done = np.array([1, 4, 2])
     with TorchEngine(fed, model, workers=1) as slow:
         for engine in (NativeEngine(fed, model), slow):
-            few, kept = engine.train(state, replace(plan, done=done), Correction(), 7)
+            few, kept = local_update(engine, state, replace(plan, done=done), Correction(), 7)
             for i, count in enumerate(done):
                 short = replace(plan, steps=int(count))
-                alone, memory = engine.train(state, short, Correction(), 7)
+                alone, memory = local_update(engine, state, short, Correction(), 7)
                 np.testing.assert_array_equal(few[i], alone[i])
                 np.testing.assert_array_equal(kept["momentum"][i], memory["momentum"][i])
-            with pytest.raises(ConfigError, match="1 to 4 steps"):
-                engine.train(state, replace(plan, done=np.array([0, 1, 2])), Correction(), 7)
+            none, _ = local_update(
+                engine, state, replace(plan, done=np.array([0, 1, 0])), Correction(), 7
+            )
+            assert (none != state.models).any(axis=1).tolist() == [False, True, False]
+            with pytest.raises(ConfigError, match="0 to 4 steps, got 1…5"):
+                local_update(
+                    engine, state, replace(plan, done=np.array([1, 5, 2])), Correction(), 7
+                )
 
 
 class TestRunner:
@@ -523,6 +542,7 @@ class TestRunner:
             "anchor": None,
             "offset": None,
             "mu": None,
+            "free": None,
             "lr": np.zeros(2, np.float32),
             "factor": 0.9,
             "decay": 0.0,
@@ -551,6 +571,8 @@ class TestRunner:
             ("anchor", np.zeros((2, 14), np.float32)),
             ("offset", np.zeros((3, 15), np.float32)),
             ("mu", np.zeros(14, np.float32)),
+            ("free", np.ones(14, np.bool_)),
+            ("free", np.ones(15, np.float32)),
             ("lr", np.zeros(3, np.float32)),
             ("x", np.zeros((6, 5), np.float32)),
             ("x", np.zeros((6, 4))),
@@ -662,10 +684,11 @@ fed = wecfl.Federation.from_arrays([x] * 4, [y] * 4)
 model = build("cnn-fashion", shape=(1, 28, 28), classes=10)
 engine = wecfl.NativeEngine(fed, model)
 rows = np.repeat(row_of(model)[None], 4, axis=0)
-state = wecfl.State(0, rows, rows[:1], np.zeros(4, np.int64))
+state = wecfl.State(0, {"model": rows}, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
-    engine.train(state, wecfl.Plan(steps=100_000), wecfl.Correction(), 0)
+    from wecfl.engine.local import Block
+    Block(engine, np.arange(4)).train(rows, wecfl.Plan(steps=100_000))
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """

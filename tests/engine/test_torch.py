@@ -19,8 +19,9 @@ from sklearn.metrics import confusion_matrix
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from helpers import workers
+from helpers import local_update, workers
 from wecfl import Correction, Federation, Plan, State, TorchEngine, rng
+from wecfl.bilevel import queries
 from wecfl.core.state import F32, F64, Int, Split
 from wecfl.engine import torch as under_test
 from wecfl.errors import ConfigError, EngineError, ModelError
@@ -48,7 +49,7 @@ def start(module: nn.Module, m: int = 5, spread: float = 0.1) -> State:
     rows = np.repeat(row_of(module)[None], m, axis=0)
     noise = np.random.default_rng(1).normal(size=rows.shape).astype(np.float32)
     rows[:] += spread * np.abs(noise)  # variances stay positive
-    return State(0, rows, rows[:1], np.zeros(m, dtype=np.int64))
+    return State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
 
 
 def rounds(
@@ -59,8 +60,8 @@ def rounds(
     count: int = 2,
 ) -> State:
     for _ in range(count):
-        models, memory = engine.train(state, plan, correction or Correction(), SEED)
-        state = state.replace(round=state.round + 1, trained=models, memory=memory)
+        models, memory = local_update(engine, state, plan, correction or Correction(), SEED)
+        state = state.replace(round=state.round + 1, replies={"model": models}, memory=memory)
     return state
 
 
@@ -209,7 +210,7 @@ def test_dropout_is_keyed_and_leaves_torch_alone(fed: Federation) -> None:
 
     def trained(round: int, seed: int) -> F32:
         state = start(module, len(engine.sizes), spread=0).replace(round=round)
-        return engine.train(state, Plan(steps=3, batch=99, lr=0.1), Correction(), seed)[0]
+        return local_update(engine, state, Plan(steps=3, batch=99, lr=0.1), Correction(), seed)[0]
 
     with TorchEngine(fed, module, workers=2) as engine:
         first = trained(0, 0)
@@ -262,9 +263,11 @@ def test_scores_are_those_of_torch_and_sklearn(
     module, data = (mlp(), fed) if kind == "mlp" else (cnn(), images)
     models = start(module, spread=0.5).models
     with TorchEngine(data, module, workers=2) as engine:
-        risk, losses = engine.risk(models), engine.losses(models[:3])
-        found = {split: engine.confusion(models, split) for split in splits()}
-        many = engine.losses(np.concatenate([models, models[::-1]]))  # more models than clients
+        risk, losses = queries.risk(engine, models), queries.losses(engine, models[:3])
+        found = {split: queries.confusion(engine, models, split) for split in splits()}
+        many = queries.losses(
+            engine, np.concatenate([models, models[::-1]])
+        )  # more models than clients
     close(risk, [loss(module, models[i], data, data.train[i]) for i in range(5)])
     assert losses.shape == (5, 3)
     assert many.shape == (5, 10)
@@ -286,8 +289,8 @@ def test_a_stack_of_models_votes_with_its_mean_logits(fed: Federation) -> None:
     module = mlp()
     stack = np.stack([start(module, spread=s).models for s in (0.2, 1.0, 3.0)])
     with TorchEngine(fed, module, workers=2) as engine:
-        voted = engine.confusion(stack, "train")
-        alone = engine.confusion(stack[0], "train")
+        voted = queries.confusion(engine, np.moveaxis(stack, 0, 1), "train")
+        alone = queries.confusion(engine, stack[0], "train")
     for i in range(5):
         x, y = samples(fed, fed.train[i])
         mean = torch.stack([logits(module, rows[i], x) for rows in stack]).mean(dim=0)
@@ -299,8 +302,10 @@ def test_batchnorm_of_the_batch(images: Federation) -> None:
     module = cnn()
     models = start(module, spread=0.5).models
     with TorchEngine(images, module, workers=2, batchnorm="batch", batch=5) as engine:
-        risk, confusion = engine.risk(models), engine.confusion(models, "train")
-        assert np.array_equal(risk, engine.risk(models))  # no statistics leak into later scores
+        risk, confusion = queries.risk(engine, models), queries.confusion(engine, models, "train")
+        assert np.array_equal(
+            risk, queries.risk(engine, models)
+        )  # no statistics leak into later scores
     for i, rows in enumerate(images.train):
         x, y = samples(images, rows)
         model = fill(module, models[i]).train()
@@ -310,18 +315,22 @@ def test_batchnorm_of_the_batch(images: Federation) -> None:
         assert np.array_equal(confusion[i], confusion_matrix(y, out.argmax(dim=1), labels=range(3)))
     running: F64
     with TorchEngine(images, module, workers=1) as engine:
-        running = engine.risk(models)
+        running = queries.risk(engine, models)
     assert np.abs(running - risk).max() > 1e-2
 
 
 def test_losses_on_a_few_batches_are_keyed(fed: Federation) -> None:
     models = start(mlp()).models[:2]
     with TorchEngine(fed, mlp(), workers=2, batch=4) as engine:
-        few = engine.losses(models, batches=1, seed=SEED, round=7)
-        assert np.array_equal(few, engine.losses(models, batches=1, seed=SEED, round=7))
-        assert not np.allclose(few, engine.losses(models, batches=1, seed=SEED, round=8))
-        assert np.array_equal(engine.losses(models, batches=99), engine.losses(models))
-        assert np.array_equal(engine.losses(models, batches=10**30), engine.losses(models))
+        few = queries.losses(engine, models, batches=1, seed=SEED, round=7)
+        assert np.array_equal(few, queries.losses(engine, models, batches=1, seed=SEED, round=7))
+        assert not np.allclose(few, queries.losses(engine, models, batches=1, seed=SEED, round=8))
+        assert np.array_equal(
+            queries.losses(engine, models, batches=99), queries.losses(engine, models)
+        )
+        assert np.array_equal(
+            queries.losses(engine, models, batches=10**30), queries.losses(engine, models)
+        )
     for i, rows in enumerate(fed.train):
         chosen = rows[rng.stream(SEED, "losses", 7, i).permutation(len(rows))[:4]]
         close(few[i], [loss(mlp(), row, fed, chosen) for row in models])
@@ -342,9 +351,9 @@ def test_workers_do_not_change_a_bit(images: Federation, batchnorm: Any) -> None
                 [
                     state.models,
                     state.memory["momentum"],
-                    engine.confusion(state.models, "test"),
-                    engine.risk(state.models),
-                    engine.losses(state.models[:2], batches=1),
+                    queries.confusion(engine, state.models, "test"),
+                    queries.risk(engine, state.models),
+                    queries.losses(engine, state.models[:2], batches=1),
                 ]
             )
     for other in found[1:]:
@@ -356,14 +365,17 @@ def test_a_client_computes_the_same_in_any_company(images: Federation) -> None:
     module, order = cnn(), [3, 0, 4]
     with TorchEngine(images, module, workers=2) as engine:
         all_clients = rounds(engine, start(module), PLAN)
-        risk = engine.losses(all_clients.models[:1], batches=1)
+        risk = queries.losses(engine, all_clients.models[:1], batches=1)
     part = start(module)
-    part = part.replace(trained=part.models[order], labels=part.labels[order])
+    part = part.replace(replies={"model": part.models[order]}, labels=part.labels[order])
     with TorchEngine(images.subset(order), module, workers=2) as engine:
         few = rounds(engine, part, PLAN)
         assert few.models.tobytes() == all_clients.models[order].tobytes()
         assert few.memory["momentum"].tobytes() == all_clients.memory["momentum"][order].tobytes()
-        assert engine.losses(all_clients.models[:1], batches=1).tobytes() == risk[order].tobytes()
+        assert (
+            queries.losses(engine, all_clients.models[:1], batches=1).tobytes()
+            == risk[order].tobytes()
+        )
 
 
 # Models that do not fit
@@ -429,8 +441,8 @@ def test_a_failing_client_is_named_and_the_engine_survives(fed: Federation) -> N
         for _ in range(2):
             said = r"^client d failed in train: ArithmeticError: I would rather not \?$"
             with pytest.raises(EngineError, match=said):
-                engine.train(start(module), PLAN, Correction(), 0)
-        assert engine.risk(start(module).models).shape == (5,)
+                local_update(engine, start(module), PLAN, Correction(), 0)
+        assert queries.risk(engine, start(module).models).shape == (5,)
 
 
 @pytest.mark.parametrize("rate", [1e20, 1e39])
@@ -438,7 +450,7 @@ def test_a_model_that_diverged_is_not_finite(fed: Federation, rate: float) -> No
     """What to do about it is for the server to decide (`wecfl.core.presence`)."""
     deep = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     with TorchEngine(fed, deep, workers=1) as engine:
-        models, _ = engine.train(start(deep), Plan(steps=5, lr=rate), Correction(), 0)
+        models, _ = local_update(engine, start(deep), Plan(steps=5, lr=rate), Correction(), 0)
     assert not np.isfinite(models).all(axis=1).any()
 
 
@@ -455,8 +467,8 @@ def test_numpy_numbers_are_numbers(fed: Federation) -> None:
     steps: Any = np.int64(2)
     seed: Any = np.int64(3)
     with TorchEngine(fed, mlp(), workers=1) as engine:
-        models, _ = engine.train(start(mlp()), Plan(steps=steps), Correction(), seed)
-        expected, _ = engine.train(start(mlp()), Plan(steps=2), Correction(), 3)
+        models, _ = local_update(engine, start(mlp()), Plan(steps=steps), Correction(), seed)
+        expected, _ = local_update(engine, start(mlp()), Plan(steps=2), Correction(), 3)
     assert np.array_equal(models, expected)
 
 
@@ -492,7 +504,7 @@ def test_a_worker_killed_at_work_ends_the_run(fed: Federation, number: int) -> N
     victim = workers()[-1]
     timer = soon(lambda: os.kill(victim, signal.SIGKILL))
     with bounded(), pytest.raises(EngineError, match=rf"{victim}\) died with signal SIGKILL"):
-        engine.train(start(module), PLAN, Correction(), 0)
+        local_update(engine, start(module), PLAN, Correction(), 0)
     timer.join()
     assert workers() == []
 
@@ -515,7 +527,7 @@ def test_a_worker_that_leaves_is_noticed(fed: Federation) -> None:
         TorchEngine(fed, module, workers=2) as engine,
         pytest.raises(EngineError, match="died with exit code 7 during 'train'"),
     ):
-        engine.train(start(module), PLAN, Correction(), 0)
+        local_update(engine, start(module), PLAN, Correction(), 0)
 
 
 def test_an_interrupted_engine_gives_no_stale_answers(fed: Federation) -> None:
@@ -524,11 +536,11 @@ def test_an_interrupted_engine_gives_no_stale_answers(fed: Federation) -> None:
         main = threading.main_thread().ident or 0
         timer = soon(lambda: signal.pthread_kill(main, signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            engine.train(start(module), PLAN, Correction(), 0)
+            local_update(engine, start(module), PLAN, Correction(), 0)
         timer.join()
         assert workers() == []
         with pytest.raises(EngineError, match="the engine is closed"):
-            engine.risk(start(module).models)
+            queries.risk(engine, start(module).models)
 
 
 def test_closing_twice_leaves_no_descriptor_open(fed: Federation) -> None:
@@ -540,7 +552,7 @@ def test_closing_twice_leaves_no_descriptor_open(fed: Federation) -> None:
     before = descriptors()
     for _ in range(3):
         with TorchEngine(fed, mlp(), workers=3) as engine:
-            engine.risk(start(mlp()).models)
+            queries.risk(engine, start(mlp()).models)
         engine.close()
     assert descriptors() == before
 
@@ -559,6 +571,7 @@ import multiprocessing, time
 import numpy as np
 import wecfl
 from torch import nn
+from wecfl.engine.local import Block
 
 class Slow(nn.Linear):
     def forward(self, x):
@@ -569,9 +582,8 @@ class Slow(nn.Linear):
 fed = wecfl.Federation.from_arrays([np.zeros((4, 2), np.float32)] * 500, [[0, 1, 0, 1]] * 500)
 idle = wecfl.TorchEngine(fed, Slow(2, 2), workers=1)
 busy = wecfl.TorchEngine(fed, Slow(2, 2), workers=2)
-state = wecfl.State(0, *(np.zeros((500, 6), np.float32),) * 2, np.zeros(500, np.int64))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-busy.train(state, wecfl.Plan(steps=10), wecfl.Correction(), 0)
+Block(busy, np.arange(500)).train(np.zeros((500, 6), np.float32), wecfl.Plan(steps=10))
 """
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
+from helpers import local_update
 from wecfl import Federation, methods
 from wecfl.config import Config
 from wecfl.configured import config_of, method_of
@@ -192,7 +193,7 @@ def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Ser
     runner._common |= {"clip": 0.1, "noise": 4.0}
     state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
     with pytest.raises(EngineError, match="0 valid replies"):
-        runner.train(state, wecfl.Plan(), wecfl.Correction(), 0)
+        local_update(runner, state, wecfl.Plan(), wecfl.Correction(), 0)
 
 
 # Replies that can't be used

@@ -13,18 +13,18 @@ from helpers import BowlEngine
 from wecfl import methods
 from wecfl.bilevel.criteria import F
 from wecfl.bilevel.importance import data_size
+from wecfl.core.exchange import exchange
 from wecfl.core.method import Method
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
 from wecfl.core.rounds import (
-    Setting,
     distribution,
     expectation,
     iterate,
-    local_update,
     maximization,
     opening,
 )
+from wecfl.core.setting import Setting
 from wecfl.core.state import F64, State
 
 settings.register_profile("lemmas", deadline=None, max_examples=60)
@@ -47,7 +47,7 @@ def situations(draw: st.DrawFn) -> Case:
         models[rng.integers(m)] = models[rng.integers(m)]  # equal clients
     k = min(k, m)
     centers = rng.normal(size=(k, p + 2)).astype(np.float32) * np.float32(spread)
-    return engine, State(1, models, centers, rng.integers(0, k, m))
+    return engine, State(1, {"model": models}, centers, rng.integers(0, k, m))
 
 
 def setting(engine: BowlEngine, method: Method, plan: Plan | None = None) -> Setting:
@@ -100,7 +100,7 @@ def test_lemma_3_local_updates_at_the_bounds_rate_do_not_raise_f(case: Case, ste
     gap = np.linalg.norm((state.models - state.own)[:, :-2].astype(np.float64), axis=1)
     rates = (gap / (steps * engine.U)).astype(np.float32)
     bounded = setting(engine, method, Plan(steps=steps, momentum=0.0, lr=rates))
-    after = local_update(distribution(state, bounded), bounded)
+    after = exchange(distribution(state, bounded), bounded)
     before = F(state, method, engine)
     assert F(after, method, engine) <= before * (1 + EPS) + EPS**2
     # Not only in the mean: no client ends further from its center than it was.
@@ -117,7 +117,7 @@ def test_theorem_1_f_falls_in_every_step_of_every_round(case: Case) -> None:
     state = next(iterate(current, opening(current)))
     trace: list[float] = []
     for _ in range(6):
-        state = local_update(state, current)
+        state = exchange(state, current)
         trace.append(F(state, method, engine))
         state = expectation(state, current)
         trace.append(F(state, method, engine))

@@ -15,7 +15,8 @@ from wecfl.bilevel.rate import theory
 from wecfl.configured import federation_of
 from wecfl.core.engine import Engine
 from wecfl.core.method import Rate
-from wecfl.core.rounds import Setting, iterate, opening
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
 from wecfl.core.state import F32, F64, Int
 from wecfl.models import make
 from wecfl.runs.diagnostics import Diagnostics

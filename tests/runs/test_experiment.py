@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 import wecfl
 from wecfl import Federation, Method, Result, State, methods
-from wecfl.bilevel.objective import empirical
 from wecfl.config import resolve
-from wecfl.core.plan import Correction
+from wecfl.core.method import Ask
+from wecfl.core.setting import Setting
+from wecfl.core.state import Table
 from wecfl.engine.local import LocalEngine
 from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
-from wecfl.layout import Layout
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
 from wecfl.runs.record import KEYS, Record
@@ -188,17 +188,19 @@ def test_a_stopped_run_keeps_its_last_complete_round(
 
 
 class FailsInRoundThree:
-    def __call__(self, state: State, layout: Layout) -> Correction:
+    def __call__(self, state: State, setting: Setting) -> Table:
         if state.round == 2:
             raise EngineError("the engine gave up")
-        return empirical(state, layout)
+        return {}
 
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_failing_engine_leaves_the_round_before(
     fed: Federation, tmp_path: Path, members: int
 ) -> None:
-    method = methods.wecfl(k=2).replace(objective=FailsInRoundThree(), members=members)
+    method = methods.wecfl(k=2).replace(
+        steps=(Ask(send=FailsInRoundThree()), *"EMD"), members=members
+    )
     with pytest.raises(EngineError, match="gave up"):
         wecfl.run(fed, method, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)
@@ -208,16 +210,16 @@ def test_a_failing_engine_leaves_the_round_before(
 def test_scores_that_fail_do_not_count_as_a_round(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = LocalEngine.confusion
+    whole = LocalEngine.ask
     calls: list[int] = []
 
-    def confusion(self: LocalEngine, models: Any, split: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
+    def ask(self: LocalEngine, job: Any, *rest: Any) -> Any:
+        calls.append(job.program.name == "score")
+        if sum(calls) == 3:
             raise EngineError("no scores")
-        return whole(self, models, split)
+        return whole(self, job, *rest)
 
-    monkeypatch.setattr(LocalEngine, "confusion", confusion)
+    monkeypatch.setattr(LocalEngine, "ask", ask)
     with pytest.raises(EngineError, match="no scores"):
         wecfl.run(fed, methods.fedavg, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)

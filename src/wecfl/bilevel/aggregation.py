@@ -23,6 +23,7 @@ from wecfl.bilevel.threads import one_thread
 from wecfl.core.method import Aggregation, Importance
 from wecfl.core.state import F32, F64, Int, State
 from wecfl.errors import ConfigError, unknown
+from wecfl.layout import Layout
 
 __all__ = [
     "AGGREGATIONS",
@@ -47,16 +48,18 @@ class Mean:
     the clustering (FeSEM clusters uniformly and averages by data size): `importance`, if given,
     replaces the method's λ here.
 
-    >>> state = State(1, np.array([[0.0], [4.0]], np.float32), np.full((2, 1), 9, np.float32),
+    >>> state = State(1, {"model": np.array([[0.0], [4.0]], np.float32)}, np.full((2, 1), 9, np.float32),
     ...               labels=np.array([0, 0]))
-    >>> Mean()(state, np.array([3.0, 1.0]), sizes=np.array([3, 1])).tolist()
+    >>> Mean()(state, np.array([3.0, 1.0]), sizes=np.array([3, 1])).centers.tolist()
     [[1.0], [9.0]]
     """
 
     importance: Importance | None = None
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P), one matrix product."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """One matrix product."""
         weight = _own(self.importance, importance, sizes)
         share = np.zeros((len(state.centers), len(weight)))
         share[state.labels, np.arange(len(weight))] = weight
@@ -66,7 +69,7 @@ class Mean:
         centers = state.centers.copy()
         with one_thread():
             centers[inhabited] = share[inhabited].astype(np.float32) @ state.models
-        return centers
+        return state.replace(centers=centers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,20 @@ class Median:
     mean, and a member with more than half of λ decides alone. While dishonest members hold less
     than half of λ, every column stays between values of honest members.
 
-    >>> state = State(1, np.array([[0], [1], [99]], np.float32), np.zeros((1, 1), np.float32),
+    >>> state = State(1, {"model": np.array([[0], [1], [99]], np.float32)}, np.zeros((1, 1), np.float32),
     ...               labels=np.array([0, 0, 0]))
-    >>> Median()(state, np.array([1.0, 1, 1]), sizes=np.ones(3, int)).tolist()
+    >>> Median()(state, np.array([1.0, 1, 1]), sizes=np.ones(3, int)).centers.tolist()
     [[1.0]]
-    >>> Median()(state, np.array([2.0, 1, 1]), sizes=np.ones(3, int)).tolist()
+    >>> Median()(state, np.array([2.0, 1, 1]), sizes=np.ones(3, int)).centers.tolist()
     [[0.5]]
     """
 
     importance: Importance | None = None
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Cluster by cluster."""
         return _each(state, _own(self.importance, importance, sizes), _median)
 
 
@@ -106,9 +111,9 @@ class TrimmedMean:
     members. In a cluster of few members that is less than one of them: with 0.2, one dishonest
     member of up to four with equal λ is damped but not bounded.
 
-    >>> state = State(1, np.array([[-99], [1], [2], [3], [99]], np.float32),
+    >>> state = State(1, {"model": np.array([[-99], [1], [2], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
-    >>> TrimmedMean(0.2)(state, np.ones(5), sizes=np.ones(5, int)).tolist()
+    >>> TrimmedMean(0.2)(state, np.ones(5), sizes=np.ones(5, int)).centers.tolist()
     [[2.0]]
     """
 
@@ -119,8 +124,10 @@ class TrimmedMean:
         if not 0 <= self.share < 0.5:
             raise ConfigError(f"trimmed mean: share must lie in [0, 0.5), got {self.share}")
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Cluster by cluster."""
         return _each(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
@@ -150,11 +157,11 @@ class Krum:
     `several` takes the λ-mean of the n − f members with the least scores (multi-Krum). With the
     default no one is left out of fewer than five members: there that is the mean.
 
-    >>> state = State(1, np.array([[0], [1], [1.5], [3], [99]], np.float32),
+    >>> state = State(1, {"model": np.array([[0], [1], [1.5], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
-    >>> Krum(0.2)(state, np.ones(5), sizes=np.ones(5, int)).tolist()
+    >>> Krum(0.2)(state, np.ones(5), sizes=np.ones(5, int)).centers.tolist()
     [[1.0]]
-    >>> Krum(0.2, several=True)(state, np.array([1.0, 2, 2, 3, 9]), np.ones(5, int)).tolist()
+    >>> Krum(0.2, several=True)(state, np.array([1.0, 2, 2, 3, 9]), np.ones(5, int)).centers.tolist()
     [[1.75]]
     """
 
@@ -167,8 +174,10 @@ class Krum:
         if not 0 <= self.attackers < 0.5:
             raise ConfigError(f"Krum: attackers must lie in [0, 0.5), got {self.attackers}")
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Cluster by cluster."""
         return _each(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
@@ -196,9 +205,9 @@ class GeometricMedian:
     Two members: the one with the greater λ, their mean if equal. While dishonest members hold a
     share α < ½ of λ, ‖z − c‖ ≤ 2(1 − α)/(1 − 2α) · max ‖ω_i − c‖ over honest i, for any c.
 
-    >>> state = State(1, np.array([[0], [1], [99]], np.float32), np.zeros((1, 1), np.float32),
+    >>> state = State(1, {"model": np.array([[0], [1], [99]], np.float32)}, np.zeros((1, 1), np.float32),
     ...               labels=np.array([0, 0, 0]))
-    >>> GeometricMedian()(state, np.ones(3), sizes=np.ones(3, int)).round(3).tolist()
+    >>> GeometricMedian()(state, np.ones(3), sizes=np.ones(3, int)).centers.round(3).tolist()
     [[1.0]]
     """
 
@@ -214,8 +223,10 @@ class GeometricMedian:
                 f"at least 1, got {self.smoothing}, {self.tolerance}, {self.steps}"
             )
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Cluster by cluster."""
         return _each(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
@@ -258,16 +269,18 @@ class NormClip:
     move the center by at most their share of λ times 2τ. Two members: the one with the greater λ,
     their mean if equal.
 
-    >>> state = State(1, np.array([[0], [1], [2], [3], [99]], np.float32),
+    >>> state = State(1, {"model": np.array([[0], [1], [2], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
-    >>> NormClip()(state, np.ones(5), sizes=np.ones(5, int)).round(3).tolist()
+    >>> NormClip()(state, np.ones(5), sizes=np.ones(5, int)).centers.round(3).tolist()
     [[2.0]]
     """
 
     importance: Importance | None = None
 
-    def __call__(self, state: State, importance: F64, sizes: Int) -> F32:
-        """(K, P)."""
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Cluster by cluster."""
         return _each(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
@@ -312,15 +325,15 @@ def _own(own: Importance | None, importance: F64, sizes: Int) -> F64:
     return importance if own is None else own(sizes)
 
 
-def _each(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> F32:
-    """(K, P): for each cluster what `center` makes of its members' rows (a copy) and λ."""
+def _each(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:
+    """With what `center` makes, for each cluster, of its members' rows (a copy) and λ."""
     models, centers = state.models, state.centers.copy()
     with one_thread():
         for k in range(len(centers)):
             members = np.flatnonzero((state.labels == k) & (weight > 0))
             if len(members):
                 centers[k] = center(models[members], weight[members])
-    return centers
+    return state.replace(centers=centers)
 
 
 def _in_order(rows: F32 | F64, weight: F64) -> Iterator[tuple[slice, F64, F64]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wecfl.bilevel.queries import risk
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.state import F64, Int, Real, State
@@ -42,7 +43,7 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     >>> from wecfl import Layout, methods
     >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1]))
     >>> models, centers = np.array([[0], [4]], np.float32), np.array([[1]], np.float32)
-    >>> F(State(1, models, centers, np.array([0, 0])), methods.wecfl(1), engine)  # (3·1 + 1·9) / 4
+    >>> F(State(1, {"model": models}, centers, np.array([0, 0])), methods.wecfl(1), engine)  # (3·1 + 1·9) / 4
     3.0
     """
     distances = method.representation.own(state, engine, method.distance)
@@ -58,11 +59,14 @@ def R(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
 
     >>> from types import SimpleNamespace
     >>> from wecfl import methods
-    >>> engine = SimpleNamespace(sizes=np.array([3, 1]), risk=lambda models: np.array([0.5, 0.9]))
-    >>> R(State(1, np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(2)), methods.wecfl(1), engine)
+    >>> from wecfl.core.program import Answers
+    >>> engine = SimpleNamespace(sizes=np.array([3, 1]), ask=lambda job, sent, who, memory: Answers(
+    ...     {"risk": np.array([0.5, 0.9])}, np.zeros(2, np.int8)))
+    >>> R(State(1, None, np.zeros((1, 1)), np.zeros(2, int)), methods.wecfl(1), engine)
     0.6
     """
-    return float(np.average(engine.risk(state.models), weights=method.importance(engine.sizes)))
+    found = risk(engine, state.models, shared=method.shared, state=state)
+    return float(np.average(found, weights=method.importance(engine.sizes)))
 
 
 def gaps(state: State, method: Method, engine: Engine) -> F64:
@@ -72,7 +76,7 @@ def gaps(state: State, method: Method, engine: Engine) -> F64:
     >>> from wecfl import Layout, methods
     >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1]))
     >>> models, centers = np.array([[0], [4]], np.float32), np.array([[1]], np.float32)
-    >>> gaps(State(1, models, centers, np.array([0, 0])), methods.wecfl(1), engine).tolist()
+    >>> gaps(State(1, {"model": models}, centers, np.array([0, 0])), methods.wecfl(1), engine).tolist()
     [1.0, 3.0]
     """
     return np.sqrt(method.representation.own(state, engine, method.distance))

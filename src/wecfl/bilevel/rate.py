@@ -6,6 +6,7 @@ import numpy as np
 
 from wecfl.bilevel.criteria import gradient_bound, lr_bound_1, secants
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.queries import gradients
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Plan
@@ -29,9 +30,13 @@ def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout
-    >>> engine = SimpleNamespace(layout=Layout.of([("w", (2,), ["head"])]),
-    ...                          gradients=lambda models, **_: models * np.float32([1, 4]))
-    >>> state = State(0, np.array([[1, 1], [2, 0]], np.float32), np.zeros((1, 2)), np.zeros(2, int))
+    >>> from wecfl.core.program import Answers
+    >>> def ask(job, sent, who, memory):
+    ...     slope = sent.own["model"] * np.float32([1, 4])
+    ...     return Answers({"gradient": slope}, np.zeros(2, np.int8))
+    >>> engine = SimpleNamespace(layout=Layout.of([("w", (2,), ["head"])]), ask=ask)
+    >>> models = np.array([[1, 1], [2, 0]], np.float32)
+    >>> state = State(0, {"model": models}, np.zeros((1, 2)), np.zeros(2, int))
     >>> theory(np.zeros(2), state, engine, Plan(), seed=0).round(4).tolist()     # 1/β
     [0.25, 0.25]
     >>> later = state.replace(round=1)
@@ -41,7 +46,7 @@ def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32
     if state.round == 0:
         beta = _largest_curvature(state, engine)
         return np.full(len(gap), 1 / beta if beta > 0 else 0.0, dtype=np.float32)
-    sampled = engine.gradients(state.models, batches=1, seed=seed, round=state.round)
+    sampled = gradients(engine, state.models, batches=1, seed=seed, round=state.round)
     bound = lr_bound_1(gap, plan.steps, gradient_bound(sampled[None]))
     return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # no gradient, no step
 
@@ -60,9 +65,9 @@ def check_theory(method: Method, plan: Plan) -> None:
             raise ConfigError(
                 f"lr theory is about plain gradient steps: set {name} to 0, not {value:g}"
             )
-    if method.distance is not squared_euclidean or method.order != "EMDL":
+    if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
-            f"lr theory is about clients compared by their models in the order EMDL, "
+            f"lr theory is about clients compared by their models in the order L, E, M, D, "
             f"so it can't set the rate of {method.name}"
         )
 
@@ -71,16 +76,16 @@ def _largest_curvature(state: State, engine: Engine) -> float:
     """β near the models: power iteration, where a difference of gradients stands for H·v."""
     trainable = engine.layout.trainable
     here = state.models[:, :trainable].astype(np.float64)
-    slope = engine.gradients(state.models).astype(np.float64)
+    slope = gradients(engine, state.models).astype(np.float64)
     length = np.linalg.norm(here, axis=1, keepdims=True)
     reach = PROBE_LENGTH * np.where(length > 0, length, 1)
     direction, beta = slope, 0.0
     for _ in range(PROBES):
         norm = np.linalg.norm(direction, axis=1, keepdims=True)
         direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
-        probe = state.fresh()
+        probe = state.models.copy()
         probe[:, :trainable] = here + reach * direction
-        there = engine.gradients(probe).astype(np.float64)
+        there = gradients(engine, probe.copy()).astype(np.float64)
         found, _curved = secants(probe[:, :trainable], there, here, slope)
         beta = max(beta, float(np.nanmax(found, initial=0.0)))
         direction = there - slope

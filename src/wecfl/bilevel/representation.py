@@ -7,9 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from wecfl.bilevel.queries import losses, risk
 from wecfl.core.engine import Engine
 from wecfl.core.method import Distance
-from wecfl.core.state import F32, F64, Bool, Real, State
+from wecfl.core.program import hidden
+from wecfl.core.state import F32, F64, Bool, State
+from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
 __all__ = ["Columns", "Losses", "last_layer"]
@@ -28,31 +31,37 @@ class Columns:
     """
 
     which: str = "head"
-    server_side: ClassVar[bool] = True
+    asks: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return f"Columns({self.which!r})"
 
+    def check(self, shared: str, layout: Layout) -> None:
+        """The columns exist, and all of them travel."""
+        columns = np.arange(layout.width)[layout.columns(self.which)]
+        private = hidden(layout, shared)
+        if private is not None and np.isin(columns, private).any():
+            raise ConfigError(
+                f"clients can't be compared by '{self.which}': they share '{shared}' only; choose "
+                f"a representation within that"
+            )
+
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
         """(m, p), a view where the columns are adjacent and all clients are asked for."""
         columns, everyone = engine.layout.columns(self.which), who is None or who.all()
-        if state.trained is None:
+        if state.replies is None and (state.met is None or state.met.all()):
             return state.centers[:, columns][state.labels if everyone else state.labels[who]]
-        return state.trained[:, columns] if everyone else state.trained[who, columns]
+        models = state.models
+        return models[:, columns] if everyone else models[who][:, columns]
 
     def centers(self, state: State, engine: Engine) -> F32:
         """(K, p)."""
         return state.centers[:, engine.layout.columns(self.which)]
 
-    def place(self, state: State, centers: Real, engine: Engine) -> F32:
-        """Write the moved G_k into the columns; the M-step moves the others."""
-        moved = state.centers.copy()
-        moved[:, engine.layout.columns(self.which)] = centers
-        return moved
-
     def own(self, state: State, engine: Engine, distance: Distance) -> F64:
-        """(m,), d(ω_i, Ω_{labels_i}) on the columns."""
-        points, centers = self.clients(state, engine, 0), self.centers(state, engine)
+        """(m,), d(ω_i, G_{labels_i}) on the columns."""
+        points, centers = self.clients(state, engine, 0), state.whole.get("moved")
+        centers = self.centers(state, engine) if centers is None else centers
         result = np.empty(len(points))
         for k in np.unique(state.labels):
             members = state.labels == k
@@ -83,23 +92,24 @@ class Losses:
     """
 
     batches: int | None = None
-    server_side: ClassVar[bool] = False
+    asks: ClassVar[bool] = True
+
+    def check(self, shared: str, layout: Layout) -> None:
+        """Losses are those of whole models."""
+        if hidden(layout, shared) is not None:
+            raise ConfigError(f"losses are those of whole models: clients can't share '{shared}'")
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
         """(m, K)."""
-        asked = None if who is None or who.all() else np.flatnonzero(who).tolist()
-        return engine.losses(
-            state.centers, batches=self.batches, seed=seed, round=state.round, active=asked
+        asked = None if who is None or who.all() else np.flatnonzero(who)
+        return losses(
+            engine, state.centers, batches=self.batches, seed=seed, round=state.round, who=asked
         )
 
     def centers(self, state: State, engine: Engine) -> F64:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def place(self, state: State, centers: Real, engine: Engine) -> F32:
-        """G = I does not move, nor do the models behind it."""
-        return state.centers
-
     def own(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), L(Ω_{labels_i}, D_i) on all local data."""
-        return engine.risk(state.own)
+        return risk(engine, state.own)

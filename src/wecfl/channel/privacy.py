@@ -107,7 +107,7 @@ def check_private(method: Method, layout: Layout, **measured: bool) -> None:
     wecfl.errors.ConfigError: clients of ifca tell the server which model they like best, which no \
 noise protects: choose a method that clusters by models
     """
-    if not method.representation.server_side:
+    if method.representation.asks:
         raise ConfigError(
             f"clients of {method.name} tell the server which model they like best, which no noise "
             f"protects: choose a method that clusters by models"

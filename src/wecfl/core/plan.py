@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,13 +25,13 @@ class Plan:
     """Q, mini-batches in a round."""
     batch: int = 32
     lr: float | F32 = 0.001
-    """η, one for all clients or one each, (m,)."""
+    """η, one for all clients or one each, (n,)."""
     momentum: float = 0.9
     keep_momentum: bool = True
     """The momentum buffer survives the round (as in the paper's experiment) or starts from zero."""
     weight_decay: float = 0.0
     done: Int | None = None
-    """(m,), how many of the Q steps each client gets to; None: all of them."""
+    """(n,), how many of the Q steps each client gets to; None: all of them."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):
@@ -43,6 +43,11 @@ class Plan:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def of(self, who: Int | slice) -> Plan:
+        """The plan of some of the clients, where it has an entry for each."""
+        lr = self.lr[who] if isinstance(self.lr, np.ndarray) else self.lr
+        return replace(self, lr=lr, done=None if self.done is None else self.done[who])
 
     def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
         """The mini-batches of a client with `size` samples after `round` rounds, as positions.
@@ -64,9 +69,9 @@ class Plan:
 class Correction:
     """The affine correction of a local gradient: g + mu·(w − anchor) + offset.
 
-    FedProx, Ditto, pFedMe and SCAFFOLD are all of this form, so every engine runs all of them.
-    `mu` is one number or one per trainable column; `anchor` and `offset` are (m, P) or absent
-    (no anchor: the models the clients start the round with).
+    FedProx and Ditto pull towards an anchor, SCAFFOLD adds an offset; every engine runs all three.
+    `mu` is one number or one per trainable column; `anchor` and `offset` are (n, P) or absent
+    (no anchor: the models the clients start with).
 
     >>> Correction(mu=0.95)                                     # FedProx
     Correction(mu=0.95, anchor=None, offset=None)

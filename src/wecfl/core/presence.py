@@ -1,20 +1,24 @@
 """What is between a client and the server: absence, loss, lies, noise, and what a server refuses.
 
-All of it happens in the local update (`rounds.local_update`): who takes part, how many steps each
+All of it happens in an exchange (`core/exchange.py`): who takes part, how many steps each
 gets to, and what reaches the server. Every draw is keyed by (seed, purpose, round, client).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wecfl import memory, rng
 from wecfl.core.plan import Plan
+from wecfl.core.program import Job
 from wecfl.core.state import F32, F64, Bool, Int, Int8, Real, Reply, State
 from wecfl.errors import ConfigError, DivergedError
+from wecfl.layout import Layout
 
 __all__ = ["Channel", "Forging", "Protection", "Updates"]
 
@@ -126,7 +130,7 @@ class Channel:
         if self.min_cluster > m:
             raise ConfigError(f"{m} clients can't form a cluster of {self.min_cluster}")
 
-    def present(self, m: int, round: int) -> Bool:
+    def present(self, m: int, round: int, purpose: str = "participation") -> Bool:
         """(m,), who takes part in the local update after `round` rounds.
 
         Every client draws a number and the least take part, so the order of clients does not
@@ -135,7 +139,7 @@ class Channel:
         here = np.ones(m, dtype=np.bool_)
         if self.participation < 1:
             count = max(1, int(np.round(self.participation * m)))
-            draws = self._draws("participation", m, round)
+            draws = self._draws(purpose, m, round)
             here[np.argsort(draws, kind="stable")[count:]] = False
         return here
 
@@ -149,44 +153,72 @@ class Channel:
         return np.where(late < self.stragglers, few, plan.steps)
 
     def received(
-        self, sent: State, trained: F32, replies: Int8, trainable: int, seed: int
-    ) -> tuple[F32, Int8 | None]:
-        """What the server has after the local update: models, and what came of each reply.
+        self,
+        sent: State,
+        rows: Mapping[str, NDArray[Any]],
+        who: Int,
+        outcome: Int8,
+        job: Job,
+        layout: Layout,
+    ) -> tuple[dict[str, NDArray[Any]], Int8 | None]:
+        """What the server has after an exchange: replies (m, …), and what came of each client.
 
-        `sent` is the state with the models that clients received, `trained` (m, P) what they made
-        of them, `replies` (m,) what is known of each so far. Where nothing came that can be used,
-        the row stays as it was sent.
+        `sent` is the state with the models that clients received, `rows` (n, …) what those asked
+        made of them, `outcome` (m,) what is known of each so far. Where nothing came that can be
+        used, a model stays as it was sent, and anything else is zero.
         """
-        m, round, here = len(trained), sent.round, replies == Reply.HEARD
-        keys = np.arange(m) if self.keys is None else self.keys
+        m, here, outcome = len(outcome), outcome == Reply.HEARD, outcome.copy()
+        declared = job.program.replies
+        replies = {name: _spread(array, who, m) for name, array in rows.items() if name != "model"}
+        if self.dropout:
+            lost = here & (self._draws("reply", m, sent.round) < self.dropout)
+            outcome[lost] = Reply.LOST
+        if "model" in declared and declared["model"].update:
+            trained = rows["model"]
+            if len(who) < m:
+                trained = sent.fresh(np.arange(m))
+                trained[who] = rows["model"]
+            trained = self._forged(sent, trained, here, layout.trainable, job)
+            self._judge(_lengths(trained, sent), outcome, sent.round)
+            heard = outcome == Reply.HEARD
+            replies["model"] = (
+                trained if heard.all() else np.where(heard[:, None], trained, sent.models)
+            )
+        for name in {*replies} - {"model"}:
+            flat = replies[name].reshape(m, -1)
+            finite = np.isfinite(flat).all(axis=1)
+            outcome[(outcome == Reply.HEARD) & ~finite] = Reply.NOT_FINITE
+            flat[outcome != Reply.HEARD] = 0
+        return replies, None if (outcome == Reply.HEARD).all() else outcome
+
+    def _forged(self, sent: State, trained: F32, here: Bool, trainable: int, job: Job) -> F32:
+        """(m, P), as updates leave honest clients and liars."""
+        keys = np.arange(len(here)) if self.keys is None else self.keys
         liars = here & self.attackers if self.attackers is not None else np.zeros_like(here)
         if self.privacy:
             trained = self.privacy(
-                sent.models, trained, here & ~liars, keys, round=round, seed=seed
+                sent.models, trained, here & ~liars, keys, round=sent.round, seed=job.seed
             )
         if self.attack and liars.any():
             trained = self.attack.forge(
-                Updates(sent.models, trained, liars, sent.labels, keys, trainable, seed, round)
+                Updates(
+                    sent.models, trained, liars, sent.labels, keys, trainable, job.seed, sent.round
+                )
             )
-        replies = replies.copy()
-        if self.dropout:
-            replies[here & (self._draws("reply", m, round) < self.dropout)] = Reply.LOST
-        arrived = replies == Reply.HEARD
-        length = _lengths(trained, sent)
-        finite = np.isfinite(length)
+        return trained
+
+    def _judge(self, length: F64, outcome: Int8, round: int) -> None:
+        """Refuse, in place, updates that are not finite or far longer than the others."""
+        arrived, finite = outcome == Reply.HEARD, np.isfinite(length)
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
                 f"none of the {arrived.sum()} models that came back from the local update of round "
                 f"{round + 1} is finite: training diverged, lower lr"
             )
         usual = np.median(length[arrived & finite]) if arrived.any() else 0.0
-        replies[arrived & ~finite] = Reply.NOT_FINITE
+        outcome[arrived & ~finite] = Reply.NOT_FINITE
         if usual > 0:
-            replies[arrived & finite & (length > self.refuse_above * usual)] = Reply.TOO_LARGE
-        if (replies == Reply.HEARD).all():
-            return trained, None
-        models = np.where((replies == Reply.HEARD)[:, None], trained, sent.models)
-        return models, replies
+            outcome[arrived & finite & (length > self.refuse_above * usual)] = Reply.TOO_LARGE
 
     def _draws(self, purpose: str, m: int, round: int) -> F64:
         """(m,), one number in [0, 1) for each client."""
@@ -204,3 +236,10 @@ def _lengths(trained: F32, sent: State) -> F64:
             if not np.isfinite(squares[i]):  # squares may overflow where the row does not
                 squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
     return np.sqrt(squares)
+
+
+def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:
+    """(m, …), rows (n, …) where their clients are, zeros elsewhere."""
+    spread = np.zeros((m, *rows.shape[1:]), rows.dtype)
+    spread[who] = rows
+    return spread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, Protocol
@@ -24,6 +24,9 @@ __all__ = [
     "Reply",
     "Split",
     "State",
+    "Table",
+    "under",
+    "without",
 ]
 
 F32 = NDArray[np.float32]
@@ -35,10 +38,13 @@ Int = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 """Codes."""
 Bool = NDArray[np.bool_]
-"""Who."""
+"""One yes or no per client, or per cluster."""
 Real = NDArray[np.floating]
 """Representations, in whatever precision they come."""
+Table = Mapping[str, NDArray[Any]]
+"""Named arrays; where a table stands says what their first axis is."""
 Split = Literal["train", "test"]
+"""Of a client's data."""
 
 
 class Reply(IntEnum):
@@ -60,32 +66,39 @@ class Reply(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """All that survives a round; a checkpoint is exactly this.
+    """All that survives a step, by owner; a checkpoint is exactly this.
+
+    Four owners keep arrays by name: each cluster, the server about each client, the server as a
+    whole, and each client for itself. Over a network the last part is not here but at the clients.
 
     >>> centers = np.array([[1, 2], [3, 4]], np.float32)
-    >>> State(0, np.zeros((3, 2), np.float32), centers, labels=np.array([0, 1, 1])).own.tolist()
+    >>> State(0, None, centers, labels=np.array([0, 1, 1])).own.tolist()
     [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
     """
 
     round: int
     """t, the number of local updates done so far."""
-    trained: F32 | None
-    """(m, P), the clients' models ω_i where they have their own; None: ω_i = Ω_k, as after the
-    distribution, which therefore makes no matrix."""
+    replies: Table | None
+    """(m, …), what clients replied to the last local update: `model` is ω_i, and who was not heard
+    has the model it was sent. None: ω_i = Ω_k, as after the distribution, which drops replies."""
     centers: F32
     """(K, P), the clusters' models Ω_k."""
     labels: Int
     """(m,), r_ik = [labels_i = k]."""
-    memory: Mapping[str, F32] = field(default_factory=dict)
-    """What clients keep between rounds, one row each: `momentum` (m, trainable); `lr` (m,), the
-    rate they were sent with the model, where it follows the run."""
-    replies: Int8 | None = None
-    """(m,), what came of each client's last local update (`Reply`); None: the server has them
-    all."""
-    met: Bool | None = None
-    """(m,), whom the server has heard in some round so far; None: everyone."""
-    notes: Mapping[str, F64] = field(default_factory=dict)
-    """What the clustering has written down for the next round, and for the reader."""
+    memory: Table = field(default_factory=dict)
+    """(m, …), what clients keep for themselves: `momentum`, a personal model, private columns. It
+    survives absence and a change of cluster. Empty where clients are elsewhere."""
+    cluster: Table = field(default_factory=dict)
+    """(K, …), what the server keeps with each center: the moments of an optimizer."""
+    known: Table = field(default_factory=dict)
+    """(m, …), what the server knows of each client: `outcome` of its last local update (`Reply`;
+    absent: all were heard), `met`, whether it was ever heard (absent: all were), `lr`, the rate it
+    was sent where that follows the run, a control variate."""
+    whole: Table = field(default_factory=dict)
+    """What belongs to nobody: `notes.NAME`, what the clustering has written down for the next round
+    and for the reader; `stranger`, the model for clients never heard; `moved`, G after E."""
+    tick: int = 0
+    """How many exchanges kept memory so far: the version of what clients keep."""
 
     def __post_init__(self) -> None:
         if not ((self.labels >= 0) & (self.labels < len(self.centers))).all():
@@ -94,31 +107,44 @@ class State:
             )
 
     @property
+    def outcome(self) -> Int8 | None:
+        """(m,), what came of each client's last local update; None: the server heard them all."""
+        return self.known.get("outcome")
+
+    @property
+    def met(self) -> Bool | None:
+        """(m,), whom the server has heard in some round so far; None: everyone."""
+        return self.known.get("met")
+
+    @property
+    def notes(self) -> dict[str, F64]:
+        """What the clustering has written down."""
+        return under("notes.", self.whole)
+
+    @property
     def heard(self) -> Bool:
         """(m,), whose last local update reached the server and was accepted."""
-        if self.replies is None:
+        if self.outcome is None:
             return np.ones(len(self.labels), dtype=np.bool_)
-        heard: Bool = self.replies == Reply.HEARD
+        heard: Bool = self.outcome == Reply.HEARD
         return heard
 
     @property
     def models(self) -> F32:
-        """(m, P), the clients' models ω_i; a matrix of its own, made anew, where ω_i = Ω_k."""
-        return self.own if self.trained is None else self.trained
+        """(m, P), the clients' models ω_i as the server has them."""
+        return self.replies["model"] if self._trained else self.sent
 
-    def fresh(self) -> F32:
-        """(m, P), the clients' models in a matrix that may be written to."""
-        if self.trained is None:
-            return self.own
-        rows = memory.empty(self.trained.shape)
-        rows[:] = self.trained
-        return rows
+    @property
+    def _trained(self) -> bool:
+        return self.replies is not None and "model" in self.replies
 
-    def model(self, client: int) -> F32:
-        """(P,), ω_i of one client."""
-        if self.trained is None:
-            return np.asarray(self.centers[self.labels[client]])
-        return np.asarray(self.trained[client])
+    def fresh(self, who: Int) -> F32:
+        """(n, P), the models of some clients, in a matrix that may be written to."""
+        if not self._trained and len(who) == len(self.labels):
+            return self.sent
+        if self._trained:
+            return self.models[who]
+        return np.stack([self.sent_to(i) for i in who]) if len(who) else self.centers[:0]
 
     @property
     def own(self) -> F32:
@@ -127,12 +153,68 @@ class State:
         # Any mode but "raise", which would go through a second matrix.
         return np.take(self.centers, self.labels, axis=0, out=rows, mode="clip")
 
+    @property
+    def sent(self) -> F32:
+        """(m, P), what each client is sent: its center; who was never heard, the stranger's model.
+
+        A matrix of its own, made anew.
+        """
+        rows = self.own
+        if self.met is not None and "stranger" in self.whole:
+            rows[~self.met] = self.whole["stranger"]
+        return rows
+
+    def model(self, client: int) -> F32:
+        """(P,), ω_i of one client as the server has it."""
+        return np.asarray(self.models[client]) if self._trained else self.sent_to(client)
+
+    def sent_to(self, client: int) -> F32:
+        """(P,), what one client is sent."""
+        if self.met is not None and not self.met[client] and "stranger" in self.whole:
+            return np.asarray(self.whole["stranger"])
+        return np.asarray(self.centers[self.labels[client]])
+
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed; when clusters move, clients keep what they were sent."""
         moved = "labels" in changes or "centers" in changes
-        if self.trained is None and moved and "trained" not in changes:
-            changes["trained"] = self.models
+        if not self._trained and moved and "replies" not in changes:
+            changes["replies"] = {**(self.replies or {}), "model": self.sent}
         return dataclasses.replace(self, **changes)
+
+    def take(self, who: Bool) -> State:
+        """The same of these clients alone."""
+        return dataclasses.replace(
+            self,
+            replies={name: rows[who] for name, rows in (self.replies or {}).items()} or None,
+            labels=self.labels[who],
+            memory={name: rows[who] for name, rows in self.memory.items()},
+            known={name: rows[who] for name, rows in self.known.items()},
+        )
+
+    def grown(self, origin: Int) -> State:
+        """With a cluster for each entry of `origin`: the cluster that it comes from."""
+        return self.replace(
+            centers=self.centers[origin],
+            cluster={name: rows[origin] for name, rows in self.cluster.items()},
+        )
+
+
+def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
+    """Those whose name begins so, by the rest of it.
+
+    >>> under("a.", {"a.b": np.ones(1), "c": np.ones(1)})
+    {'b': array([1.])}
+    """
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def without(names: Collection[str], arrays: Table) -> dict[str, NDArray[Any]]:
+    """All others.
+
+    >>> without(["a"], {"a": np.ones(1), "c": np.ones(1)})
+    {'c': array([1.])}
+    """
+    return {name: array for name, array in arrays.items() if name not in names}
 
 
 class Clients(Protocol):

@@ -6,24 +6,42 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from wecfl import rng
 from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Int, Split, State
+from wecfl.core.program import Answers, Job, Sent, perform
+from wecfl.core.state import F32, F64, Bool, Int, Split, Table
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
+from wecfl.layout import Layout
+from wecfl.memory import empty as memory_of
 from wecfl.models.rows import layout_of, reinitialized, row_of
 
-__all__ = ["EVALUATION_BATCH", "BaseEngine", "LocalEngine", "Samples", "cores"]
+__all__ = [
+    "EVALUATION_BATCH",
+    "BaseEngine",
+    "Block",
+    "Lesson",
+    "LocalEngine",
+    "Samples",
+    "Walk",
+    "cores",
+]
 
 EVALUATION_BATCH = 64
 """Samples in a batch where nothing depends on their number."""
+BLOCK = 1 << 26
+"""Bytes of models that a program works on at a time."""
+EMPTY: Table = MappingProxyType({})
+"""No memory."""
 
 
 def cores() -> int:
@@ -95,42 +113,14 @@ class BaseEngine(ABC):
     def name(self) -> str:
         """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
 
-    @abstractmethod
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
-        """Q local steps of each active client: models and memory (`wecfl.core.engine.Engine`)."""
+    @property
+    def classes(self) -> int:
+        """C, how many there are."""
+        return self._federation.classes
 
     @abstractmethod
-    def losses(
-        self,
-        models: F32,
-        *,
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-        active: Sequence[int] | None = None,
-    ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
-
-    @abstractmethod
-    def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-
-    @abstractmethod
-    def gradients(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-
-    @abstractmethod
-    def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+        """Let clients run a program (`wecfl.core.engine.Engine`)."""
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
@@ -151,99 +141,72 @@ class BaseEngine(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _active(self, active: Sequence[int] | None) -> Int:
-        """The clients that train, in rising order; all by default."""
+    def _chosen(self, who: Int | Sequence[int] | None) -> Int:
+        """The clients that are asked, in rising order; all by default."""
         m = len(self.sizes)
-        clients = np.unique(np.arange(m) if active is None else np.asarray(active, dtype=np.int64))
-        if len(clients) and not 0 <= clients[0] <= clients[-1] < m:
-            raise ConfigError(f"active clients must lie between 0 and {m - 1}, got {clients}")
+        clients = np.arange(m) if who is None else np.asarray(who, dtype=np.int64)
+        if len(clients) and not (
+            0 <= clients[0] and clients[-1] < m and (np.diff(clients) > 0).all()
+        ):
+            raise ConfigError(f"clients must rise between 0 and {m - 1}, got {clients}")
         return clients
-
-    def _done(self, plan: Plan) -> Int:
-        """(m,), the steps of each client, at least one and at most Q."""
-        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, len(self.sizes))
-        if not ((done >= 1) & (done <= plan.steps)).all():
-            raise ConfigError(
-                f"clients take 1 to {plan.steps} steps, got {done.min()}…{done.max()}"
-            )
-        return done
-
-    def _prepared(self, correction: Correction) -> Correction:
-        """The same numbers as float32 arrays of the right shape, or an error that names the one."""
-        m, width, trainable = len(self.sizes), self.layout.width, self.layout.trainable
-
-        def array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-            with np.errstate(over="ignore"):
-                given = np.asarray(value, dtype=np.float32)
-            if given.shape not in (shape, ()):
-                raise ConfigError(f"the correction's {name} has shape {given.shape}, not {shape}")
-            return np.ascontiguousarray(np.broadcast_to(given, shape))
-
-        return Correction(
-            mu=array("mu", correction.mu, (trainable,)),
-            anchor=None
-            if correction.anchor is None
-            else array("anchor", correction.anchor, (m, width)),
-            offset=None
-            if correction.offset is None
-            else array("offset", correction.offset, (m, width)),
-        )
 
 
 class LocalEngine(BaseEngine):
     """An engine that holds the clients' data itself: how it trains and finds logits is left open.
 
-    Arguments as of `BaseEngine`.
+    Arguments as of `BaseEngine`. Programs see some of its clients at a time as a `Site`.
     """
+
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+        """Block by block, so that what a program holds besides is bounded (`wecfl.core.engine`)."""
+        clients = self._chosen(who)
+        n, m, everyone = len(clients), len(self.sizes), len(clients) == len(self.sizes)
+        travels = self.layout.columns(job.shared) if job.keep else slice(None)
+        rows: dict[str, NDArray[Any]] = {}
+        kept: dict[str, NDArray[Any]] = {}
+        for start in range(0, n, block := self._block()):
+            here = slice(start, min(start + block, n))
+            site = Block(self, clients[here], job.seed, job.round)
+            rows_here = here if everyone else clients[here]
+            mine = {name: held[rows_here] for name, held in memory.items()}
+            part = replace(job, plan=job.plan.of(here))
+            reply, after = perform(part, site, sent.take(here), mine)
+            for name, made in reply.items():
+                if name == "model" and job.program.replies[name].update:
+                    rows[name] = sent.own[name]
+                    if not np.shares_memory(made, rows[name]):
+                        rows[name][here, travels] = made[:, travels]
+                else:
+                    rows.setdefault(name, np.empty((n, *made.shape[1:]), made.dtype))[here] = made
+            for name, made in after.items():
+                if everyone and here == slice(0, m):
+                    kept[name] = made
+                    continue
+                if name not in kept:
+                    kept[name] = _like(memory.get(name), made, m, everyone)
+                kept[name][clients[here]] = made
+        if not n:
+            rows = _nothing(job, self.layout, sent, self.classes)
+        if not job.keep or not n:
+            return Answers(rows, np.zeros(n, np.int8), memory)
+        return Answers(rows, np.zeros(n, np.int8), {**memory, **kept})
+
+    def _block(self) -> int:
+        """Clients whose models take up to `BLOCK` bytes, at least as many as work at once."""
+        return max(BLOCK // (4 * self.layout.width), 32 * self.workers)
+
+    @abstractmethod
+    def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
+        """Rows and momentum of these clients after it."""
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         """Logits of the samples of these clients, the i-th under row `which[i]` of `models`."""
 
     @abstractmethod
-    def _gradients(self, models: F32, samples: Samples) -> F32:
-        """(m, trainable), the gradient of each client's mean loss on its samples, at its row."""
-
-    def losses(
-        self,
-        models: F32,
-        *,
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-        active: Sequence[int] | None = None,
-    ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
-        samples, clients = self._drawn(batches, seed, round), self._active(active)
-        same = np.zeros(len(clients), np.int64)
-        each = [self._loss(model[None], same, samples, clients) for model in models]
-        return np.stack(each, axis=1)
-
-    def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-        everyone = self._active(None)
-        return self._loss(models, everyone, Samples(split), everyone)
-
-    def gradients(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-        return self._gradients(models, self._drawn(batches, seed, round))
-
-    def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
-        federation, classes = self._federation, self._federation.classes
-        own = np.arange(len(self.sizes))
-        votes = [
-            self._logits(member, own, Samples(split), own).astype(np.float64)
-            for member in models.reshape(-1, *models.shape[-2:])
-        ]
-        guess = sum(votes[1:], start=votes[0]).argmax(axis=1)
-        rows = getattr(federation, split)
-        owner = np.repeat(own, [len(indices) for indices in rows])
-        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
-        shape = (len(rows), classes, classes)
-        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
+    def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
+        """(n, trainable), the gradient of each client's mean loss on its samples, at its row."""
 
     def _drawn(self, batches: int | None, seed: int, round: int) -> Samples:
         """All training data, or that many mini-batches of each client."""
@@ -266,3 +229,190 @@ class LocalEngine(BaseEngine):
         sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
         means: F64 = sums / counts
         return means
+
+    def _confusion(self, models: F32, split: Split, clients: Int) -> Int:
+        """(n, C, C), truth by prediction of the mean logits of (J, n, P)."""
+        federation, classes, own = self._federation, self.classes, np.arange(len(clients))
+        votes = [
+            self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
+            for member in models
+        ]
+        guess = sum(votes[1:], start=votes[0]).argmax(axis=1)
+        rows = self._rows(Samples(split), clients)
+        owner = np.repeat(own, [len(indices) for indices in rows])
+        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
+        shape = (len(rows), classes, classes)
+        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A part of a round's way through the data: which mini-batches, and what Dropout draws."""
+
+    steps: int
+    batch: int
+    seed: int
+    round: int
+    begin: int
+    end: int | None
+
+    def batches(self, own: Int, key: int, done: int) -> list[Int]:
+        """Of a client with these samples that gets to so many steps of the round."""
+        whole = Plan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
+        return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
+
+    def dropout(self, key: int) -> int:
+        """The seed of a client."""
+        purpose = f"dropout {self.begin}" if self.begin else "dropout"
+        return rng.derive(self.seed, purpose, self.round, key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """A part of the local steps of n clients, checked and in the right types."""
+
+    rows: F32
+    """(n, P), what they start from."""
+    walk: Walk
+    done: Int
+    """(n,), the steps of the round that each gets to."""
+    lr: F32
+    """(n,)."""
+    momentum: float
+    weight_decay: float
+    velocity: F32 | None
+    """(n, trainable), or from zero."""
+    mu: F32 | None
+    """(trainable,)."""
+    anchor: F32 | None
+    """(n, P)."""
+    offset: F32 | None
+    """(n, P)."""
+    free: Bool | None
+    """(trainable,)."""
+    out: F32 | None
+    """(n, P), where the rows are written to; None: a new matrix."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Some clients of an engine in one round: a `wecfl.core.program.Site`."""
+
+    engine: LocalEngine
+    clients: Int
+    seed: int = 0
+    round: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """Which columns of a row hold which parameter."""
+        return self.engine.layout
+
+    @property
+    def sizes(self) -> Int:
+        """(n,), |D_i|."""
+        return self.engine.sizes[self.clients]
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.engine.classes
+
+    def train(
+        self,
+        rows: F32,
+        plan: Plan,
+        *,
+        correction: Correction = Correction(),  # noqa: B008  (frozen)
+        velocity: F32 | None = None,
+        free: Bool | None = None,
+        part: slice = slice(None),
+        out: F32 | None = None,
+    ) -> tuple[F32, F32 | None]:
+        """A part of the round's steps of SGD (`wecfl.core.program.Site`)."""
+        n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
+        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, n)
+        if not ((done >= 0) & (done <= plan.steps)).all():
+            raise ConfigError(
+                f"clients take 0 to {plan.steps} steps, got {done.min()}…{done.max()}"
+            )
+        walk = Walk(plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop)
+        mu = _array("mu", correction.mu, (trainable,))
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said later
+            lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
+        lesson = Lesson(
+            _array("rows", rows, (n, width)),
+            walk,
+            done,
+            lr,
+            plan.momentum,
+            plan.weight_decay,
+            _maybe("velocity", velocity, (n, trainable)) if plan.momentum > 0 else None,
+            mu if mu.any() else None,
+            _maybe("anchor", correction.anchor, (n, width)),
+            _maybe("offset", correction.offset, (n, width)),
+            None if free is None else np.ascontiguousarray(free[:trainable]),
+            out,
+        )
+        held = [] if free is None else trainable + np.flatnonzero(~free[trainable:])
+        before = lesson.rows[:, held]
+        after, momentum = self.engine._train(self.clients, lesson)
+        after[:, held] = before  # running statistics, which no gradient moves
+        return after, momentum
+
+    def losses(self, models: F32, batches: int | None = None) -> F64:
+        """(n, K), L(Ω_k, D_i) (`wecfl.core.program.Site`)."""
+        samples = self.engine._drawn(batches, self.seed, self.round)
+        same = np.zeros(len(self.clients), np.int64)
+        each = [self.engine._loss(model[None], same, samples, self.clients) for model in models]
+        return np.stack(each, axis=1)
+
+    def risk(self, rows: F32, split: Split = "train") -> F64:
+        """(n,), L(ω_i, D_i) (`wecfl.core.program.Site`)."""
+        own = np.arange(len(self.clients))
+        return self.engine._loss(rows, own, Samples(split), self.clients)
+
+    def gradients(self, rows: F32, batches: int | None = None) -> F32:
+        """(n, trainable), ∇L(ω_i, D_i) (`wecfl.core.program.Site`)."""
+        samples = self.engine._drawn(batches, self.seed, self.round)
+        return self.engine._gradients(rows, samples, self.clients)
+
+    def confusion(self, rows: F32, split: Split) -> Int:
+        """(n, C, C), truth by prediction (`wecfl.core.program.Site`)."""
+        stack = rows[None] if rows.ndim == 2 else np.moveaxis(rows, 1, 0)
+        return self.engine._confusion(stack, split, self.clients)
+
+
+def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
+    """As float32 of this shape, or an error that names what is wrong."""
+    with np.errstate(over="ignore"):
+        given = np.asarray(value, dtype=np.float32)
+    if given.shape not in (shape, ()):
+        raise ConfigError(f"{name} has shape {given.shape}, not {shape}")
+    return np.ascontiguousarray(np.broadcast_to(given, shape))
+
+
+def _maybe(name: str, value: F32 | None, shape: tuple[int, ...]) -> F32 | None:
+    return None if value is None else _array(name, value, shape)
+
+
+def _like(before: NDArray[Any] | None, made: NDArray[Any], m: int, everyone: bool) -> NDArray[Any]:
+    """(m, …), to be filled by what clients keep; the others have what they had, or zeros."""
+    shape = (m, *made.shape[1:])
+    table = memory_of(shape) if made.dtype == np.float32 else np.empty(shape, made.dtype)
+    if not everyone:
+        table[...] = 0 if before is None else before
+    return table
+
+
+def _nothing(job: Job, layout: Layout, sent: Sent, classes: int) -> dict[str, NDArray[Any]]:
+    """The replies of no clients."""
+    models = sent.common.get("models")
+    sizes = {
+        "P": layout.width, "trainable": layout.trainable, "C": classes,
+        "K": 0 if models is None else len(models),
+    }  # fmt: skip
+    return {
+        name: np.empty((0, *field.sized(sizes)), field.dtype)
+        for name, field in job.program.replies.items()
+    }

@@ -15,10 +15,10 @@ import multiprocessing as mp
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -32,11 +32,9 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wecfl import rng
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, Int, State
+from wecfl.core.state import F32, Bool, Int
 from wecfl.data.federation import Federation
-from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
+from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples, Walk
 from wecfl.errors import EngineError, ModelError
 from wecfl.layout import Layout
 from wecfl.models.rows import layout_of, named_tensors, row_of
@@ -51,9 +49,10 @@ class TorchEngine(LocalEngine):
     Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
 
     >>> from torch import nn
+    >>> from wecfl.bilevel.queries import confusion
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> with TorchEngine(fed, nn.Linear(4, 4), workers=1) as engine:
-    ...     engine.confusion(np.zeros((2, 20), np.float32), "test").shape
+    ...     confusion(engine, np.zeros((2, 20), np.float32), "test").shape
     (2, 4, 4)
     """
 
@@ -99,43 +98,33 @@ class TorchEngine(LocalEngine):
             self._processes.append(process)
         self._check_fit()
 
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
-        board, correction = self._board, self._prepared(correction)
-        board.models[:] = state.models
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
-            board.lr[:] = plan.lr
-            board.steps[:] = self._done(plan)
-            board.mu[:] = correction.mu
+    def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
+        board, n = self._board, len(clients)
+        board.models[:n] = lesson.rows
+        board.lr[:n], board.steps[:n] = lesson.lr, lesson.done
+        moving = lesson.momentum > 0
+        if moving:
+            board.momentum[:n] = 0 if lesson.velocity is None else lesson.velocity
         for target, values in (
-            (board.anchor, correction.anchor),
-            (board.offset, correction.offset),
-        ):
+            (board.anchor[:n], lesson.anchor), (board.offset[:n], lesson.offset),
+            (board.mu, lesson.mu), (board.free, lesson.free),
+        ):  # fmt: skip
             if values is not None:
                 target[:] = values
-        kept = plan.keep_momentum and plan.momentum > 0
-        if kept:
-            board.momentum[:] = state.memory.get("momentum", 0)
         self._each(
             "train",
-            self._active(active),
-            seed=seed,
-            round=state.round,
-            plan=asdict(replace(plan, lr=0.0, done=None)),  # the board holds those of each client
-            kept=kept,
-            corrected=bool(np.any(correction.mu)),
-            anchored=correction.anchor is not None,
-            shifted=correction.offset is not None,
+            clients,
+            walk=asdict(lesson.walk),
+            momentum=lesson.momentum,
+            weight_decay=lesson.weight_decay,
+            corrected=lesson.mu is not None,
+            anchored=lesson.anchor is not None,
+            shifted=lesson.offset is not None,
+            held=lesson.free is not None,
         )
-        models = board.models.copy()
-        return models, {"momentum": board.momentum.copy()} if kept else {}
+        rows = np.empty_like(lesson.rows) if lesson.out is None else lesson.out
+        rows[:] = board.models[:n]
+        return rows, board.momentum[:n].copy() if moving else None
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""
@@ -144,7 +133,7 @@ class TorchEngine(LocalEngine):
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         """From the board, where the workers write them; a client's share may be limited."""
         self._board.models[: len(models)] = models
-        self._board.index[clients] = which
+        self._board.index[: len(clients)] = which
         self._each("logits", clients, samples=asdict(samples))
         sizes = [len(rows) for rows in getattr(self._federation, samples.split)]
         taken = sizes if samples.limit is None else np.minimum(sizes, samples.limit)
@@ -152,16 +141,16 @@ class TorchEngine(LocalEngine):
         parts = [self._board.logits[starts[i] : starts[i] + taken[i]] for i in clients]
         return np.concatenate(parts)
 
-    def _gradients(self, models: F32, samples: Samples) -> F32:
-        self._board.models[:] = models
-        self._each("gradients", self._active(None), samples=asdict(samples))
-        return self._board.gradients.copy()
+    def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
+        self._board.models[: len(clients)] = models
+        self._each("gradients", clients, samples=asdict(samples))
+        return self._board.gradients[: len(clients)].copy()
 
     def _check_fit(self) -> None:
         """One forward pass of one client, so that a model that doesn't fit is said at once."""
         federation = self._federation
         self._board.models[0] = row_of(self._model)
-        self._board.index[:] = 0
+        self._board.index[0] = 0
         for self._channels_last in (True, False):  # `x.view(…)` in a forward can't do with them
             problem = self._run("logits", np.zeros(1, np.int64), samples=asdict(Samples("test")))
             if not problem:
@@ -220,11 +209,13 @@ class TorchEngine(LocalEngine):
 class _Board:
     """Arrays in memory shared with the workers; pages never touched cost nothing."""
 
+    # One row for each client whose turn it is, in this order.
     models: F32  # (m, P), in: start of each client; out: its trained model
     momentum: F32  # (m, trainable)
     anchor: F32  # (m, P)
     offset: F32  # (m, P)
     mu: F32  # (trainable,)
+    free: Bool  # (trainable,)
     lr: F32  # (m,)
     steps: Int  # (m,)
     gradients: F32  # (m, trainable)
@@ -242,6 +233,7 @@ class _Board:
             anchor=_shared((m, width)),
             offset=_shared((m, width)),
             mu=_shared((trainable,)),
+            free=_shared((trainable,), np.bool_),
             lr=_shared((m,)),
             steps=_shared((m,), np.int64),
             gradients=_shared((m, trainable)),
@@ -291,7 +283,7 @@ def _serve(
                     break
                 client = int(local.board.clients[turn])
                 try:
-                    work(client, **order)
+                    work(client, turn, **order)
                 except Exception as error:
                     line = " ".join(str(error).split())
                     name = local.federation.names[client]
@@ -336,7 +328,6 @@ class _Local:
             if tensor.requires_grad:
                 tensor.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
         self.params = self.row[: layout.trainable]
-        self.velocity = torch.zeros(layout.trainable)
         self.counters = {
             name: buffer.clone()
             for name, buffer in self.model.named_buffers()
@@ -364,62 +355,67 @@ class _Local:
     def train(
         self,
         client: int,
+        turn: int,
         *,
-        seed: int,
-        round: int,
-        plan: dict[str, Any],
-        kept: bool,
+        walk: dict[str, Any],
+        momentum: float,
+        weight_decay: float,
         corrected: bool,
         anchored: bool,
         shifted: bool,
+        held: bool,
     ) -> None:
-        """Q steps of v ← momentum·v + g and w ← w − η·v.
+        """Steps of v ← momentum·v + g and w ← w − η·v, on the columns that are not held still.
 
         Here g = ∇L + decay·w + mu·(w − anchor) + offset.
         """
-        board, key, how = self.board, int(self.federation.keys[client]), Plan(**plan)
-        self.load(board.models[client])
-        torch.default_generator.manual_seed(rng.derive(seed, "dropout", round, key))
+        board, key, way = self.board, int(self.federation.keys[client]), Walk(**walk)
+        self.load(board.models[turn])
+        torch.default_generator.manual_seed(way.dropout(key))
         w, g, trainable = self.params, self.gradient, len(self.params)
-        anchor = torch.from_numpy(board.anchor[client, :trainable]) if anchored else w.clone()
-        mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[client, :trainable])
-        v = torch.from_numpy(board.momentum[client]) if kept else self.velocity.zero_()
-        lr, own = float(board.lr[client]), self.federation.train[client]
+        anchor = torch.from_numpy(board.anchor[turn, :trainable]) if anchored else w.clone()
+        mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[turn, :trainable])
+        v = torch.from_numpy(board.momentum[turn])
+        still = ~torch.from_numpy(board.free)
+        lr = float(board.lr[turn])
         self.model.train()
-        for chosen in how.batches(len(own), seed, round, key)[: board.steps[client]]:
-            rows = own[chosen]
+        for rows in way.batches(self.federation.train[client], key, int(board.steps[turn])):
             g.zero_()
             loss = cross_entropy(self.model(self.samples(rows)), self.y[torch.from_numpy(rows)])
             torch.autograd.backward(loss)
-            if how.weight_decay:
-                g.add_(w, alpha=how.weight_decay)
+            if weight_decay:
+                g.add_(w, alpha=weight_decay)
             if corrected:
                 g.addcmul_(mu, w - anchor)
             if shifted:
                 g.add_(offset)
-            w.add_(v.mul_(how.momentum).add_(g) if how.momentum else g, alpha=-lr)
-        board.models[client] = self.row.numpy()
+            if held:
+                before = w[still], v[still]
+            w.add_(v.mul_(momentum).add_(g) if momentum else g, alpha=-lr)
+            if held:
+                w[still], v[still] = before
+        board.models[turn] = self.row.numpy()
 
     @torch.no_grad()
-    def logits(self, client: int, *, samples: dict[str, Any]) -> None:
+    def logits(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
         """Logits of the client's samples under the row the board names for it."""
         board, chosen = self.board, Samples(**samples)
         at = self.first[chosen.split][client]
-        for rows, output in self.evaluated(client, board.models[board.index[client]], chosen):
+        for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
             if tuple(output.shape) != (len(rows), self.federation.classes):
                 raise ValueError(f"the output has shape {tuple(output.shape)}")
             board.logits[at : at + len(rows)] = output.numpy()
             at += len(rows)
 
-    def gradients(self, client: int, *, samples: dict[str, Any]) -> None:
+    def gradients(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
         """The gradient of the client's mean loss over its samples, at its row of the board."""
         count = 0
         self.gradient.zero_()
-        for rows, output in self.evaluated(client, self.board.models[client], Samples(**samples)):
+        for rows, output in self.evaluated(client, self.board.models[turn], Samples(**samples)):
             loss = cross_entropy(output, self.y[torch.from_numpy(rows)], reduction="sum")
             torch.autograd.backward(loss)
             count += len(rows)
-        self.board.gradients[client] = (self.gradient / count).numpy()
+        self.board.gradients[turn] = (self.gradient / count).numpy()
 
     def evaluated(self, client: int, row: F32, samples: Samples) -> Iterator[tuple[Int, Tensor]]:
         """The client's samples in batches, with the output of the model in evaluation mode."""

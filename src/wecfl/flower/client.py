@@ -15,14 +15,15 @@ from numpy.typing import ArrayLike
 from platformdirs import user_state_path
 from torch import nn
 
+from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import NO_NETWORK
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, Int, State
+from wecfl.core.program import Job, Sent
+from wecfl.core.state import F32
 from wecfl.data.federation import Federation
-from wecfl.engine import BaseEngine, make_engine
+from wecfl.engine import make_engine
 from wecfl.errors import ConfigError, DataError
 from wecfl.flower.store import Store
-from wecfl.flower.wire import fingerprint, reply
+from wecfl.flower.wire import PROTOCOL, fingerprint, read_job, reply
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
 
@@ -40,7 +41,7 @@ HOLDOUT = 0.2
 
 
 def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> ClientApp:
-    """The client's side of every method: hello, train, losses, gradients and evaluation.
+    """The client's side of every method: it says who it is, and runs the programs it is asked for.
 
     The node's configuration (`flower-supernode --node-config`) says who the client is:
     `client-id`, its name; `partition-id`, its number for keyed randomness (else drawn from the
@@ -53,25 +54,21 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
         here = _Here(context, load_data, make_model, classes)
         told: dict[str, Any] = {
             "name": here.name, "samples": here.samples, "key": here.key, "classes": classes,
-            "layout": fingerprint(here.layout),
+            "layout": fingerprint(here.layout), "protocol": PROTOCOL, "programs": digest(),
         }  # fmt: skip
         return Message(RecordDict({"config": ConfigRecord(told)}), reply_to=message)
 
-    def answering(work: Callable[[_Here, Mapping[str, Any], dict[str, F32]], RecordDict]) -> Any:
-        def answer(message: Message, context: Context) -> Message:
-            here = _Here(context, load_data, make_model, classes)
-            config = dict(message.content.config_records["config"])
-            came = message.content.array_records["arrays"]
-            arrays = {name: array.numpy() for name, array in came.items()}
-            return Message(work(here, config, arrays), reply_to=message)
+    def answer(message: Message, context: Context) -> Message:
+        here = _Here(context, load_data, make_model, classes)
+        config = dict(message.content.config_records["config"])
+        own, common = (
+            {name: array.numpy() for name, array in message.content.array_records[kind].items()}
+            for kind in ("own", "common")
+        )
+        return Message(here.answer(config, Sent(own, common)), reply_to=message)
 
-        return answer
-
-    app.train()(answering(_Here.train))
-    app.evaluate()(answering(_Here.evaluate))
-    app.query("losses")(answering(_Here.losses))
-    app.query("risk")(answering(_Here.risk))
-    app.query("gradients")(answering(_Here.gradients))
+    app.train()(answer)
+    app.query("ask")(answer)
     return app
 
 
@@ -97,101 +94,49 @@ class _Here:
         self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
         self.layout = layout_of(self.model)
 
-    def train(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
-        """Q steps from the model that came, with the momentum and the columns kept here."""
+    def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:
+        """Run the program that is asked for, with what is kept here, and reply what it declares."""
         if "clip" in config:
             raise ConfigError(NO_NETWORK)
-        seed, round = int(config["seed"]), int(config["round"])
-        momentum = float(config["momentum"])
-        keeps = {"momentum": self.layout.trainable} if config["keep_momentum"] and momentum else {}
-        store, columns, hidden = self._store(config), self._columns(config), self._hidden(config)
-        if len(hidden):
-            keeps["private"] = len(hidden)
-        kept = store.load(round, keeps)
-        rows = {
-            name: self._row(config, arrays[name], kept)
-            for name in ("model", "anchor", "offset")
-            if name in arrays
-        }
-        plan = Plan(
-            steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
-            momentum=momentum, keep_momentum=bool(config["keep_momentum"]),
-            weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),
-        )  # fmt: skip
-        correction = Correction(
-            arrays.get("mu", float(config["mu"])), rows.get("anchor"), rows.get("offset")
-        )
-        memory = {"momentum": kept["momentum"][None]} if "momentum" in kept else {}
-        start = rows["model"]
-        state = State(round, start, start, np.zeros(1, np.int64), memory)
-        with self._engine(config) as engine:
-            models, memory, *_ = engine.train(state, plan, correction, seed)
-        after = {name: own[0] for name, own in memory.items()}
-        if len(hidden):
-            after["private"] = models[0, hidden]
-        store.save(round + 1, after, keep=int(config["kept"]))
-        sent = models[0, columns]
-        restarted = bool(config["known"] and keeps and not kept)
-        return reply({"model": sent}, samples=self.samples, restarted=int(restarted))
-
-    def evaluate(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
-        """Truth by prediction, of one model or of a soft vote."""
-        with self._engine(config) as engine:
-            stack = self._rows(config, arrays)[:, None]
-            table = engine.confusion(stack, config["split"])[0]
-        return reply({"confusion": table}, samples=self.samples)
-
-    def losses(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
-        """The mean loss of each model."""
-        with self._engine(config) as engine:
-            losses = engine.losses(self._rows(config, arrays), **_drawn(config))[0]
-        return reply({"losses": losses}, samples=self.samples)
-
-    def risk(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
-        """The mean loss of one model, on training or test data."""
-        with self._engine(config) as engine:
-            losses = engine.risk(self._rows(config, arrays), config["split"])
-        return reply({"losses": losses}, samples=self.samples)
-
-    def gradients(self, config: Mapping[str, Any], arrays: dict[str, F32]) -> RecordDict:
-        """The gradient of the mean loss at the model."""
-        with self._engine(config) as engine:
-            gradient = engine.gradients(self._rows(config, arrays), **_drawn(config))[0]
-        return reply({"gradient": gradient}, samples=self.samples)
-
-    def _engine(self, config: Mapping[str, Any]) -> BaseEngine:
-        return make_engine(
+        job = read_job(config)
+        fields, store = job.keeps(self.layout), self._store(config)
+        shapes = {name: field.sized(self._sizes) for name, field in fields.items()}
+        kept = store.load(job.tick, {name: (fields[name].dtype, shapes[name]) for name in shapes})
+        memory = {name: rows[None] for name, rows in kept.items()}
+        with make_engine(
             "auto", self.federation, self.model,
-            workers=1, batch=int(config["batch"]), batchnorm=config["batchnorm"],
-        )  # fmt: skip
+            workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"],
+        ) as engine:  # fmt: skip
+            answers = engine.ask(job, self._completed(job, sent), None, memory)
+        if job.keep:
+            after = {name: answers.memory[name][0] for name in fields}
+            store.save(job.tick + 1, after, keep=int(config["kept"]))
+        rows = {name: made[0] for name, made in answers.rows.items()}
+        if job.keep and "model" in rows:
+            rows["model"] = rows["model"][self.layout.columns(job.shared)]
+        restarted = bool(job.keep and config["known"] and fields and not kept)
+        return reply(rows, samples=self.samples, restarted=int(restarted))
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"P": self.layout.width, "trainable": self.layout.trainable}
 
     def _store(self, config: Mapping[str, Any]) -> Store:
-        return Store(self.place, str(config["run"]), int(config["state_seed"]))
+        return Store(self.place, str(config["run"]), str(config["member"]))
 
-    def _columns(self, config: Mapping[str, Any]) -> Int:
-        """Those that travel."""
-        found: Int = np.arange(self.layout.width)[self.layout.columns(str(config["shared"]))]
-        return found
+    def _completed(self, job: Job, sent: Sent) -> Sent:
+        """(1, …), rows as wide as models: what does not travel is at first as in the model here."""
+        columns, start = self.layout.columns(job.shared), row_of(self.model)
 
-    def _hidden(self, config: Mapping[str, Any]) -> Int:
-        """Those that stay."""
-        return np.setdiff1d(np.arange(self.layout.width), self._columns(config))
+        def whole(name: str, rows: F32) -> F32:
+            made = np.zeros((*rows.shape[:-1], len(start)), np.float32)
+            if name != "offset":  # which is no model
+                made[...] = start
+            made[..., columns] = rows
+            return made
 
-    def _row(self, config: Mapping[str, Any], came: F32, kept: Mapping[str, F32]) -> F32:
-        """(1, P), what came and what is here; at first, the common start."""
-        row = row_of(self.model)
-        row[self._columns(config)] = came
-        if "private" in kept:
-            row[self._hidden(config)] = kept["private"]
-        return row[None]
-
-    def _rows(self, config: Mapping[str, Any], arrays: Mapping[str, F32]) -> F32:
-        """(n, P), models to be looked at, with the columns that are kept here."""
-        hidden, kept = self._hidden(config), {}
-        if len(hidden):
-            sizes = {"private": len(hidden)}
-            kept = self._store(config).load(int(config["state_round"]), sizes)
-        return np.concatenate([self._row(config, row, kept) for row in arrays["models"]])
+        own = {name: whole(name, rows)[None] for name, rows in sent.own.items()}
+        return Sent(own, {name: whole(name, rows) for name, rows in sent.common.items()})
 
 
 def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) -> Federation:
@@ -204,12 +149,3 @@ def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) 
     test: Any = ([tests[0]], [tests[1]]) if tests else HOLDOUT
     own = Federation.from_arrays([x], [y], test=test, names=[name], classes=classes)
     return replace(own, keys=np.array([key], np.int64))
-
-
-def _drawn(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How much of its data the client looks at."""
-    return {
-        "batches": int(config["batches"]) or None,
-        "seed": int(config["seed"]),
-        "round": int(config["round"]),
-    }

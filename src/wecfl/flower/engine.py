@@ -11,14 +11,25 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from flwr.app import Array, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import nn
 
-from wecfl.core.engine import Update
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Int, Reply, Split, State
+from wecfl.bilevel.local import digest
+from wecfl.core.program import Answers, Job, Sent
+from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.engine.local import EMPTY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.roster import Place, Roster
-from wecfl.flower.wire import Refused, Shapes, fingerprint, read_arrays, read_config, request
+from wecfl.flower.wire import (
+    PROTOCOL,
+    Refused,
+    Shapes,
+    fingerprint,
+    job_config,
+    read_arrays,
+    read_config,
+    request,
+)
 from wecfl.models.rows import layout_of, reinitialized, row_of
 
 __all__ = ["FlowerEngine"]
@@ -46,9 +57,9 @@ class FlowerEngine:
     error and can be resumed. Every answer is checked (`wecfl.flower.wire`), and what is refused is
     written to the log with its reason.
 
-    Clients keep their momentum, and the columns that are not `shared`, at their own place; of the
-    latter the server's rows hold the common start. `kept` says of how many rounds, so that the
-    server can go back to a checkpoint.
+    What clients keep – momentum, a personal model, the columns that are not shared – is at their own
+    place; of private columns the server's rows hold the common start. `kept` says of how many
+    exchanges, so that the server can go back to a checkpoint.
     """
 
     name = "flower"
@@ -59,8 +70,6 @@ class FlowerEngine:
         roster: Roster,
         model: nn.Module,
         *,
-        shared: str = "all",
-        batch: int = 32,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
         least: int = 1,
@@ -80,19 +89,16 @@ class FlowerEngine:
             raise ConfigError(f"{len(roster)} clients can't give {least} answers")
         self.layout = layout_of(model)
         self._grid, self._roster, self._model = grid, roster, model
-        self._columns = np.arange(self.layout.width)[self.layout.columns(shared)]
         self._quorum, self._least, self._timeout, self._tries = quorum, least, timeout, tries
         self._poll = poll
         self._common: dict[str, Any] = {
-            "run": roster.run, "batch": batch, "batchnorm": batchnorm, "shared": shared,
-            "kept": kept,
+            "run": roster.run, "batchnorm": batchnorm, "kept": kept,
         }  # fmt: skip
         self._greeted: dict[int, float] = {}  # when, by node
         self._greetings: dict[str, int] = {}  # nodes, by message
         self._late: dict[str, float] = {}  # when they expire, by message
         self._looked, self._online = -LOOK, frozenset[int]()
         self._notes: dict[str, Any] = {}
-        self._state = {"state_seed": "0", "state_round": 0}  # where clients keep what they need
 
     @property
     def sizes(self) -> Int:
@@ -135,128 +141,71 @@ class FlowerEngine:
             sleep(self._poll)
         log.info("wecfl: %d of %d clients joined", len(self._roster.nodes), len(self._roster))
 
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> Update:
-        """Q local steps of each client that is online (`wecfl.core.engine.Engine`)."""
-        m, packed, columns = len(state.labels), _Packed(), self._columns
-        lr = np.broadcast_to(plan.lr, m)
-        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
-        corrected = {}
-        if np.ndim(correction.mu):
-            corrected["mu"] = packed(np.asarray(correction.mu, np.float32))
-        config = {
-            **self._common, "state_seed": str(seed), "seed": str(seed), "round": state.round,
-            "steps": plan.steps, "batch": plan.batch, "momentum": plan.momentum,
-            "keep_momentum": plan.keep_momentum, "weight_decay": plan.weight_decay,
-            "mu": 0.0 if corrected else float(correction.mu),
-        }  # fmt: skip
-        self._state = {"state_seed": str(seed), "state_round": state.round + 1}
-        known = np.full(m, state.round > 0) if state.met is None else state.met
-        contents: dict[int, RecordDict] = {}
-        for i in self._whom(active):
-            rows = {"model": state.model(i)}
-            if correction.anchor is not None:
-                rows["anchor"] = correction.anchor[i]
-            if correction.offset is not None:
-                rows["offset"] = correction.offset[i]
-            arrays = {name: packed(row[columns]) for name, row in rows.items()}
-            own = {"lr": float(lr[i]), "done": int(done[i]), "known": bool(known[i])}
-            contents[i] = request(arrays | corrected, config | own)
-        shapes: Shapes = {"model": ("float32", (len(columns),))}
-        answers, replies = self._ask("train", state.round, contents, shapes, insist=True)
-        models = state.fresh()
-        for i, answer in answers.items():
-            models[i, columns] = answer["model"]
-        return models, {}, np.array([replies.get(i, Reply.ABSENT) for i in range(m)], np.int8)
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+        """One message to each client that is online (`wecfl.core.engine.Engine`).
 
-    def losses(
-        self,
-        models: F32,
-        *,
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-        active: Sequence[int] | None = None,
-    ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
-        whom, unknown = self._whom(active), np.full(len(models), np.nan)
-        found = self._query(
-            "query.losses", dict.fromkeys(whom, models),
-            {"losses": ("float64", (len(models),))}, _drawn(batches, seed, round),
-        )  # fmt: skip
-        return np.array([found[i]["losses"] if i in found else unknown for i in whom], np.float64)
-
-    def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`); NaN where there is no answer."""
-        found = self._query(
-            "query.risk", {i: models[i : i + 1] for i in self._whom(None)},
-            {"losses": ("float64", (1,))}, {"split": split},
-        )  # fmt: skip
-        unknown = np.full(len(models), np.nan)
-        unknown[list(found)] = [answer["losses"][0] for answer in found.values()]
-        return unknown
-
-    def gradients(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`); zeros without an answer."""
-        width = self.layout.trainable
-        found = self._query(
-            "query.gradients", {i: models[i : i + 1] for i in self._whom(None)},
-            {"gradient": ("float32", (width,))}, _drawn(batches, seed, round),
-        )  # fmt: skip
-        gradients = np.zeros((len(models), width), np.float32)
-        for i, answer in found.items():
-            gradients[i] = answer["gradient"]
-        return gradients
-
-    def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction (`wecfl.core.engine.Engine`)."""
-        stack, classes = models.reshape(-1, *models.shape[-2:]), self._roster.classes
-        if len(stack) > 1 and len(self._columns) < self.layout.width:
+        Where memory is kept it insists on a quorum: it is training. Elsewhere who does not answer
+        in time is left out.
+        """
+        whom = np.arange(len(self._roster)) if who is None else who
+        n, packed, columns = len(whom), _Packed(), self.layout.columns(job.shared)
+        if "models" in sent.own and job.shared != "all":
             raise ConfigError("over a network, a soft vote can't keep columns private")
-        found = self._query(
-            "evaluate", {i: stack[:, i] for i in self._whom(None)},
-            {"confusion": ("int64", (classes, classes))}, {"split": split},
-        )  # fmt: skip
-        tables = np.zeros((len(self._roster), classes, classes), np.int64)
-        for i, answer in found.items():
-            if (answer["confusion"] >= 0).all():
-                tables[i] = answer["confusion"]
-            else:
-                self._refuse(self._roster.names[i], "confusion must not be negative")
-        return tables
+        config = {**self._common, **job_config(job), "member": str(job.seed)}
+        lr = np.broadcast_to(job.plan.lr, n)
+        done = np.broadcast_to(job.plan.steps if job.plan.done is None else job.plan.done, n)
+        common = {name: packed(rows[..., columns]) for name, rows in sent.common.items()}
+        contents: dict[int, RecordDict] = {}
+        for j, i in enumerate(whom.tolist()):
+            own = {name: packed(rows[j][..., columns]) for name, rows in sent.own.items()}
+            each = {
+                "lr": float(lr[j]),
+                "done": int(done[j]),
+                "known": job.met is not None and bool(job.met[j]),
+            }
+            contents[i] = request(config | each, own, common)
+        shapes = self._shapes(job, sent)
+        kind = "train" if job.keep else "query.ask"
+        answers, outcome = self._exchange(kind, job.round, contents, shapes, insist=job.keep)
+        rows: dict[str, NDArray[Any]] = {
+            name: np.zeros((n, *shape), dtype) for name, (dtype, shape) in shapes.items()
+        }
+        if job.keep and "model" in shapes:
+            rows["model"] = np.asarray(sent.own["model"])
+        for j, i in enumerate(whom.tolist()):
+            for name, made in answers.get(i, {}).items():
+                if name == "model" and job.keep:
+                    rows[name][j, columns] = made
+                elif made.dtype == np.int64 and (made < 0).any():
+                    self._refuse(self._roster.names[i], f"{name} must not be negative")
+                    outcome[i] = Reply.MALFORMED
+                else:
+                    rows[name][j] = made
+        return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
+
+    def _shapes(self, job: Job, sent: Sent) -> Shapes:
+        """Of the arrays that must come."""
+        models = sent.common.get("models")
+        sizes = {
+            "P": len(np.arange(self.layout.width)[self.layout.columns(job.shared)]),
+            "trainable": self.layout.trainable, "C": self._roster.classes,
+            "K": 0 if models is None else len(models),
+        }  # fmt: skip
+        return {
+            name: (field.dtype, field.sized(sizes)) for name, field in job.program.replies.items()
+        }
+
+    @property
+    def classes(self) -> int:
+        """C, how many there are."""
+        return self._roster.classes
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
-    def _whom(self, active: Sequence[int] | None) -> list[int]:
-        rows = range(len(self._roster)) if active is None else active
-        return sorted({int(row) for row in rows})
-
-    def _query(
-        self, kind: str, models: Mapping[int, F32], shapes: Shapes, config: Mapping[str, Any]
-    ) -> dict[int, dict[str, Any]]:
-        """What clients say of models; those who don't say anything are left out."""
-        packed = _Packed()
-        contents = {
-            i: request(
-                {"models": packed(rows[:, self._columns])},
-                {**self._common, **self._state, **config},
-            )
-            for i, rows in models.items()
-        }
-        return self._ask(kind, int(config.get("round", 0)), contents, shapes)[0]
-
-    def _ask(
+    def _exchange(
         self, kind: str, round: int, contents: Contents, shapes: Shapes, *, insist: bool = False
     ) -> tuple[dict[int, dict[str, Any]], dict[int, Reply]]:
         """The valid answers by row, and what came of each row."""
@@ -380,9 +329,7 @@ class FlowerEngine:
             if self._roster.row(node) is None and now - self._greeted.get(node, -AGAIN) >= AGAIN
         ]
         messages = [
-            Message(
-                request({}, self._common), dst_node_id=node, message_type="query.hello", ttl=AGAIN
-            )
+            Message(request(self._common), dst_node_id=node, message_type="query.hello", ttl=AGAIN)
             for node in new
         ]
         numbers = self._grid.push_messages(messages) if messages else []
@@ -394,7 +341,12 @@ class FlowerEngine:
     def _welcome(self, node: int, message: Message) -> None:
         """Give a client its place, or say why not."""
         try:
-            told = read_config(message, name=str, samples=int, key=int, classes=int, layout=str)
+            told = read_config(
+                message, name=str, samples=int, key=int, classes=int, layout=str, protocol=int,
+                programs=str,
+            )  # fmt: skip
+            if (told["protocol"], told["programs"]) != (PROTOCOL, digest()):
+                raise Refused("it knows other programs than the server: install the same wecfl")
             if told["layout"] != fingerprint(self.layout):
                 raise Refused("its model has other tensors than the server's")
             if told["classes"] != self._roster.classes:
@@ -426,8 +378,3 @@ class _Packed:
     def __call__(self, array: F32) -> Array:
         held = np.ascontiguousarray(array)
         return self._made.setdefault(held.tobytes(), Array(held))
-
-
-def _drawn(batches: int | None, seed: int, round: int) -> dict[str, Any]:
-    """How much of its data a client looks at; 0: all of it."""
-    return {"batches": batches or 0, "seed": str(seed), "round": round}

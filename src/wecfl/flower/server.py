@@ -89,7 +89,7 @@ def serve(
     model = make(make_model, shape=(), classes=classes, seed=config.seed)
     engine = FlowerEngine(
         grid, roster, model,
-        shared=method.shared, batch=config.batch, batchnorm=config.batchnorm,
+        batchnorm=config.batchnorm,
         quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1, poll=poll,
     )  # fmt: skip

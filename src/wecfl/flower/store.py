@@ -1,17 +1,17 @@
-"""What a client keeps between rounds, on its own disk: momentum, and the columns it never sends.
+"""What a client keeps between exchanges, on its own disk: momentum, personal models, private columns.
 
-A file for each round, written whole or not at all, so that the server may go back to a checkpoint
-and ask for a round again: the client then starts from what it had before that round.
+A file for each exchange, written whole or not at all, so that the server may go back to a checkpoint
+and ask again: the client then starts from what it had before that exchange.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
-from wecfl.core.state import F32
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import replace_tensors
 from wecfl.folder.schema import read_tensors
@@ -20,50 +20,55 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The state of one client in one run, by round.
+    """What one client keeps in one run (of a soft vote, for one member), by tick.
 
+    >>> import numpy as np
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
-    ...     store = Store(Path(place), run="a1", seed=0)
-    ...     for round in (1, 2, 3):
-    ...         store.save(round, {"momentum": np.full(2, round, np.float32)}, keep=2)
-    ...     [store.load(round, {"momentum": 2}) for round in (1, 2, 7)]
+    ...     store = Store(Path(place), run="a1", member="0")
+    ...     for tick in (1, 2, 3):
+    ...         store.save(tick, {"momentum": np.full(2, tick, np.float32)}, keep=2)
+    ...     [store.load(tick, {"momentum": ("float32", (2,))}) for tick in (1, 2, 7)]
     [{}, {'momentum': array([2., 2.], dtype=float32)}, {'momentum': array([3., 3.], dtype=float32)}]
     """
 
-    def __init__(self, place: Path, run: str, seed: int) -> None:
-        if not run.isalnum():
-            raise RunFolderError(f"a run is named by letters and digits, got {run!r}")
-        self._folder = place / run / str(seed)
+    def __init__(self, place: Path, run: str, member: str) -> None:
+        for name in (run, member):
+            if not name.isalnum():
+                raise RunFolderError(f"a run is named by letters and digits, got {name!r}")
+        self._folder = place / run / member
 
-    def load(self, round: int, sizes: Mapping[str, int]) -> dict[str, F32]:
-        """What was kept after the last of the first `round` rounds that the client took part in.
+    def load(
+        self, tick: int, fields: Mapping[str, tuple[str, tuple[int, ...]]]
+    ) -> dict[str, NDArray[Any]]:
+        """What was kept by the last of the first `tick` exchanges that the client took part in.
 
-        Empty if there is nothing, or if it can't be read.
+        Empty if there is nothing, or if it can't be read: `fields` are the types and shapes.
         """
-        before = [number for number in self._rounds() if number <= round]
-        if not before or not sizes:
+        before = [number for number in self._ticks() if number <= tick]
+        if not before or not fields:
             return {}
         try:
             kept = read_tensors(self._file(before[-1]))
         except RunFolderError:
             return {}
-        if any(name not in kept or kept[name].shape != (size,) for name, size in sizes.items()):
+        found = {name: (str(array.dtype), array.shape) for name, array in kept.items()}
+        if any(found.get(name) != promised for name, promised in fields.items()):
             return {}
-        return {name: np.asarray(kept[name], np.float32) for name in sizes}
+        return {name: kept[name] for name in fields}
 
-    def save(self, round: int, tensors: Mapping[str, F32], *, keep: int) -> None:
-        """After `round` rounds; of the rounds up to then the last `keep` stay, and none later."""
+    def save(self, tick: int, tensors: Mapping[str, NDArray[Any]], *, keep: int) -> None:
+        """After `tick` exchanges; of those up to then the last `keep` stay, and none later."""
         if not tensors:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        replace_tensors(self._file(round), dict(tensors))
-        earlier = [number for number in self._rounds() if number <= round]
-        for number in set(self._rounds()) - set(earlier[-keep:]):
+        replace_tensors(self._file(tick), dict(tensors))
+        earlier = [number for number in self._ticks() if number <= tick]
+        for number in set(self._ticks()) - set(earlier[-keep:]):
             self._file(number).unlink(missing_ok=True)
 
-    def _file(self, round: int) -> Path:
-        return self._folder / f"{round}.safetensors"
+    def _file(self, tick: int) -> Path:
+        return self._folder / f"{tick}.safetensors"
 
-    def _rounds(self) -> list[int]:
+    def _ticks(self) -> list[int]:
         return sorted(int(f.stem) for f in self._folder.glob("*.safetensors") if f.stem.isdigit())

@@ -1,15 +1,18 @@
 """What travels: arrays and a few words. Nothing that comes in is used before it was checked.
 
-A request is a record of `arrays` and one of `config`; a reply is a record of `arrays` and one of
-`metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
+A request is a record of arrays of the client's `own`, one of what is `common` to all, and one of
+`config`, which names a program; a reply is a record of `arrays`, as the program declares them, and
+one of `metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,32 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from wecfl.bilevel.local import decoded, encoded
+from wecfl.core.plan import Plan
+from wecfl.core.program import Job
 from wecfl.core.state import Reply
 from wecfl.layout import Layout
 
-__all__ = ["Refused", "Shapes", "fingerprint", "read_arrays", "read_config", "reply", "request"]
+__all__ = [
+    "PROTOCOL",
+    "Refused",
+    "Shapes",
+    "fingerprint",
+    "job_config",
+    "read_arrays",
+    "read_config",
+    "read_job",
+    "reply",
+    "request",
+]
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """By name, the type and the shape of each array that must come."""
+
+PROTOCOL = 2
+"""Of requests and replies; both sides must speak the same."""
+
+EMPTY: Mapping[str, Array] = MappingProxyType({})
 
 HEADER = 256
 """Bytes that NumPy's format may take beside the numbers."""
@@ -42,9 +64,43 @@ def fingerprint(layout: Layout) -> str:
     return sha256(repr([(e.name, e.shape) for e in layout.entries]).encode()).hexdigest()
 
 
-def request(arrays: Mapping[str, Array], config: Mapping[str, Any]) -> RecordDict:
+def request(
+    config: Mapping[str, Any],
+    own: Mapping[str, Array] = EMPTY,
+    common: Mapping[str, Array] = EMPTY,
+) -> RecordDict:
     """What the server sends; arrays are shared between requests, and travel once each."""
-    return RecordDict({"arrays": ArrayRecord(dict(arrays)), "config": ConfigRecord(dict(config))})
+    return RecordDict(
+        {
+            "own": ArrayRecord(dict(own)),
+            "common": ArrayRecord(dict(common)),
+            "config": ConfigRecord(dict(config)),
+        }
+    )
+
+
+def job_config(job: Job) -> dict[str, Any]:
+    """What a client has to know of a job, beside what is its own."""
+    plan = job.plan
+    return {
+        "program": json.dumps(encoded(job.program)), "seed": str(job.seed), "round": job.round,
+        "tick": job.tick, "shared": job.shared, "keep": job.keep, "steps": plan.steps,
+        "batch": plan.batch, "momentum": plan.momentum, "keep_momentum": plan.keep_momentum,
+        "weight_decay": plan.weight_decay,
+    }  # fmt: skip
+
+
+def read_job(config: Mapping[str, Any]) -> Job:
+    """The job as one client has to do it."""
+    plan = Plan(
+        steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
+        momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
+        weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),
+    )  # fmt: skip
+    return Job(
+        decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),
+        int(config["tick"]), str(config["shared"]), bool(config["keep"]),
+    )  # fmt: skip
 
 
 def reply(arrays: Mapping[str, NDArray[Any]], **metrics: int) -> RecordDict:
@@ -81,7 +137,7 @@ def read_arrays(
         raise Refused(f"it had {samples} samples when it joined, and now {metrics.get('samples')}")
     found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
     for name, array in found.items():
-        if not np.isfinite(array).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise Refused(f"{name} holds NaN or infinity", Reply.NOT_FINITE)
     return found, dict(metrics)
 

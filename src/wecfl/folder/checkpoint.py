@@ -3,8 +3,8 @@
 Two files for a round, in `checkpoints/`:
 
 - ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
-  named `J.centers`, `J.labels`, `J.memory.NAME`, `J.notes.NAME`; `J.models` only where a model is
-  not the center of its cluster;
+  named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`, `J.cluster.NAME`,
+  `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not end with D;
 - ``000012.json``: the manifest, which is written last and makes the checkpoint valid: format,
   round, size and SHA-256 of the former, length of the files that grow from round to round, the run
   it belongs to, and a SHA-256 of all that.
@@ -26,14 +26,15 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from wecfl.core.state import State
+from wecfl.core.state import State, under
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors
 
 __all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "tidy", "write"]
 
-FORMAT = 1
-"""Of run folders. Folders without a number are older; they have no checkpoints."""
+FORMAT = 2
+"""Of run folders. Folders without a number are older; they have no checkpoints. Before 2 a state was
+not sorted by owner."""
 KEPT = 2
 """Checkpoints that stay."""
 FOLDER = "checkpoints"
@@ -135,47 +136,53 @@ def check_format(number: object, where: Path) -> None:
         )
 
 
+OWNERS = ("memory", "cluster", "known", "whole", "replies")
+"""The tables of a state."""
+
+
 def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "round": np.array([state.round]),
+        "tick": np.array([state.tick]),
         "centers": state.centers,
         "labels": state.labels,
-        **{f"memory.{name}": values for name, values in state.memory.items()},
-        **{f"notes.{name}": values for name, values in state.notes.items()},
     }
-    if state.replies is not None:
-        arrays["replies"] = state.replies
-    if state.met is not None:
-        arrays["met"] = state.met.astype(np.int8)
-    # Row by row: all at once would be another matrix of m × P.
-    if state.trained is not None and not all(
-        np.array_equal(model, state.centers[k])
-        for model, k in zip(state.trained, state.labels, strict=True)
-    ):
-        arrays["models"] = state.trained
+    for owner in OWNERS:
+        for name, values in (getattr(state, owner) or {}).items():
+            # Of truth values some readers know nothing.
+            told = values.astype(np.int8) if values.dtype == np.bool_ else values
+            arrays[f"{owner}.{name}"] = told
     return arrays
 
 
-def _state(arrays: Mapping[str, np.ndarray[Any, Any]]) -> State:
-    memory, notes = (_under(prefix, arrays) for prefix in ("memory.", "notes."))
-    met = arrays.get("met")
+def _state(arrays: Mapping[str, np.ndarray[Any, Any]], format: int) -> State:
+    if format < 2:
+        arrays = _sorted_by_owner(arrays)
+    tables = {owner: under(f"{owner}.", arrays) for owner in OWNERS}
+    for owner, name in (("known", "met"), ("memory", "begun")):
+        if name in tables[owner]:
+            tables[owner][name] = tables[owner][name].astype(np.bool_)
     return State(
         int(arrays["round"][0]),
-        arrays.get("models"),
+        tables.pop("replies") or None,
         arrays["centers"],
         arrays["labels"],
-        memory,
-        arrays.get("replies"),
-        None if met is None else met.astype(np.bool_),
-        notes,
+        tick=int(arrays["tick"][0]),
+        **tables,
     )
 
 
-def _under(
-    prefix: str, arrays: Mapping[str, np.ndarray[Any, Any]]
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Those whose name begins so, by the rest of it."""
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """A state of format 1: what the server knew was part of the memory, or had its own field."""
+    names = {
+        "memory.lr": "known.lr", "replies": "known.outcome", "met": "known.met",
+        "models": "replies.model",
+    }  # fmt: skip
+    found = {
+        names.get(name, f"whole.{name}" if name.startswith("notes.") else name): array
+        for name, array in arrays.items()
+    }
+    return {**found, "tick": arrays["round"]}
 
 
 def _manifest(file: Path) -> Manifest:
@@ -201,7 +208,7 @@ def _states(manifest: Manifest, file: Path) -> Iterator[State]:
                 raise ValueError("its checksum differs")
         arrays = load_file(file)
         for j in range(manifest.members):
-            yield _state(_under(f"{j}.", arrays))
+            yield _state(under(f"{j}.", arrays), manifest.format)
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
     except (ValueError, KeyError, IndexError, SafetensorError) as error:

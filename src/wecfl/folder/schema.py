@@ -82,11 +82,12 @@ class _Components(_Promise):
     distance: str
     clustering: str
     importance: str
-    objective: str
     aggregation: str
     shared: str
-    order: str
     members: str
+    steps: str = ""
+    order: str = ""
+    """Of folders of format 1."""
 
 
 class _Plan(_Promise):

@@ -44,8 +44,8 @@ class Trace:
     def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
         self._folder = folder / "trace"
         self._engine, self._seed = engine, seed
-        known = method.representation.server_side
-        self._shown = method.representation if known else last_layer(engine.layout)
+        asks = method.representation.asks
+        self._shown = last_layer(engine.layout) if asks else method.representation
         self._clients: dict[str, F32] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:

@@ -226,7 +226,12 @@ class RunFolder:
         }
         self._pending = self._writer.submit(self._put, self._states, about)
         self._written = self._states[0].round
-        held = (each for state in self._states for each in (state.trained, *state.memory.values()))
+        held = (
+            each
+            for state in self._states
+            for table in (state.replies or {}, state.memory, state.known, state.cluster)
+            for each in table.values()
+        )
         if sum(each.nbytes for each in held if each is not None) > LARGE:
             self._wait()
 

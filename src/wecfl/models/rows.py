@@ -59,8 +59,10 @@ def layout_of(module: nn.Module) -> Layout:
             tags.append("frozen")
         if owner in linears:
             tags.append("linear")
-            if owner == linears[-1] and leaf == "weight":
-                tags.append("head")
+            if owner == linears[-1]:
+                tags.append("classifier")
+                if leaf == "weight":
+                    tags.append("head")
         tensors.append((name, tuple(tensor.shape), tags))
     return Layout.of(tensors)
 

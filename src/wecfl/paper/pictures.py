@@ -46,7 +46,8 @@ class Pictures:
         """After each step (an `Observer` of `rounds.iterate`)."""
         if step != "E" or not state.round:
             return
-        clients, centers = state.models[:, self._columns], state.centers[:, self._columns]
+        clients, centers = state.models[:, self._columns], state.whole.get("moved")
+        centers = state.centers[:, self._columns] if centers is None else centers
         if state.round <= ROUNDS:
             self._distances.append(distances(clients))
             self._labels.append(state.labels)

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 
 from wecfl import metrics
+from wecfl.bilevel.queries import confusion
 from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose, named
 from wecfl.core.engine import Engine
 from wecfl.core.state import F32, Bool, Int
@@ -74,5 +75,6 @@ class Assault:
         if trap is None or self.bait is None:
             return found
         baited = np.isin(self.federation.keys, self.bait.keys)
-        confusion = trap.confusion(np.ascontiguousarray(models[..., baited, :]), "test")
-        return {**found, "success": metrics.weighted(metrics.accuracy(confusion), trap.sizes)}
+        rows = models[..., baited, :]
+        table = confusion(trap, rows if rows.ndim == 2 else np.moveaxis(rows, 0, 1), "test")
+        return {**found, "success": metrics.weighted(metrics.accuracy(table), trap.sizes)}

@@ -11,7 +11,8 @@ import numpy as np
 from wecfl import rng
 from wecfl.bilevel import criteria
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.core.rounds import Setting, rates
+from wecfl.bilevel.queries import gradients
+from wecfl.core.setting import Setting
 from wecfl.core.state import F32, F64, Real, State
 
 __all__ = ["DRAWS", "Diagnostics"]
@@ -81,7 +82,7 @@ class Diagnostics:
     def _close(self, before: State, state: State) -> None:
         """The models are sent: all about the local steps of this round is known, the next begin."""
         started, slopes = self._started, (self._started_slope, self._trained_slope)
-        lr = np.broadcast_to(rates(started, self._setting), len(state.labels))
+        lr = np.broadcast_to(self._setting.rates(started), len(state.labels))
         gap, squares = self._gap, [criteria.squared_norms(slope) for slope in slopes]
         path_U = self._path_U
         self._begin(state)
@@ -139,7 +140,7 @@ class Diagnostics:
         self._curvature = float(np.fmin.reduce(curved, initial=self._curvature))
 
     def _gradients(self, state: State) -> F32:
-        return self._setting.engine.gradients(state.models)
+        return gradients(self._setting.engine, state.models)
 
     def _sampled(self, state: State) -> F32:
         """(draws, m, trainable), mini-batch gradients; where a batch holds all, the full ones."""
@@ -148,7 +149,7 @@ class Diagnostics:
             return self._started_slope[None]
         seeds = [rng.derive(seed, "diagnostics", state.round, draw) for draw in range(DRAWS)]
         draws = [
-            engine.gradients(state.models, batches=1, seed=each, round=state.round)
+            gradients(engine, state.models, batches=1, seed=each, round=state.round)
             for each in seeds
         ]
         return np.stack(draws)

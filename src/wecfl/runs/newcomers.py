@@ -25,14 +25,16 @@ from numpy.typing import ArrayLike
 
 from wecfl import metrics
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.queries import confusion, losses, risk
 from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.channel.attacks import choose
 from wecfl.channel.privacy import Privacy
 from wecfl.core.engine import Engine
+from wecfl.core.exchange import exchange
 from wecfl.core.method import Method, Rate
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
-from wecfl.core.rounds import Setting, local_update, rates
+from wecfl.core.setting import Setting
 from wecfl.core.state import F32, F64, Clients, Int, State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
@@ -200,12 +202,12 @@ class Reference:
                 # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
                 away = np.sqrt(squared_euclidean(own, centers[-1][None])[:, 0])
                 distances.append(away * counted.sum() / (counted.sum() - counted))
-        losses = setting.engine.risk(state.own, "test")
+        served = risk(setting.engine, state.own, "test")
         return cls(
             clusters,
             np.array(centers, np.float32),
             np.sort(np.concatenate([*distances, np.empty(0)])),
-            np.sort(losses[np.isfinite(losses)]),
+            np.sort(served[np.isfinite(served)]),
             lr,
         )
 
@@ -266,8 +268,9 @@ class Reception:
             far = self._updates(setting, newcomers) if by == "update" else self._losses(setting)
             nearest = self.reference.clusters[far.argmin(axis=1)]
             models = np.ascontiguousarray(self.centers[:, nearest])
-            confusion = setting.engine.confusion(models, "test")
-        accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
+            stack = models[0] if len(models) == 1 else np.moveaxis(models, 0, 1)
+            table = confusion(setting.engine, stack, "test")
+        accuracy, macro_f1 = metrics.accuracy(table), metrics.macro_f1(table)
         return [
             Assignment(
                 client=newcomers.names[i],
@@ -310,7 +313,7 @@ class Reception:
 
     def _losses(self, setting: Setting) -> F64:
         """(m, n), L(Ω_k, D_i), of the first soft-voted run."""
-        return setting.engine.losses(self.centers[0][self.reference.clusters])
+        return losses(setting.engine, self.centers[0][self.reference.clusters])
 
 
 def _first_update(setting: Setting) -> tuple[State, float]:
@@ -320,9 +323,9 @@ def _first_update(setting: Setting) -> tuple[State, float]:
     state = State(0, None, start, np.zeros(m, np.int64))
     if setting.rate:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
-        state = state.replace(memory={"lr": lr})
-    eta = float(np.max(rates(state, setting)))  # in the first round the same for everyone
-    return local_update(state, setting), eta
+        state = state.replace(known={"lr": lr})
+    eta = float(np.max(setting.rates(state)))  # in the first round the same for everyone
+    return exchange(state, setting), eta
 
 
 def columns(method: Method, layout: Layout) -> Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 
 from wecfl import metrics
 from wecfl.bilevel.criteria import F, R
+from wecfl.bilevel.queries import confusion, scores
 from wecfl.bilevel.representation import Columns
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method
-from wecfl.core.state import F64, Int, Int8, Real, Reply, State
+from wecfl.core.program import hidden
+from wecfl.core.setting import Setting
+from wecfl.core.state import F32, F64, Int, Int8, Real, Reply, State
+from wecfl.layout import Layout
 from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
 
@@ -28,6 +32,7 @@ __all__ = [
     "last_choice",
     "last_rounds",
     "replies",
+    "served",
     "settled",
 ]
 
@@ -52,6 +57,7 @@ KEYS = {
 """The keys of a record, documented."""
 
 CONDITION_KEYS = {
+    "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
     "network": "over a network: who joined, what was refused and why, how many replies came late",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
@@ -81,16 +87,14 @@ class Recorder:
 
     def __init__(
         self,
-        method: Method,
-        engine: Engine,
+        setting: Setting,
         groups: Int | None,
         *,
         objectives: bool = True,
         assault: Assault | None = None,
         trap: Engine | None = None,
     ) -> None:
-        self._method = method
-        self._engine = engine
+        self._setting, self._method, self._engine = setting, setting.method, setting.engine
         self._groups = groups
         self._objectives = objectives
         self._assault, self._trap = assault, trap
@@ -116,7 +120,7 @@ class Recorder:
             self._apart = self._compared(self._previous)  # of the first soft-voted run
         self._previous = state  # before R, so that the matrix of models is not held twice
         began = perf_counter()
-        if step in "LEM" and (self._method.representation.server_side or self._objectives):
+        if step in "LEM" and (self._objectives or not self._method.representation.asks):
             self._note("F", step, F(state, self._method, self._engine))
         if step in "LD" and self._objectives:
             self._note("R", step, R(state, self._method, self._engine))
@@ -126,9 +130,9 @@ class Recorder:
         """After the last step: the record of the round, soft-voted over `states`."""
         began = perf_counter()
         state, before = states[0], self._before
-        stack = np.stack([s.models for s in states]) if len(states) > 1 else state.models
-        confusion = self._engine.confusion(stack, "test")
-        accuracy, macro_f1 = metrics.accuracy(confusion), metrics.macro_f1(confusion)
+        tables = self._scores(states)
+        last = tables.pop("after")
+        accuracy, macro_f1 = metrics.accuracy(last), metrics.macro_f1(last)
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._apart
@@ -151,15 +155,19 @@ class Recorder:
                 "macro_f1": _known(macro_f1),
             },
         }
-        if state.replies is not None:
-            counts = np.bincount(state.replies, minlength=len(Reply))
+        for moment, table in tables.items():
+            both = {"accuracy": metrics.accuracy(table), "macro_f1": metrics.macro_f1(table)}
+            record[moment] = {name: metrics.weighted(s, counted) for name, s in both.items()}
+        if state.outcome is not None:
+            counts = np.bincount(state.outcome, minlength=len(Reply))
             record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
-            record["clients"]["reply"] = state.replies.tolist()
+            record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
         if notes := self._engine.notes():
             record["network"] = notes
         if self._assault:
+            stack = served(states, self._engine.layout, self._method.shared)
             record["attack"] = self._assault.measured(state.labels, stack, self._trap)
         self._add_seconds("score", perf_counter() - began)
         if self._diagnostics:
@@ -173,6 +181,14 @@ class Recorder:
         self._clear()
         return record
 
+    def _scores(self, states: Sequence[State]) -> dict[str, Int]:
+        """(m, C, C), truth by prediction at each moment; a soft vote is one of models sent."""
+        if len(states) > 1:
+            stack = served(states, self._engine.layout, self._method.shared)
+            return {"after": confusion(self._engine, np.moveaxis(stack, 0, 1), "test")}
+        plan = replace(self._setting.plan, lr=self._setting.rates(states[0]))
+        return scores(self._engine, self._method, states[0], plan, self._setting.seed)
+
     def _compared(self, state: State) -> tuple[Real, Real] | None:
         """(m, p) and (K, p), clients and centers, copied: the models are large.
 
@@ -180,9 +196,9 @@ class Recorder:
         parameters, which is costly and left to `diagnostics`.
         """
         chosen = self._method.representation
-        if not (chosen.server_side or self._diagnostics):
+        if chosen.asks and not self._diagnostics:
             return None
-        which = chosen if chosen.server_side else Columns("parameters")
+        which = Columns("parameters") if chosen.asks else chosen
         return which.clients(state, self._engine, 0).copy(), which.centers(state, self._engine)
 
     def _note(self, name: str, step: str, value: float) -> None:
@@ -190,6 +206,16 @@ class Recorder:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
+    """(m, P), the models sent, with the columns that clients keep; (J, m, P) of a soft vote."""
+    private, rows = hidden(layout, shared), [state.sent for state in states]
+    for state, models in zip(states, rows, strict=True):
+        if private is not None and "private" in state.memory:
+            begun = state.memory["begun"]
+            models[np.ix_(begun, private)] = state.memory["private"][begun]
+    return rows[0] if len(rows) == 1 else np.stack(rows)
 
 
 def _known(scores: F64) -> list[float | None]:

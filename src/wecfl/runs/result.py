@@ -27,7 +27,15 @@ from wecfl.runs.newcomers import (
     Visit,
     outcome,
 )
-from wecfl.runs.record import Record, last_attack, last_choice, last_rounds, replies, settled
+from wecfl.runs.record import (
+    Record,
+    last_attack,
+    last_choice,
+    last_rounds,
+    replies,
+    served,
+    settled,
+)
 
 __all__ = ["Result", "Status"]
 
@@ -91,9 +99,19 @@ class Result:
         count = len(self.labels if cluster is None else self.centers)
         if number is None or not 0 <= number < count:
             raise ConfigError(f"no {kind} {number}: they are numbered 0 to {count - 1}")
-        rows = [s.model(number) if cluster is None else s.centers[number] for s in self.states]
+        rows = [
+            self._served(state)[number] if cluster is None else state.centers[number]
+            for state in self.states
+        ]
         members = [fill(self.architecture, row) for row in rows]
         return members[0] if len(members) == 1 else Vote(members).eval()
+
+    def _served(self, state: State) -> F32:
+        """(m, P), the rows that answer for clients, where the server knows them."""
+        if self.method.serve.needs_memory and "personal" in state.memory:
+            begun = state.memory["begun"]
+            return np.where(begun[:, None], state.memory["personal"], state.sent)
+        return served([state], layout_of(self.architecture), self.method.shared)
 
     def assign(
         self,

@@ -164,10 +164,10 @@ class _Run:
     @property
     def outside(self) -> str:
         """What is not as in the method that the theory is about; empty if all is."""
-        covered = {"distance": "squared_euclidean", "order": "EMDL", "members": "1"}
-        return ", ".join(
-            f"{key} {self.parts[key]}" for key, v in covered.items() if self.parts[key] != v
-        )
+        covered = {"distance": "squared_euclidean", "steps": "L E M D", "members": "1"}
+        older = {"steps": "L E M D" if self.parts.get("order") == "EMDL" else "others"}
+        parts = older | self.parts
+        return ", ".join(f"{key} {parts[key]}" for key, v in covered.items() if parts[key] != v)
 
     @property
     def measured(self) -> list[Record]:

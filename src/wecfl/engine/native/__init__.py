@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from wecfl import memory, rng
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, Int, State
+from wecfl.core.state import F32, Int
 from wecfl.data.federation import Federation
-from wecfl.engine.local import EVALUATION_BATCH, LocalEngine, Samples
+from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples
 from wecfl.engine.native.chain import Unsupported, chain
 from wecfl.errors import EngineError
 from wecfl.models.rows import row_of
@@ -51,9 +50,10 @@ class NativeEngine(LocalEngine):
     of them. `isa` chooses an instruction set (default: the best of this machine). Raises
     `Unsupported` where the model has a layer the kernels don't know.
 
+    >>> from wecfl.bilevel.queries import confusion
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> engine = NativeEngine(fed, nn.Linear(4, 4))
-    >>> engine.confusion(np.zeros((2, 20), np.float32), "test").shape
+    >>> confusion(engine, np.zeros((2, 20), np.float32), "test").shape
     (2, 4, 4)
     """
 
@@ -86,61 +86,49 @@ class NativeEngine(LocalEngine):
         """With the instruction set: bits are the same for the same one."""
         return f"native-{self._runner.isa}"
 
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
-        correction, clients = self._prepared(correction), self._active(active)
-        fed, m, trainable = self._federation, len(self.sizes), self.layout.trainable
-        keys = [int(fed.keys[client]) for client in clients]
-        done = self._done(plan)
+    def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
+        federation = self._federation
+        keys = [int(federation.keys[client]) for client in clients]
         batches = [
-            [fed.train[i][chosen] for chosen in plan.batches(size, seed, state.round, key)[:steps]]
-            for i, size, key, steps in zip(
-                clients, self.sizes[clients], keys, done[clients], strict=True
-            )
+            lesson.walk.batches(federation.train[client], key, int(done))
+            for client, key, done in zip(clients, keys, lesson.done, strict=True)
         ]
-        counts = np.zeros((len(clients), plan.steps), np.int64)
-        for row, client in zip(counts, batches, strict=True):
-            row[: len(client)] = [len(batch) for batch in client]
+        n, busy = len(batches), [row for row, taken in enumerate(batches) if taken]
+        models = memory.empty(lesson.rows.shape) if lesson.out is None else lesson.out
+        if models is not lesson.rows:
+            models[:] = lesson.rows
+        velocity = None
+        if lesson.momentum > 0:
+            velocity = memory.empty((n, self.layout.trainable))
+            velocity[:] = 0 if lesson.velocity is None else lesson.velocity
+        if not busy:
+            return models, velocity
+        counts = np.zeros((len(busy), max(map(len, batches))), np.int64)
+        for row, taken in zip(counts, (batches[row] for row in busy), strict=True):
+            row[: len(taken)] = [len(batch) for batch in taken]
         ends = np.cumsum(counts).reshape(counts.shape)
         offsets = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
-        none = np.empty(0, np.int64)
-        index = np.concatenate([none, *(batch for client in batches for batch in client)])
-        dropout = [rng.derive(seed, "dropout", state.round, key) for key in keys]
-        models = state.fresh()
-        momentum = None
-        if plan.momentum > 0:
-            momentum = memory.empty((m, trainable))
-            momentum[:] = state.memory.get("momentum", 0) if plan.keep_momentum else 0
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said below
-            lr = np.broadcast_to(np.asarray(plan.lr), m).astype(np.float32)
+        index = np.concatenate([batch for client in batches for batch in client])
         self._call(
             "train",
             models,
-            momentum,
-            correction.anchor,
-            correction.offset,
-            correction.mu if np.any(correction.mu) else None,
-            lr,
-            plan.momentum,
-            plan.weight_decay,
+            velocity,
+            lesson.anchor,
+            lesson.offset,
+            lesson.mu,
+            lesson.free,
+            lesson.lr,
+            lesson.momentum,
+            lesson.weight_decay,
             self._x,
-            fed.y,
-            clients,
+            federation.y,
+            np.array(busy),
             index,
             offsets,
-            np.array(dropout, dtype=np.uint64),
+            np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
             self.workers,
         )
-        if momentum is None or not plan.keep_momentum:
-            return models, {}
-        return models, {"momentum": momentum}
+        return models, velocity
 
     def close(self) -> None:
         """Nothing to give back: threads end with each call."""
@@ -151,9 +139,9 @@ class NativeEngine(LocalEngine):
         self._evaluate("logits", (models, which, self._x), rows, out)
         return out
 
-    def _gradients(self, models: F32, samples: Samples) -> F32:
-        which = self._active(None)
-        rows = self._rows(samples, which)
+    def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
+        which = np.arange(len(clients))
+        rows = self._rows(samples, clients)
         out = np.empty((len(rows), self.layout.trainable), np.float32)
         self._evaluate("gradients", (models, which, self._x, self._federation.y), rows, out)
         return out
@@ -203,7 +191,7 @@ class NativeEngine(LocalEngine):
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(
-            ours, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
+            ours, None, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
         )
         module = deepcopy(self._model).eval()
         for part in module.modules():

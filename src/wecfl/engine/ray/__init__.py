@@ -21,17 +21,18 @@ from time import monotonic, sleep
 from typing import Any, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
-from wecfl import memory
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Int, Split, State
+from wecfl.core.program import Answers, Job, Sent
+from wecfl.core.state import Int, Table
 from wecfl.data.federation import Federation
-from wecfl.engine.local import BaseEngine
+from wecfl.engine.local import EMPTY, BaseEngine
 from wecfl.engine.ray.actor import Actor
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
+from wecfl.memory import empty as memory_of
 
 __all__ = ["Progress", "RayEngine"]
 
@@ -96,81 +97,21 @@ class RayEngine(BaseEngine):
         """That of the engines inside: the bits are theirs."""
         return self._name
 
-    def train(
-        self,
-        state: State,
-        plan: Plan,
-        correction: Correction,
-        seed: int,
-        active: Sequence[int] | None = None,
-    ) -> tuple[F32, dict[str, F32]]:
-        """Q steps of SGD of each active client on its own data (`wecfl.core.engine.Engine`)."""
-        clients, done, exact = self._active(active), self._done(plan), self._prepared(correction)
-        kept = plan.keep_momentum and plan.momentum > 0
-        before = state.memory.get("momentum") if kept else None
-        lr = np.broadcast_to(np.asarray(plan.lr), len(self.sizes))
-        start = state.models
-        rows = {
-            "models": start,
-            "momentum": before,
-            "anchor": exact.anchor,
-            "offset": exact.offset,
-        }
-        models = self._matrix(self.layout.width, clients, start)
-        momentum = self._matrix(self.layout.trainable, clients, 0 if before is None else before)
-        for at, (trained, velocity) in self._each(
-            "train",
-            clients,
-            rows,
-            {"round": state.round, "mu": exact.mu, "seed": seed},
-            own=lambda shard: {"plan": replace(plan, lr=lr[shard], done=done[shard])},
-        ):
-            models[at] = trained
-            if kept:
-                momentum[at] = velocity
-        return models, {"momentum": momentum} if kept else {}
-
-    def losses(
-        self,
-        models: F32,
-        *,
-        batches: int | None = None,
-        seed: int = 0,
-        round: int = 0,
-        active: Sequence[int] | None = None,
-    ) -> F64:
-        """(m, K), L(Ω_k, D_i) (`wecfl.core.engine.Engine`)."""
-        clients, found = self._active(active), np.empty((len(self.sizes), len(models)))
-        order = {"batches": batches, "seed": seed, "round": round}
-        for at, losses in self._each("losses", clients, {}, order, common=models):
-            found[at] = losses
-        return found[clients]
-
-    def risk(self, models: F32, split: Split = "train") -> F64:
-        """(m,), L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-        found = np.empty(len(self.sizes))
-        order = {"split": split}
-        for at, losses in self._each("risk", self._active(None), {"models": models}, order):
-            found[at] = losses
-        return found
-
-    def gradients(
-        self, models: F32, *, batches: int | None = None, seed: int = 0, round: int = 0
-    ) -> F32:
-        """(m, trainable), ∇L(ω_i, D_i) (`wecfl.core.engine.Engine`)."""
-        found = memory.empty((len(self.sizes), self.layout.trainable))
-        order = {"batches": batches, "seed": seed, "round": round}
-        for at, slopes in self._each("gradients", self._active(None), {"models": models}, order):
-            found[at] = slopes
-        return found
-
-    def confusion(self, models: F32, split: Split) -> Int:
-        """(m, C, C), truth by prediction, soft-voted for a stack (`wecfl.core.engine.Engine`)."""
-        classes, everyone = self._federation.classes, self._active(None)
-        found = np.empty((len(everyone), classes, classes), np.int64)
-        for at, cells in self._each("confusion", everyone, {"models": models}, {"split": split}):
-            found[at] = cells
-        return found
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+        """Each shard runs the program for its clients (`wecfl.core.engine.Engine`)."""
+        clients, m = self._chosen(who), len(self.sizes)
+        rows: dict[str, NDArray[Any]] = {}
+        kept: dict[str, NDArray[Any]] = {}
+        for at, (reply, after) in self._each(job, sent, clients, memory):
+            for name, made in reply.items():
+                if name not in rows:
+                    rows[name] = _table(None, made, len(clients))
+                rows[name][np.searchsorted(clients, at)] = made
+            for name, made in after.items():
+                if name not in kept:
+                    kept[name] = _table(memory.get(name), made, m)
+                kept[name][at] = made
+        return Answers(rows, np.zeros(len(clients), np.int8), {**memory, **kept})
 
     def close(self) -> None:
         """End the actors, and Ray if it was started or connected to for them."""
@@ -245,41 +186,25 @@ class RayEngine(BaseEngine):
             except self._ray.exceptions.RayError as error:
                 raise self._told(error, "load") from None
 
-    def _matrix(self, width: int, clients: Int, rows: F32 | int) -> F32:
-        """(m, width), to be filled by what these clients send; the others have `rows`."""
-        made = memory.empty((len(self.sizes), width))
-        if len(clients) < len(made):
-            made[:] = rows
-        return made
+    def _each(self, job: Job, sent: Sent, clients: Int, memory: Table) -> Iterator[tuple[Int, Any]]:
+        """Let the actors run a program for these clients: whoever is done, and what came of it.
 
-    def _each(
-        self,
-        work: str,
-        clients: Int,
-        rows: Mapping[str, F32 | None],
-        order: Mapping[str, Any] | None = None,
-        *,
-        own: Callable[[Int], Mapping[str, Any]] = lambda _: {},
-        common: F32 | None = None,
-    ) -> Iterator[tuple[Int, Any]]:
-        """Let the actors do `work` for these clients: whoever is done, and what came of it.
-
-        All get `order` and what is `common`; each, of what there is for every client, what is its
-        `own` and the `rows` of its clients.
+        All get what is common; each, the rows of its clients, and what these keep.
         """
         if not self._shards:
             raise EngineError("the engine is closed; make a new one")
-        ray, calls = self._ray, {}
-        packed = {name: self._packed(each, clients) for name, each in rows.items()}
-        shared = None if common is None else ray.put(np.ascontiguousarray(common))
+        ray, calls, work = self._ray, {}, job.program.name
+        packed = {name: self._packed(each) for name, each in sent.own.items()}
+        common = {name: ray.put(np.ascontiguousarray(a)) for name, a in sent.common.items()}
         for shard in self._shards:
             part = np.flatnonzero(np.isin(clients, shard.clients))
             if len(part):
                 here = np.searchsorted(shard.clients, clients[part])
+                held = {name: rows[clients[part]] for name, rows in memory.items()}
                 calls[shard] = (
-                    work, here, {**(order or {}), **own(shard.clients)}, shared,
+                    here, replace(job, plan=job.plan.of(part)), held, list(common),
                     {name: each.which(part) for name, each in packed.items()},
-                    *(each.rows(part) for each in packed.values()),
+                    *common.values(), *(each.rows(part) for each in packed.values()),
                 )  # fmt: skip
         waiting = {shard.actor.call.remote(*call): shard for shard, call in calls.items()}
         deaths: Counter[_Shard] = Counter()
@@ -297,19 +222,16 @@ class RayEngine(BaseEngine):
                 continue
             except ray.exceptions.RayError as error:
                 raise self._told(error, work) from None
-            _, here, *_ = calls[shard]
+            here, *_ = calls[shard]
             yield shard.clients[here], result
             done += len(here)
             self._progress(work, done, len(clients))
 
-    def _packed(self, rows: F32 | None, clients: Int) -> Packed:
-        """The rows of these clients, of (m, P) or of a stack (n, m, P), on their way to actors."""
-        if rows is None:
-            return Packed(None)
-        given = np.asarray(rows, dtype=np.float32)
-        if len(clients) < given.shape[-2]:
-            given = given[..., clients, :]
-        given = np.ascontiguousarray(given)
+    def _packed(self, rows: NDArray[Any]) -> Packed:
+        """The rows (n, …, P) of the clients asked, on their way to actors."""
+        given = np.ascontiguousarray(rows)
+        if given.dtype != np.float32 or given.ndim < 2:
+            return Packed(given)
         flat = given.reshape(-1, given.shape[-1])
         chosen, which = distinct(flat)
         if len(chosen) * self.nodes < len(flat):
@@ -347,6 +269,14 @@ class RayEngine(BaseEngine):
         if isinstance(cause, WecflError):
             return cause
         return EngineError(f"the Ray engine failed in {work}: {first_line(cause or error)}")
+
+
+def _table(before: NDArray[Any] | None, made: NDArray[Any], count: int) -> NDArray[Any]:
+    """(count, …), to be filled with such rows; where nothing comes, what was there, or zeros."""
+    shape = (count, *made.shape[1:])
+    table = memory_of(shape) if made.dtype == np.float32 else np.empty(shape, made.dtype)
+    table[...] = 0 if before is None else before
+    return table
 
 
 @dataclass(slots=True, eq=False)

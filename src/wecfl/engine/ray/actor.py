@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from wecfl.core.plan import Correction
-from wecfl.core.state import F32, Int, State
+from wecfl.core.program import Job, Sent
+from wecfl.core.state import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import EngineError
@@ -49,55 +49,33 @@ class Actor:
 
     def call(
         self,
-        work: str,
         clients: Int,
-        order: dict[str, Any],
-        common: Any,
+        job: Job,
+        memory: Table,
+        common: Sequence[str],
         which: Mapping[str, Int | None],
         *arrays: Any,
-    ) -> Any:
-        """Do `work` for these clients of the shard."""
-        rows: dict[str, Any] = {
-            name: array if array is None or numbers is None else array[numbers]
-            for (name, numbers), array in zip(which.items(), arrays, strict=True)
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Run a program for these clients of the shard: what they reply, and what they keep.
+
+        `arrays` are those that are common to all, and then those of which each has a row.
+        """
+        own = {
+            name: array if numbers is None else array[numbers]
+            for (name, numbers), array in zip(which.items(), arrays[len(common) :], strict=True)
         }
-        if work == "train":
-            return self._train(clients, order, **rows)
-        if work == "losses":
-            return self._engine.losses(common, active=clients.tolist(), **order)
-        return getattr(self._engine, work)(rows["models"], **order)
+        shared = dict(zip(common, arrays, strict=False))
+        writable = {name: np.array(rows) for name, rows in own.items()}
+        held = self._spread(clients, memory)
+        answers = self._engine.ask(job, Sent(writable, shared), clients, held)
+        kept = {name: rows[clients] for name, rows in answers.memory.items()} if job.keep else {}
+        return answers.rows, kept
 
-    def _train(
-        self,
-        clients: Int,
-        order: Mapping[str, Any],
-        *,
-        models: F32,
-        momentum: F32 | None,
-        anchor: F32 | None,
-        offset: F32 | None,
-    ) -> tuple[F32, F32 | None]:
-        """Their models and momentum after it."""
-        start = self._spread(clients, models)
-        kept = {} if momentum is None else {"momentum": self._spread(clients, momentum)}
-        correction = Correction(
-            order["mu"],
-            None if anchor is None else self._spread(clients, anchor),
-            None if offset is None else self._spread(clients, offset),
-        )
-        state = State(order["round"], start, start[:1], np.zeros(len(start), np.int64), kept)
-        trained, memory = self._engine.train(
-            state, order["plan"], correction, order["seed"], clients.tolist()
-        )
-        if len(clients) == len(trained):
-            return trained, memory.get("momentum")
-        return trained[clients], memory["momentum"][clients] if memory else None
-
-    def _spread(self, clients: Int, rows: F32) -> F32:
+    def _spread(self, clients: Int, memory: Table) -> dict[str, Any]:
         """(n, …), these rows where their clients are in the shard; those of others don't matter."""
         n = len(self._engine.sizes)
-        if len(clients) == n:
-            return rows
-        spread = np.zeros((n, rows.shape[1]), np.float32)
-        spread[clients] = rows
+        spread = {}
+        for name, rows in memory.items():
+            spread[name] = np.zeros((n, *rows.shape[1:]), rows.dtype)
+            spread[name][clients] = rows
         return spread

@@ -24,13 +24,11 @@ class Packed:
 
     def rows(self, part: Int) -> Any:
         """What is sent to whom this part of the clients belongs."""
-        if self.array is None or self.numbers is not None:
-            return self.array
-        return self.array[..., part, :]
+        return self.array if self.numbers is not None else self.array[part]
 
     def which(self, part: Int) -> Int | None:
         """Which of the rows sent each of them has, if not one after the other."""
-        return None if self.numbers is None else self.numbers[..., part]
+        return None if self.numbers is None else self.numbers[part]
 
 
 def distinct(rows: F32) -> tuple[Int, Int]:

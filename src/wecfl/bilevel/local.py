@@ -1,0 +1,347 @@
+"""What clients do: programs that train (`Train` and its relatives) and programs that look.
+
+Each is a frozen dataclass; its fields are options that travel as JSON. `PROGRAMS` lists those that
+a client knows by name; `register` adds one of your own, on the server and on every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl.bilevel.serving import SERVINGS, Center
+from wecfl.core.method import Serving
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.program import Field, Program, Sent, Site
+from wecfl.core.state import Split, Table
+from wecfl.errors import ConfigError, unknown
+from wecfl.layout import Layout
+
+__all__ = [
+    "PROGRAMS",
+    "Alone",
+    "Ditto",
+    "Gradients",
+    "Losses",
+    "Parts",
+    "Risk",
+    "Score",
+    "Train",
+    "decoded",
+    "digest",
+    "encoded",
+    "register",
+]
+
+Reply = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
+MODEL = {"model": Field(("P",), update=True)}
+MOMENTUM = Field(("trainable",))
+PERSONAL = Field(("P",), start="received")
+
+
+def _momentum(plan: Plan, name: str = "momentum") -> dict[str, Field]:
+    """The momentum buffer, where it outlives a round."""
+    return {name: MOMENTUM} if plan.keep_momentum and plan.momentum > 0 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Q steps of SGD on L(ω, D_i) + mu/2·‖ω − Ω_k‖², from the model received (FedAvg, FedProx).
+
+    With mu = 0 the data loss alone. The paper writes "λ = 0.95" for FedProx's mu (Li et al.,
+    *Federated Optimization in Heterogeneous Networks*, MLSys 2020). Rows `anchor` and `offset`, if
+    the server sends them, take the place of Ω_k and are added to every gradient.
+
+    >>> Train(mu=0.95)
+    Train(mu=0.95)
+    """
+
+    mu: float = 0.0
+    name: ClassVar[str] = "train"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < np.inf:
+            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """Momentum."""
+        return _momentum(plan)
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """Train what came."""
+        rows, correction = (
+            sent.own["model"],
+            Correction(self.mu, sent.own.get("anchor"), sent.own.get("offset")),
+        )
+        rows, velocity = site.train(
+            rows, plan, correction=correction, velocity=memory.get("momentum"), out=rows
+        )
+        return {"model": rows}, _kept(memory, momentum=velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Local training: a client goes on from its own model, whatever it is sent.
+
+    It replies its model, so that the server can tell who learns alike; nobody else gets it.
+    """
+
+    name: ClassVar[str] = "alone"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """The model, and momentum."""
+        return {"personal": PERSONAL, **_momentum(plan)}
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """Train what is here."""
+        rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
+        return {"model": rows}, _kept(memory, personal=rows, momentum=velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class Ditto:
+    """Train the model received, and beside it a personal one tethered to what was received.
+
+    v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same mini-batches (Li et al., *Ditto: Fair and
+    Robust Federated Learning Through Personalization*, ICML 2021). The personal model stays with
+    the client.
+    """
+
+    lam: float = 1.0
+    name: ClassVar[str] = "ditto"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < np.inf:
+            raise ConfigError(f"lam must be finite and not negative, got {self.lam}")
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """The personal model, and two momentum buffers."""
+        own = {"personal": PERSONAL, **_momentum(plan, "personal_momentum")}
+        return {**own, **_momentum(plan)}
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """Both models, one after the other."""
+        received = sent.own["model"]
+        personal, drift = site.train(
+            memory["personal"], plan, correction=Correction(self.lam, anchor=received),
+            velocity=memory.get("personal_momentum"),
+        )  # fmt: skip
+        rows, velocity = site.train(received, plan, velocity=memory.get("momentum"), out=received)
+        kept = _kept(memory, personal=personal, personal_momentum=drift, momentum=velocity)
+        return {"model": rows}, kept
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Train some columns first with the others frozen, and then the others (FedRep).
+
+    `first` names the columns as `Layout.columns` does; `steps` of the Q steps are theirs (Collins
+    et al., *Exploiting Shared Representations for Personalized Federated Learning*, ICML 2021).
+    """
+
+    first: str = "classifier"
+    steps: int | None = None
+    """None: half of them."""
+    name: ClassVar[str] = "parts"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"head_steps must be at least 1, got {self.steps}")
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """Momentum."""
+        return _momentum(plan)
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Both parts need columns, and a step."""
+        layout.columns(self.first)
+        layout.columns(f"~{self.first}")
+        if not 1 <= self._steps(plan) < plan.steps:
+            raise ConfigError(
+                f"{self._steps(plan)} of {plan.steps} steps for the head leave none for it or for "
+                f"the body: ask for more steps, or for other head_steps"
+            )
+
+    def _steps(self, plan: Plan) -> int:
+        return plan.steps // 2 if self.steps is None else self.steps
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """One part after the other, through the same walk over the data."""
+        layout = site.layout
+        first = np.zeros(layout.width, np.bool_)
+        first[layout.columns(self.first)] = True
+        rows, velocity, steps = sent.own["model"], memory.get("momentum"), self._steps(plan)
+        for free, part in ((first, slice(steps)), (~first, slice(steps, None))):
+            rows, velocity = site.train(
+                rows, plan, velocity=velocity, free=free, part=part, out=rows
+            )
+        return {"model": rows}, _kept(memory, momentum=velocity)
+
+
+class _Look:
+    """A program that only looks: it keeps nothing, and fits every plan and model."""
+
+    __slots__ = ()
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """Nothing."""
+        return {}
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses(_Look):
+    """The mean training loss of each of the K models that were sent, L(Ω_k, D_i)."""
+
+    batches: int | None = None
+    """Mini-batches to estimate it on; None: all data."""
+    name: ClassVar[str] = "losses"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = {"losses": Field(("K",), "float64")}
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """(n, K)."""
+        return {"losses": site.losses(sent.common["models"], self.batches)}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Risk(_Look):
+    """The mean loss L(ω_i, D_i) of the model that was sent."""
+
+    split: Split = "train"
+    name: ClassVar[str] = "risk"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = {"risk": Field((), "float64")}
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """(n,)."""
+        return {"risk": site.risk(sent.own["model"], self.split)}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients(_Look):
+    """∇L(ω_i, D_i) at the model that was sent."""
+
+    batches: int | None = None
+    """Mini-batches to estimate it on; None: all data."""
+    name: ClassVar[str] = "gradients"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = {"gradient": Field(("trainable",))}
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """(n, trainable)."""
+        return {"gradient": site.gradients(sent.own["model"], self.batches)}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Truth by prediction (C, C) of the models that answer for a client, at each moment."""
+
+    serve: Serving = Center()  # noqa: RUF009  (frozen)
+    split: Split = "test"
+    of: Program = Train()  # noqa: RUF009  (frozen)
+    """What has made the memory that is looked at."""
+    name: ClassVar[str] = "score"
+    version: ClassVar[int] = 1
+
+    @property
+    def replies(self) -> Mapping[str, Field]:
+        """One table for each moment."""
+        return dict.fromkeys(self.serve.moments, Field(("C", "C"), "int64"))
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """What the local update keeps: it is read, and never written."""
+        return self.of.keeps(plan)
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """(n, C, C) each."""
+        served = self.serve(site, sent, memory, plan)
+        tables = [site.confusion(rows, self.split) for rows in served]
+        return dict(zip(self.serve.moments, tables, strict=True)), {}
+
+
+PROGRAMS: dict[str, type[Program]] = {
+    each.name: each for each in (Train, Alone, Ditto, Parts, Losses, Risk, Gradients, Score)
+}
+"""What clients can be asked for, by name."""
+
+Kind = TypeVar("Kind", bound=type[Program])
+
+
+def register(program: Kind) -> Kind:
+    """Make a program of your own known by its name; a client that runs it must do the same."""
+    if PROGRAMS.setdefault(program.name, program) is not program:
+        raise ConfigError(f"there is another program of the name '{program.name}'")
+    return program
+
+
+def encoded(value: Any) -> Any:
+    """A program or a serving as JSON: its name, its version, its options.
+
+    >>> encoded(Train(mu=0.5))
+    {'name': 'train', 'version': 1, 'mu': 0.5}
+    """
+    if not hasattr(value, "name"):
+        return value
+    options = {each.name: encoded(getattr(value, each.name)) for each in fields(value)}
+    return {"name": value.name, "version": value.version, **options}
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` made; refused where it is unknown here, or of another version.
+
+    >>> decoded({"name": "train", "version": 1, "mu": 0.5})
+    Train(mu=0.5)
+    """
+    if not isinstance(value, dict):
+        return value
+    known: dict[str, Any] = {**PROGRAMS, **SERVINGS}
+    told = dict(value)
+    name, version = told.pop("name", None), told.pop("version", None)
+    if name not in known:
+        raise ConfigError(unknown("program", str(name), known))
+    kind = known[name]
+    if version != kind.version:
+        raise ConfigError(f"{name} is of version {kind.version} here, asked for was {version}")
+    options = {each.name for each in fields(kind)}
+    if other := {*told} - options:
+        raise ConfigError(unknown(f"option of {name}", sorted(other)[0], options))
+    return kind(**{key: decoded(option) for key, option in told.items()})
+
+
+def digest() -> str:
+    """Tells whether two sides know the same programs in the same versions."""
+    known = sorted((name, each.version) for name, each in {**PROGRAMS, **SERVINGS}.items())
+    return sha256(repr(known).encode()).hexdigest()[:16]
+
+
+def _kept(memory: Table, **after: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    """What is kept of it: the fields that were declared."""
+    return {name: rows for name, rows in after.items() if name in memory and rows is not None}

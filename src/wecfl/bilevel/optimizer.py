@@ -1,0 +1,150 @@
+"""Server optimizers: the M-step as a gradient step, with moments kept for each cluster.
+
+The pseudo-gradient of a cluster is Δ_k = mean of its members' ω_i − Ω_k, so that a plain step of
+length 1 is the mean itself (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021; FedAvgM: Hsu
+et al., 2019). There is no bias correction. Clusters nobody was heard of do not step, and a cluster
+that is parted leaves its moments to both parts. BatchNorm statistics are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wecfl.bilevel.aggregation import Mean
+from wecfl.core.method import Aggregation
+from wecfl.core.state import F64, Int, State
+from wecfl.errors import ConfigError
+from wecfl.layout import Layout
+
+__all__ = ["Adaptive", "Momentum", "adagrad", "adam", "yogi"]
+
+Second = Callable[[F64, F64, float], F64]
+"""From v, Δ² and β₂ to the next v."""
+
+
+def adagrad(v: F64, squared: F64, beta2: float) -> F64:
+    """v + Δ².
+
+    >>> adagrad(np.array([1.0]), np.array([4.0]), 0.99).tolist()
+    [5.0]
+    """
+    return v + squared
+
+
+def adam(v: F64, squared: F64, beta2: float) -> F64:
+    """β₂·v + (1 − β₂)·Δ².
+
+    >>> adam(np.array([1.0]), np.array([4.0]), 0.5).tolist()
+    [2.5]
+    """
+    return beta2 * v + (1 - beta2) * squared
+
+
+def yogi(v: F64, squared: F64, beta2: float) -> F64:
+    """v − (1 − β₂)·Δ²·sign(v − Δ²).
+
+    >>> yogi(np.array([1.0]), np.array([4.0]), 0.5).tolist()
+    [3.0]
+    """
+    return np.asarray(v - (1 - beta2) * squared * np.sign(v - squared))
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """FedAvgM: m ← β·m + Δ, Ω ← Ω + η·m.
+
+    >>> state = State(1, {"model": np.array([[2.0]], np.float32)}, np.zeros((1, 1), np.float32),
+    ...               np.array([0]))
+    >>> after = Momentum(beta=0.5)(state, np.ones(1), np.ones(1, int))
+    >>> after.centers.tolist(), after.cluster["m"].tolist()
+    ([[2.0]], [[2.0]])
+    """
+
+    lr: float = 1.0
+    beta: float = 0.9
+    of: Aggregation = field(default_factory=Mean)
+
+    def __post_init__(self) -> None:
+        _check(self.lr, beta=self.beta)
+
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Step of each cluster that was heard of."""
+
+        def step(delta: F64, moments: dict[str, F64]) -> tuple[F64, dict[str, F64]]:
+            m = self.beta * moments["m"] + delta
+            return self.lr * m, {"m": m}
+
+        mean = self.of(state, importance, sizes, layout)
+        return _stepped(state, mean, layout, {"m": 0.0}, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """FedAdagrad, FedAdam, FedYogi: Ω ← Ω + η·m / (√v + τ), m ← β₁·m + (1 − β₁)·Δ, v by `second`.
+
+    v starts from τ².
+    """
+
+    second: Second
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    of: Aggregation = field(default_factory=Mean)
+
+    def __post_init__(self) -> None:
+        _check(self.lr, beta1=self.beta1, beta2=self.beta2)
+        if not 0 < self.tau < np.inf:
+            raise ConfigError(f"tau must be positive and finite, got {self.tau}")
+
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """Step of each cluster that was heard of."""
+
+        def step(delta: F64, moments: dict[str, F64]) -> tuple[F64, dict[str, F64]]:
+            m = self.beta1 * moments["m"] + (1 - self.beta1) * delta
+            v = self.second(moments["v"], delta**2, self.beta2)
+            return self.lr * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+        mean = self.of(state, importance, sizes, layout)
+        return _stepped(state, mean, layout, {"m": 0.0, "v": self.tau**2}, step)
+
+
+Step = Callable[[F64, dict[str, F64]], tuple[F64, dict[str, F64]]]
+
+
+def _stepped(
+    state: State, mean: State, layout: Layout | None, starts: dict[str, float], step: Step
+) -> State:
+    """Clusters that were heard of take a step; the common start is not one."""
+    if state.round == 0:
+        return mean
+    (k, width), heard = state.centers.shape, np.unique(state.labels)
+    n = width if layout is None else layout.trainable
+    moments = {
+        name: state.cluster.get(name, np.full((k, n), start)).copy()
+        for name, start in starts.items()
+    }
+    before = state.centers[heard, :n].astype(np.float64)
+    move, after = step(
+        mean.centers[heard, :n] - before, {name: rows[heard] for name, rows in moments.items()}
+    )
+    centers = mean.centers.copy()
+    centers[heard, :n] = before + move
+    for name, rows in after.items():
+        moments[name][heard] = rows
+    return mean.replace(centers=centers, cluster={**state.cluster, **moments})
+
+
+def _check(lr: float, **betas: float) -> None:
+    if not 0 < lr < np.inf:
+        raise ConfigError(f"server_lr must be positive and finite, got {lr}")
+    for name, beta in betas.items():
+        if not 0 <= beta < 1:
+            raise ConfigError(f"{name} must lie in [0, 1), got {beta}")

@@ -1,0 +1,93 @@
+"""What clients are asked beside training: losses, gradients, predictions; each is one exchange."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wecfl.bilevel.local import Gradients, Losses, Risk, Score
+from wecfl.bilevel.serving import Center
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.plan import Plan
+from wecfl.core.program import Job, Sent
+from wecfl.core.state import F32, F64, Bool, Int, Reply, Split, State, Table
+
+__all__ = ["confusion", "gradients", "losses", "risk", "scores"]
+
+
+def losses(
+    engine: Engine,
+    models: F32,
+    *,
+    batches: int | None = None,
+    seed: int = 0,
+    round: int = 0,
+    who: Int | None = None,
+) -> F64:
+    """(n, K), the mean training loss of K models on each client of `who`; NaN without an answer."""
+    job = Job(Losses(batches), seed=seed, round=round)
+    return _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
+
+
+def risk(
+    engine: Engine,
+    models: F32,
+    split: Split = "train",
+    *,
+    shared: str = "all",
+    state: State | None = None,
+    seed: int = 0,
+) -> F64:
+    """(m,), the mean loss of each client's own row; NaN without an answer."""
+    job = Job(Risk(split), seed=seed, tick=state.tick if state else 0, shared=shared)
+    memory = state.memory if state else {}
+    return _answers(engine, job, Sent({"model": models}), None, memory)["risk"]
+
+
+def gradients(
+    engine: Engine,
+    models: F32,
+    *,
+    batches: int | None = None,
+    seed: int = 0,
+    round: int = 0,
+) -> F32:
+    """(m, trainable), the gradient at each client's own row; zeros without an answer."""
+    job = Job(Gradients(batches), seed=seed, round=round)
+    found: F32 = _answers(engine, job, Sent({"model": models}), None, lost=0.0)["gradient"]
+    return found
+
+
+def confusion(engine: Engine, models: F32, split: Split) -> Int:
+    """(m, C, C), truth by prediction of rows (m, P), or of the mean logits of (m, J, P)."""
+    name = "models" if models.ndim == 3 else "model"
+    job = Job(Score(Center(), split))
+    found: Int = _answers(engine, job, Sent({name: models}), None, lost=0)["after"]
+    return found
+
+
+def scores(engine: Engine, method: Method, state: State, plan: Plan, seed: int) -> dict[str, Int]:
+    """(m, C, C) on test data for each moment at which the method serves its clients."""
+    job = Job(
+        Score(method.serve, "test", method.local), plan, seed, state.round, state.tick,
+        method.shared,
+    )  # fmt: skip
+    return _answers(engine, job, Sent({"model": state.sent}), None, state.memory, lost=0)
+
+
+def _answers(
+    engine: Engine,
+    job: Job,
+    sent: Sent,
+    who: Int | None,
+    memory: Table | None = None,
+    lost: float = np.nan,
+) -> dict[str, Any]:
+    """What clients say, and `lost` of those that don't."""
+    answers = engine.ask(job, sent, who, memory or {})
+    silent: Bool = answers.outcome != Reply.HEARD
+    for rows in answers.rows.values():
+        rows[silent] = lost
+    return answers.rows

@@ -1,0 +1,54 @@
+"""An exchange with clients: what they are sent, and what the server takes of their replies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from wecfl.core.method import Ask
+from wecfl.core.program import Job, Sent
+from wecfl.core.setting import Setting
+from wecfl.core.state import Reply, State, without
+from wecfl.errors import EngineError
+
+__all__ = ["exchange"]
+
+
+def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa: B008  (frozen)
+    """L: clients run a program on their own data D_i, as a rule Q gradient steps from ω_i.
+
+    What the server can't use of the replies is not in the state: the row stays. The memory is the
+    client's own, and goes on also where its reply was lost.
+    """
+    method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)
+    steps = channel.steps(setting.plan, m, state.round)
+    plan = replace(setting.plan, lr=setting.rates(state), done=steps)
+    who = np.flatnonzero(channel.present(m, state.round, ask.who))
+    extra = ask.send(state, setting) if ask.send else {}
+    sent = Sent({"model": state.fresh(who), **{name: rows[who] for name, rows in extra.items()}})
+    met = np.full(m, state.round > 0) if state.met is None else state.met
+    job = Job(
+        ask.program or method.local, plan.of(who), setting.seed, state.round, state.tick,
+        method.shared, keep=True, met=met[who],
+    )  # fmt: skip
+    shape = (len(who), state.centers.shape[1])
+    answers = engine.ask(job, sent, who, state.memory)
+    for name, field in job.program.replies.items():
+        if field.update and np.shape(answers.rows[name]) != shape:
+            raise EngineError(
+                f"the engine {engine.name} must return models of shape {shape}, got "
+                f"{np.shape(answers.rows[name])}"
+            )
+    outcome = np.full(m, Reply.ABSENT, np.int8)
+    outcome[who] = answers.outcome
+    replies, came = channel.received(state, answers.rows, who, outcome, job, engine.layout)
+    after = replace(
+        state,
+        round=state.round + (ask.program is None),
+        tick=state.tick + 1,
+        replies=replies,
+        memory=answers.memory,
+        known=without(["outcome"], state.known) | ({} if came is None else {"outcome": came}),
+    )
+    return ask.learn(state, after, extra, plan) if ask.learn else after

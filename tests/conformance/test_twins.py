@@ -1,0 +1,102 @@
+"""The methods with memory beside their naive twins, on both engines, also where clients are absent."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import twins
+import wecfl
+from test_twins import HEAD, inputs_of, network
+from twins import Inputs, Outcome
+from wecfl import Federation, Plan, methods
+from wecfl.core.method import Method
+from wecfl.core.presence import Channel
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
+from wecfl.core.state import State
+from wecfl.engine import make_engine
+from wecfl.models import row_of
+from wecfl.runs.record import served
+
+SEED, ROUNDS, M = 3, 5, 5
+PLAN = Plan(steps=4, batch=4, lr=0.1, momentum=0.8, weight_decay=0.01)
+Twin = Callable[[Inputs], Outcome]
+
+
+def tuned(inputs: Inputs) -> Outcome:
+    """The batches of fine-tuning are those of the round that would come next."""
+    plan = Plan(steps=inputs.steps, batch=inputs.batch)
+
+    def batches(i: int) -> Any:
+        return plan.batches(len(inputs.clients[i][1]), inputs.seed, inputs.rounds, inputs.keys[i])
+
+    return twins.fedavg_ft(inputs, batches)
+
+
+CASES: dict[str, tuple[Method, Twin]] = {
+    "local": (methods.local(), twins.local),
+    "fedavg-ft": (methods.fedavg_ft(), tuned),
+    "scaffold": (methods.scaffold(), twins.scaffold),
+    "fedavgm": (methods.fedavgm(), twins.fedavgm),
+    "fedadagrad": (methods.fedadagrad(0.05), lambda i: twins.fedadagrad(i, eta=0.05)),
+    "fedadam": (methods.fedadam(0.05), lambda i: twins.fedadam(i, eta=0.05)),
+    "fedyogi": (methods.fedyogi(0.05), lambda i: twins.fedyogi(i, eta=0.05)),
+    "ditto": (methods.ditto(0.7), lambda i: twins.ditto(i, lam=0.7)),
+    "fedper": (methods.fedper(), lambda i: twins.fedper(i, HEAD)),
+    "lg-fedavg": (methods.lg_fedavg(), lambda i: twins.lg_fedavg(i, HEAD)),
+    "fedrep": (methods.fedrep(1), lambda i: twins.fedrep(i, HEAD, head_steps=1)),
+}
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize("conditions", ["all", "some"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: Federation) -> None:
+    method, twin = CASES[name]
+    module = network() if kind == "torch" else plain()
+    plan = replace(PLAN, **method.plan)
+    channel = Channel(keys=fed.keys, seed=SEED, refuse_above=np.inf)
+    present, done = None, None
+    if conditions == "some":
+        channel = replace(channel, participation=0.5, stragglers=0.4)
+        present = [set(np.flatnonzero(channel.present(M, t)).tolist()) for t in range(ROUNDS)]
+        taken = [channel.steps(plan, M, t) for t in range(ROUNDS)]
+        done = [[int(steps[i]) for steps in taken if steps is not None] for i in range(M)]
+    inputs = inputs_of(
+        fed, module, rounds=ROUNDS, seed=SEED, steps=plan.steps, batch=plan.batch, lr=plan.lr,
+        momentum=plan.momentum, weight_decay=plan.weight_decay, present=present, done=done,
+    ).double()  # fmt: skip
+    expected = twin(inputs)
+    with make_engine(kind, fed, module, workers=2) as engine:
+        setting = Setting(method, engine, plan, SEED, channel=channel)
+        path = iterate(setting, opening(setting))
+        for _ in range(ROUNDS):
+            state = next(path)
+        found = rows(state, method, setting)
+    theirs = np.stack([twins.row(model) for model in expected.models])
+    np.testing.assert_allclose(found, theirs, rtol=2e-3, atol=1e-4)
+    assert np.abs(theirs - row_of(module)).max() > 0.05  # it moved at all
+
+
+def plain() -> nn.Module:
+    """The native engine knows no BatchNorm1d."""
+    made = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(5, 3))
+    return nn.Sequential(*wecfl.models.reinitialized(made, seed=0, which=0).children())
+
+
+def rows(state: State, method: Method, setting: Setting) -> Any:
+    """(m, P), what answers for each client."""
+    if method.name == "fedavg-ft":
+        from wecfl.engine.local import Block
+
+        engine: Any = setting.engine
+        site = Block(engine, np.arange(M), SEED, state.round)
+        return site.train(state.sent, setting.plan)[0]
+    if method.serve.needs_memory:
+        begun = state.memory["begun"]
+        return np.where(begun[:, None], state.memory["personal"], state.sent)
+    return served([state], setting.engine.layout, method.shared)
