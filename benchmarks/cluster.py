@@ -16,10 +16,11 @@ from time import perf_counter
 import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
-from wecfl import Config, Federation, Plan, make_engine
-from wecfl.configured import method_of
+from wecfl import Config, Federation, make_engine
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import Setting, iterate, opening
 from wecfl.engine.local import BaseEngine, cores
+from wecfl.from_config import method_of
 from wecfl.metrics import accuracy, weighted
 
 SETTING = SETTINGS[0]

@@ -32,9 +32,9 @@ from torch.utils.data import TensorDataset
 
 from wecfl import Config, Federation
 from wecfl.config import resolve
-from wecfl.configured import federation_of
 from wecfl.core.state import Int
 from wecfl.data.datasets import KNOWN, Dataset
+from wecfl.from_config import federation_of
 from wecfl.models import build
 
 T = TypeVar("T")

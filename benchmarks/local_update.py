@@ -25,7 +25,8 @@ from common import (
     sgd,
     training_sets,
 )
-from wecfl import Correction, NativeEngine, Plan, State, TorchEngine
+from wecfl import Correction, NativeEngine, State, TorchEngine
+from wecfl.core.plan import Plan
 from wecfl.models import row_of
 
 TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}

@@ -14,13 +14,13 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.config import Config, resolve
-from wecfl.configured import federation_of, method_of
 from wecfl.core.engine import Engine
 from wecfl.core.plan import Plan
 from wecfl.core.rounds import Setting, iterate, local_update, opening
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
 
 DRAWS = 3

@@ -31,7 +31,8 @@ from common import (
     sgd,
     training_sets,
 )  # fmt: skip
-from wecfl import Correction, NativeEngine, Plan, State
+from wecfl import Correction, NativeEngine, State
+from wecfl.core.plan import Plan
 from wecfl.models import row_of
 
 LR, MOMENTUM, BATCH, STEPS = 0.001, 0.9, 32, 10

@@ -8,10 +8,52 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import wecfl
+from wecfl import methods
+from wecfl.core.method import Method
 from wecfl.core.plan import Correction, Plan
 from wecfl.core.state import F32, F64, Int, Split, State
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
+
+GROUPS = {
+    "plan": wecfl.Plan, "conditions": wecfl.Conditions, "privacy": wecfl.Privacy,
+    "measure": wecfl.Measure, "engine": wecfl.Compute, "folder": wecfl.Folder,
+}  # fmt: skip
+
+
+def grouped(**choices: Any) -> dict[str, Any]:
+    """Choices under their flat names, as a configuration has them, as parameters of `wecfl.run`."""
+
+    def taken(kind: Any) -> Any:
+        fields = kind.__dataclass_fields__
+        inside = {name: choices.pop(name) for name in fields if name in choices}
+        return kind(**inside) if inside else None
+
+    if "out" in choices:
+        choices["path"] = choices.pop("out")
+    if "attack" in choices:
+        names = {"attackers": "attackers", "attack_strength": "strength"}
+        how = {to: choices.pop(name) for name, to in names.items() if name in choices}
+        choices["attack"] = wecfl.Attack(choices["attack"], **how)
+    if {"newcomers", "unseen"} & choices.keys():
+        late = choices.pop("newcomers", None), choices.pop("unseen", None)
+        choices["newcomers"] = wecfl.Newcomers(*late)
+    given = {}
+    if not isinstance(choices.get("engine", ""), str):
+        given["engine"] = choices.pop("engine")
+    found = {name: taken(kind) for name, kind in GROUPS.items()}
+    return choices | {name: value for name, value in found.items() if value is not None} | given
+
+
+def run_flat(federation: Any, method: Method, **choices: Any) -> Result:
+    """`wecfl.run` with choices under their flat names."""
+    return wecfl.run(federation, method, **grouped(**choices))
+
+
+def method_named(name: str, k: Any) -> Method:
+    """The method of that name, with K where it has one."""
+    return methods.named(name, **({"k": k} if "k" in methods.options(name) else {}))
 
 
 def same_bits(one: Result, two: Result) -> None:

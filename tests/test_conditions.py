@@ -14,7 +14,7 @@ from scipy.stats import norm
 from torch import nn
 
 import wecfl as library
-from helpers import BowlEngine, Wecfl, same_folders
+from helpers import BowlEngine, Wecfl, method_named, run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.bilevel.clustering import AtLeast, KMeans
@@ -23,14 +23,14 @@ from wecfl.bilevel.distance import squared_euclidean
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
-from wecfl.configured import config_of, run_config
 from wecfl.core.method import View
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
 from wecfl.core.rounds import Setting, distribution, expectation, iterate, maximization, opening
 from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
-from wecfl.folder.readers import read_metrics, read_summary
+from wecfl.experiment import run_config
+from wecfl.folder.readers import config_of, read_metrics, read_summary
 from wecfl.runs.record import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
@@ -46,7 +46,7 @@ def digits() -> Federation:
 
 def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
     how = {"rounds": 4, "steps": 4, "lr": 0.05, "seed": SEED, "workers": 1, "objectives": False}
-    return library.run(fed, method, **(how | choices))
+    return run_flat(fed, method, **(how | choices))
 
 
 # Absence
@@ -55,7 +55,7 @@ def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
 @EVERY
 def test_every_method_under_hard_conditions(name: str, digits: Federation) -> None:
     """Labels of the absent stay, their centers too; any number of workers, any order of clients."""
-    method, seen = methods.named(name, k=3), []
+    method, seen = method_named(name, k=3), []
 
     def watch(record: Any, states: Any) -> None:
         seen.append(states[0])
@@ -138,13 +138,13 @@ def test_a_lost_reply_leaves_the_model_but_the_client_remembers(digits: Federati
 @EVERY
 def test_rounds_in_which_nobody_is_heard(name: str, digits: Federation) -> None:
     few = digits.subset(range(4))
-    result = run(few, methods.named(name, k=2), dropout=0.8, rounds=8)
+    result = run(few, method_named(name, k=2), dropout=0.8, rounds=8)
     told = replies(result.records, 4)
     assert (told != Reply.HEARD).all(axis=1).any()
     assert (told == Reply.HEARD).any()
     assert np.isfinite(result.states[0].models).all()
-    unheard = run(few, methods.named(name, k=2), dropout=0.999, rounds=2)
-    start = run(few, methods.named(name, k=2), lr=0.0, rounds=1)
+    unheard = run(few, method_named(name, k=2), dropout=0.999, rounds=2)
+    start = run(few, method_named(name, k=2), lr=0.0, rounds=1)
     np.testing.assert_allclose(unheard.centers, start.centers, atol=1e-6)
 
 

@@ -16,8 +16,9 @@ import pytest
 from torch import Tensor, nn
 
 import wecfl
-from helpers import Wecfl, same_states
-from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, methods
+from helpers import Wecfl, method_named, run_flat, same_states
+from wecfl import Correction, Federation, RayEngine, State, make_engine, methods
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import Setting, iterate, opening
 from wecfl.core.state import F32
 from wecfl.engine import ray as under_test
@@ -142,7 +143,7 @@ def test_every_method_gives_the_same_bits(digits: Federation, cluster: Any) -> N
         make_engine("native", digits, model, workers=1) as theirs,
     ):
         for name in methods.METHODS:
-            method = methods.named(name, k=3)
+            method = method_named(name, k=3)
             for member in range(method.members):
                 one, two = (
                     after(Setting(method, engine, PLAN, SEED + member, member))
@@ -162,8 +163,8 @@ def test_a_whole_run_leaves_the_ray_it_found(digits: Federation, cluster: Any) -
             "dropout": 0.2, "stragglers": 0.3, "attack": "backdoor", "attackers": 0.3,
             "diagnostics": True,
         }  # fmt: skip
-        ours = wecfl.run(digits, methods.ifca(3), engine="ray", **how)
-        theirs = wecfl.run(digits, methods.ifca(3), engine="native", **how)
+        ours = run_flat(digits, methods.ifca(3), engine="ray", **how)
+        theirs = run_flat(digits, methods.ifca(3), engine="native", **how)
         assert ours.engine == theirs.engine
         same_states(ours.states[0], theirs.states[0])
         for one, two in zip(ours.records, theirs.records, strict=True):

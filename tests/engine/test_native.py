@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import wecfl
-from wecfl import Correction, Federation, Plan, State, methods
+from helpers import run_flat
+from wecfl import Correction, Federation, State, methods
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import Setting, iterate, opening
 from wecfl.engine import TorchEngine, make_engine
 from wecfl.engine.native import NativeEngine, Unsupported, _native
@@ -665,7 +667,7 @@ rows = np.repeat(row_of(model)[None], 4, axis=0)
 state = wecfl.State(0, rows, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
-    engine.train(state, wecfl.Plan(steps=100_000), wecfl.Correction(), 0)
+    engine.train(state, Plan(steps=100_000), wecfl.Correction(), 0)
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """
@@ -684,5 +686,5 @@ except KeyboardInterrupt:
 
 def test_run_uses_it_by_default_and_says_so() -> None:
     fed = federation((4,), 3, [20, 20])
-    result = wecfl.run(fed, methods.fedavg, model="logistic", rounds=1, engine="auto")
+    result = run_flat(fed, methods.fedavg, model="logistic", rounds=1, engine="auto")
     assert result.records[0]["round"] == 1

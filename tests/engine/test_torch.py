@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from helpers import workers
-from wecfl import Correction, Federation, Plan, State, TorchEngine, rng
+from wecfl import Correction, Federation, State, TorchEngine, rng
+from wecfl.core.plan import Plan
 from wecfl.core.state import F32, F64, Int, Split
 from wecfl.engine import torch as under_test
 from wecfl.errors import ConfigError, EngineError, ModelError
@@ -571,7 +572,7 @@ idle = wecfl.TorchEngine(fed, Slow(2, 2), workers=1)
 busy = wecfl.TorchEngine(fed, Slow(2, 2), workers=2)
 state = wecfl.State(0, *(np.zeros((500, 6), np.float32),) * 2, np.zeros(500, np.int64))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-busy.train(state, wecfl.Plan(steps=10), wecfl.Correction(), 0)
+busy.train(state, Plan(steps=10), wecfl.Correction(), 0)
 """
 
 

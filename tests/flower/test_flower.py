@@ -14,14 +14,16 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
+from helpers import run_flat
 from wecfl import Federation, methods
 from wecfl.config import Config
-from wecfl.configured import config_of, method_of
+from wecfl.core.plan import Plan
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
-from wecfl.folder.readers import read_metrics
+from wecfl.folder.readers import config_of, read_metrics
+from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.report.page import page
 from wecfl.runs.record import replies
@@ -89,7 +91,7 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
 def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any) -> Result:
     usual: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": False}
     chosen = method_of(Config(method=method, clusters=k))
-    return wecfl.run(fed, chosen, model=make_model(), **{**usual, **options})
+    return run_flat(fed, chosen, model=make_model(), **{**usual, **options})
 
 
 def same_result(one: Result, two: Result) -> None:
@@ -144,8 +146,8 @@ def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
-    over = wecfl.run(roster, method, model=make_model(), engine=runner, **options)
-    here = wecfl.run(fed, method, model=make_model(), **options)
+    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
+    here = run_flat(fed, method, model=make_model(), **options)
     same = [r["accuracy"] for r in over.records] == [r["accuracy"] for r in here.records]
     assert same  # clients are tested with the columns they keep
     columns = runner.layout.columns("~head")
@@ -181,7 +183,7 @@ def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
     roster = Roster(M, classes=CLASSES)
     runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
     with pytest.raises(ConfigError, match="privacy over a network"):
-        wecfl.run(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
+        run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
 
 
 def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Served) -> None:
@@ -192,7 +194,7 @@ def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Ser
     runner._common |= {"clip": 0.1, "noise": 4.0}
     state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
     with pytest.raises(EngineError, match="0 valid replies"):
-        runner.train(state, wecfl.Plan(), wecfl.Correction(), 0)
+        runner.train(state, Plan(), wecfl.Correction(), 0)
 
 
 # Replies that can't be used
@@ -480,6 +482,6 @@ def test_bad_choices_end_in_one_line(served: Served, said: dict[str, Any], probl
 def test_attacks_need_a_simulation(nodes: Nodes) -> None:
     runner = FlowerEngine(FakeGrid(nodes), Roster(M), make_model())
     with pytest.raises(ConfigError, match="attacks are simulated"):
-        wecfl.run(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
+        run_flat(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
     with pytest.raises(ConfigError, match="needs the clients' data"):
-        wecfl.run(Roster(M), methods.fedavg, model=make_model())
+        run_flat(Roster(M), methods.fedavg, model=make_model())

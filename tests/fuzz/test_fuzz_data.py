@@ -19,9 +19,9 @@ import mutations
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl.config import Config
-from wecfl.configured import run_config
 from wecfl.data.datasets import KNOWN, load
 from wecfl.errors import DataError
+from wecfl.experiment import run_config
 
 Y = np.arange(30) % 3
 X = np.eye(3, dtype=np.float32)[Y]

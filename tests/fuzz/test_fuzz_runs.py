@@ -15,7 +15,8 @@ from fuzzing import FACTOR, chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl import methods, run
 from wecfl.config import Config
-from wecfl.configured import federation_of, run_config
+from wecfl.experiment import run_config
+from wecfl.from_config import federation_of
 from wecfl.paper.definitions import ordered, read_definitions
 from wecfl.paper.queue import Store, perform, queue
 

@@ -10,14 +10,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import wecfl
-from helpers import same_folders
-from wecfl import Federation, Plan, Result, methods
+from helpers import run_flat, same_folders
+from wecfl import Federation, Result, methods
 from wecfl.config import Config
-from wecfl.configured import config_of, federation_of, run_config
+from wecfl.core.plan import Plan
 from wecfl.errors import ConfigError, DataError, RunFolderError
-from wecfl.folder.readers import read_newcomers, read_summary
+from wecfl.experiment import run_config
+from wecfl.folder.readers import config_of, read_newcomers, read_summary
 from wecfl.folder.reference import read_reference
 from wecfl.folder.writer import RunFolder
+from wecfl.from_config import federation_of
 from wecfl.models import build
 from wecfl.runs.newcomers import Reference
 
@@ -53,7 +55,7 @@ def members() -> Federation:
 
 @pytest.fixture(scope="module")
 def result(members: Federation) -> Result:
-    return wecfl.run(members, methods.wecfl(k=2), **QUICK)
+    return run_flat(members, methods.wecfl(k=2), **QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +183,7 @@ def test_what_a_newcomer_may_not_be(result: Result) -> None:
 def test_every_run_can_keep_clients_out(
     members: Federation, method: wecfl.Method, options: dict[str, Any]
 ) -> None:
-    found = wecfl.run(members, method, newcomers=0.25, **{**QUICK, **options})
+    found = run_flat(members, method, newcomers=0.25, **{**QUICK, **options})
     assert found.newcomers is not None
     assert len(found.newcomers) == found.summary["newcomers"]["clients"] == 2
     assert len(found.federation) == 6
@@ -196,10 +198,10 @@ def test_every_run_can_keep_clients_out(
 def test_privacy_is_not_spent_behind_its_back(members: Federation) -> None:
     private = QUICK | {"clip": 1.0, "participation": 0.5}
     with pytest.raises(ConfigError, match="one more than the privacy budget"):
-        wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **private)
+        run_flat(members, methods.wecfl(k=2), newcomers=0.25, **private)
     with pytest.raises(ConfigError, match="one more than the privacy budget"):
-        wecfl.run(members, methods.wecfl(k=2), **private).assign(*client(0, 5))
-    everyone = wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **(QUICK | {"clip": 1.0}))
+        run_flat(members, methods.wecfl(k=2), **private).assign(*client(0, 5))
+    everyone = run_flat(members, methods.wecfl(k=2), newcomers=0.25, **(QUICK | {"clip": 1.0}))
     assert everyone.newcomers is not None
 
 
@@ -279,11 +281,10 @@ FOLDERS = Path(__file__).parent.parent / "folders"
 def test_what_can_t_be_assigned_is_said_in_one_line(
     wecfl: "Wecfl", folder: Path, members: Federation
 ) -> None:
-    import wecfl as library
 
     np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
     np.savez("flat.npz", x=np.zeros((4, 64)), y=np.arange(4))
-    library.run(members, methods.wecfl(k=2), out="values", **QUICK)
+    run_flat(members, methods.wecfl(k=2), out="values", **QUICK)
     for tokens, problem in (
         (["assign", folder], "name a .npz for each newcomer"),
         (["assign", folder, "no.npz"], "no such file"),

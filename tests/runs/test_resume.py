@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import wecfl
-from helpers import same_folders
+from helpers import run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.config import Config
-from wecfl.configured import config_of, federation_of, run_config
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.experiment import run_config
 from wecfl.folder import checkpoint, files
-from wecfl.folder.readers import read_metrics, read_states, read_summary
+from wecfl.folder.readers import config_of, read_metrics, read_states, read_summary
 from wecfl.folder.writer import RunFolder
+from wecfl.from_config import federation_of
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
 def test_private_columns_are_kept(fed: Federation, tmp_path: Path) -> None:
     method = methods.wecfl(k=2).replace(shared="head")
     how: Any = {"model": "mlp", "steps": 2, "lr": 0.05, "workers": 1}
-    result = wecfl.run(fed, method, rounds=2, out=tmp_path / "run", **how)
+    result = run_flat(fed, method, rounds=2, out=tmp_path / "run", **how)
     [state] = read_states(tmp_path / "run")
     assert (state.models != state.own).any()
     np.testing.assert_array_equal(state.models, result.states[0].models)
@@ -147,21 +147,20 @@ def test_more_rounds_than_were_asked_for(whole: Path, tmp_path: Path, wecfl: "We
 def test_a_run_of_python_values_goes_on_in_python(
     fed: Federation, tmp_path: Path, wecfl: "Wecfl"
 ) -> None:
-    import wecfl as library
 
     how: Any = {"model": "logistic", "steps": 2, "lr": 0.05, "workers": 1, "out": tmp_path / "run"}
-    library.run(fed, methods.fesem(k=2), rounds=2, **how)
-    result = library.run(fed, methods.fesem(k=2), rounds=4, resume=True, **how)
+    run_flat(fed, methods.fesem(k=2), rounds=2, **how)
+    result = run_flat(fed, methods.fesem(k=2), rounds=4, resume=True, **how)
     assert [record["round"] for record in result.records] == [1, 2, 3, 4]
     outcome = wecfl("resume", "run")
     assert outcome.code == 2
     assert "in Python, by run(…, out='run', resume=True)" in outcome.err
     with pytest.raises(RunFolderError, match="clusters = 3: it was begun with 2"):
-        library.run(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
+        run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
-        library.run(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
+        run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
     with pytest.raises(ConfigError, match="name it as out"):
-        library.run(fed, methods.fesem(k=2), resume=True)
+        run_flat(fed, methods.fesem(k=2), resume=True)
 
 
 # Damage

@@ -22,6 +22,7 @@ from wecfl.cli.trained import assign, export
 from wecfl.config import one_line
 from wecfl.errors import WecflError
 from wecfl.methods import METHODS, components, named
+from wecfl.methods import options as options_of
 
 __all__ = ["app", "main"]
 
@@ -41,7 +42,11 @@ for command in (
 @app.command
 def methods() -> None:
     """List the methods and the components each is made of."""
-    parts = {name: components(named(name)) for name in METHODS}
+    known = {name: options_of(name) for name in METHODS}
+    parts = {
+        name: components(named(name, **({"k": 10} if "k" in has else {})))
+        for name, has in known.items()
+    }
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
     shown = ("representation", "distance", "clustering", "importance", "objective", "aggregation")

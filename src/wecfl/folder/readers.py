@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 from safetensors import safe_open
 
+from wecfl.config import Config, resolve
 from wecfl.core.state import Int, State
-from wecfl.errors import RunFolderError
+from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format
 from wecfl.folder.schema import (
@@ -32,6 +33,7 @@ from wecfl.folder.schema import (
 from wecfl.runs.record import Record
 
 __all__ = [
+    "config_of",
     "go_on",
     "measurements",
     "read_assignments",
@@ -41,9 +43,9 @@ __all__ = [
     "read_environment",
     "read_metrics",
     "read_newcomers",
-    "read_refused",
     "read_states",
     "read_summary",
+    "refused_of",
     "tensor_names",
 ]
 
@@ -96,6 +98,23 @@ def read_config(path: Path) -> dict[str, Any]:
     return read_toml(path / "config.toml", RunConfig)
 
 
+def config_of(folder: str | Path) -> Config:
+    """The configuration of a run folder, as `wecfl resume` reads it."""
+    path = Path(folder)
+    about = read_config(path)
+    if "network" in about:
+        raise ConfigError(
+            f"{path} was run over a network: to go on with it, start its app again (flwr run) with "
+            f"out = {str(path)!r}"
+        )
+    if "components" in about:
+        raise ConfigError(
+            f"{path} was made from Python values, which config.toml can't hold: go on with it in "
+            f"Python, by run(…, folder=Folder({str(path)!r}, resume=True))"
+        )
+    return resolve(path / "config.toml")
+
+
 def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
     """The records of a run folder, of rounds 1, 2, 3, …, or of its first `rounds` rounds."""
     file = path / "metrics.jsonl"
@@ -130,9 +149,8 @@ def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFr
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
-def read_refused(path: Path) -> dict[str, int]:
+def refused_of(clients: pd.DataFrame) -> dict[str, int]:
     """By name, in how many rounds a client's reply was refused; only those of which one was."""
-    clients = read_clients(path)
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]

@@ -66,9 +66,11 @@ GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
 FREE = (
-    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every", "network"
+    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
+    "network", "structure",
 )  # fmt: skip
-"""Choices that a run may go on with in another way, and still be the same run."""
+"""Choices that a run may go on with in another way, and still be the same run; `structure` says
+again what `components` does, and older folders do not have it."""
 
 LARGE = 1 << 28
 """Bytes of state above which a round waits for its checkpoint: below, it is written while the next

@@ -23,8 +23,8 @@ from wecfl.folder.readers import (
     read_environment,
     read_metrics,
     read_newcomers,
-    read_refused,
     read_summary,
+    refused_of,
 )
 from wecfl.folder.trace import cosines, read_trace, traced_rounds
 from wecfl.report.alluvial import Alluvial, alluvial, telling
@@ -212,7 +212,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         name=name,
         lead=lead,
         facts=_facts(run),
-        remarks=remarks(run.summary, read_refused(folder)),
+        remarks=remarks(run.summary, refused_of(read_clients(folder))),
         motion=motion,
         missing=missing,
         moves=picture if run.several else None,

@@ -29,7 +29,7 @@ from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.channel.attacks import choose
 from wecfl.channel.privacy import Privacy
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method, Rate
+from wecfl.core.method import Method
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
 from wecfl.core.rounds import Setting, local_update, rates
@@ -145,10 +145,7 @@ class Visit:
     options: Mapping[str, Any]
     """Of the engine."""
     member: int = 0
-    rate: Rate | None = None
     privacy: Privacy | None = None
-    spent: bool = False
-    """Members may not be asked for one more reply: the privacy budget does not count it."""
 
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
@@ -158,9 +155,7 @@ class Visit:
             runner: Engine = engine or stack.enter_context(
                 make_engine(self.engine, federation, self.module, **self.options)
             )
-            yield Setting(
-                self.method, runner, self.plan, self.seed, self.member, self.rate, channel
-            )
+            yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

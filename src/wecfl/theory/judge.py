@@ -15,9 +15,9 @@ from typing import Any
 
 from wecfl.bilevel.criteria import Convergence
 from wecfl.config import resolve
-from wecfl.configured import method_of
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import measurements, read_metrics, read_summary, tensor_names
+from wecfl.from_config import method_of
 from wecfl.methods import components
 from wecfl.models import MODELS
 from wecfl.runs.record import Record
