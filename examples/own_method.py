@@ -33,6 +33,6 @@ gentle = wecfl.methods.wecfl(k=5).replace(name="gentle", importance=np.sqrt)
 fedper = wecfl.methods.fedavg.replace(name="fedper", shared="~3.*")
 
 for method in (wecfl.methods.fedavg, fedper, wecfl.methods.wecfl(k=5), tightening, gentle):
-    result = wecfl.run(fed, method, rounds=15, lr=0.005, seed=0, objectives=False)
+    result = wecfl.run(fed, method, rounds=15, plan=wecfl.Plan(lr=0.005), seed=0)
     last = result.summary
     print(f"{method.name:<11} accuracy {last['accuracy']:.3f}  ARI {last['ari']:.2f}")

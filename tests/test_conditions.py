@@ -22,7 +22,7 @@ from wecfl.bilevel.criteria import F
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
-from wecfl.config import Config
+from wecfl.config import Config, resolve
 from wecfl.core.method import View
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
@@ -319,7 +319,7 @@ def test_epsilon_is_an_upper_bound_and_a_tight_one(noise: float, rounds: int) ->
         return float(tail - delta)
 
     exact = brentq(excess, 1e-3, 400)
-    told = Privacy(1.0, noise).epsilon(rounds, delta)
+    told = Privacy(1.0, noise, delta).epsilon(rounds)
     assert exact <= told <= 1.25 * exact + 0.1
 
 
@@ -333,7 +333,7 @@ def test_the_budget_is_that_of_who_took_part_most(tmp_path: Path) -> None:
     told = read_summary(tmp_path / "run")["privacy"]
     took_part = (replies(read_metrics(tmp_path / "run"), 8) != Reply.ABSENT).sum(axis=0)
     assert told["replies"] == took_part.max() < 6
-    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0).epsilon(told["replies"], 1e-5))
+    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0, 1e-5).epsilon(told["replies"]))
     assert told["delta"] == 1e-5
     quiet = run_config(Config(**choices, clip=0.5))
     assert quiet.summary["privacy"]["epsilon"] is None
@@ -438,9 +438,9 @@ def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) ->
     "alone",
     [{"attackers": 0.2}, {"attack_strength": 2.0}, {"noise": 1.0}, {"clip": 1.0, "delta": 0.1}],
 )
-def test_choices_that_would_be_ignored_are_refused(alone: Any, digits: Federation) -> None:
+def test_choices_that_would_be_ignored_are_refused(alone: Any) -> None:
     with pytest.raises(ConfigError, match="says nothing without"):
-        run(digits, methods.fedavg, **alone)
+        resolve(flags=alone)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from wecfl.runs.record import KEYS, Record
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
     "config.toml", "env.json", "metrics.jsonl", "assignments.csv", "clients.csv",
-    "models.safetensors", "reference.safetensors", "summary.json", "classes.csv", "trace",
+    "models.safetensors", "summary.json", "classes.csv", "trace",
     "checkpoints", ".lock",
 }  # fmt: skip
 TINY = {

@@ -154,13 +154,13 @@ def test_a_run_of_python_values_goes_on_in_python(
     assert [record["round"] for record in result.records] == [1, 2, 3, 4]
     outcome = wecfl("resume", "run")
     assert outcome.code == 2
-    assert "in Python, by run(…, out='run', resume=True)" in outcome.err
+    assert "in Python, by run(…, folder=Folder('run', resume=True))" in outcome.err
     with pytest.raises(RunFolderError, match="clusters = 3: it was begun with 2"):
         run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
         run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
     with pytest.raises(ConfigError, match="name it as out"):
-        run_flat(fed, methods.fesem(k=2), resume=True)
+        run_config(TINY, resume=True)
 
 
 # Damage

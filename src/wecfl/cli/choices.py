@@ -67,11 +67,11 @@ def each_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> li
     An option that none of them has is refused.
     """
     names = [name.strip() for name in chosen.method.split(",")]
-    has = {name: options(name) for name in names}
+    has = [options(name) for name in names]
     told = {flag.replace("-", "_"): _value(text) for flag, text in further.items()}
     said = [METHOD_OPTIONS[key] for key in METHOD_OPTIONS if key in flags.model_fields_set]
     for option in (*said, *told):
-        if not any(option in known for known in has.values()):
+        if not any(option in known for known in has):
             raise ConfigError(_refusal(option, names))
     return [
         chosen.model_copy(
@@ -80,7 +80,7 @@ def each_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> li
                 "options": (*chosen.options, *((o, v) for o, v in told.items() if o in known)),
             }
         )
-        for name, known in has.items()
+        for name, known in zip(names, has, strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from wecfl.config import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import measurements, read_metrics, read_summary, tensor_names
 from wecfl.from_config import method_of
-from wecfl.methods import components
+from wecfl.methods import components, structure
 from wecfl.models import MODELS
 from wecfl.runs.record import Record
 
@@ -159,6 +159,9 @@ class _Run:
     steps: int
     plan: dict[str, Any]
     parts: dict[str, str]
+    """The components in words."""
+    structure: dict[str, Any] | None
+    """The components as values (`wecfl.methods.structure`); None: not recorded."""
     tensors: list[str]
 
     @property
@@ -195,16 +198,19 @@ def _read(folder: Path) -> tuple[_Run, str]:
     config = summary["config"]
     if "components" in config:  # a run of Python values describes itself
         plan, parts = config["plan"], config["components"]
+        values = config.get("structure")
     else:
         chosen = resolve(folder / "config.toml")
-        plan, parts = chosen.model_dump(), components(method_of(chosen))
+        method = method_of(chosen)
+        plan, parts, values = chosen.model_dump(), components(method), structure(method)
     if not records:
         raise RunFolderError(f"{folder} holds no complete round: there is nothing to check")
     tensors = tensor_names(folder)
     title = (
         f"{summary['method']}, K = {summary['k']}, {len(records)} rounds, seed {summary['seed']}"
     )
-    return _Run(records, config.get("model", ""), plan["steps"], plan, parts, tensors), title
+    model = config.get("model", "")
+    return _Run(records, model, plan["steps"], plan, parts, values, tensors), title
 
 
 def _statements(run: _Run) -> Iterator[Statement]:
@@ -331,13 +337,31 @@ def _promise(run: _Run, epsilon: float | None) -> str | None:
     return f"Theorem 3: for a mean ‖∇L‖² of ε = {epsilon:g} it asks for {said}"
 
 
+def _improves(clustering: Any) -> bool:
+    """Whether E never raises F: by the nearest center, or by K-means that also starts there.
+
+    >>> _improves({"is": "Auto", "kmeans": {"is": "KMeans", "warm": True}, "criterion": "both"})
+    True
+    """
+    if not isinstance(clustering, dict):
+        return False
+    inside = (each for each in clustering.values() if isinstance(each, dict))
+    warm = clustering.get("warm") is True
+    return clustering.get("is") == "Nearest" or warm or any(map(_improves, inside))
+
+
 def _assumptions(run: _Run) -> Iterator[Assumption]:
     parts, plan, measured = run.parts, run.plan, run.measured
     clustering = parts["clustering"]
-    warm = clustering == "Nearest()" or "warm=True" in clustering
-    outcome = "it improves on" if warm else "it need not improve on"
+    values = run.structure
+    warm = values and _improves(values["clustering"])
+    outcome = {True: "it improves on", False: "it need not improve on"}.get(
+        warm, "an early folder does not say whether it improves on"
+    )
     yield Assumption("warm start", warm, f"E is {clustering}: {outcome} the previous centers")
-    one = parts["aggregation"] in ("Mean()", f"Mean({parts['importance']})")
+    one = values and values["aggregation"] in (
+        {"is": "Mean"}, {"is": "Mean", "importance": values["importance"]}
+    )  # fmt: skip
     yield Assumption("one λ", one, f"clusters by {parts['importance']}, averages with "
                      f"{parts['aggregation']}")  # fmt: skip
     bends = [f"{name} {plan[name]:g}" for name in ("momentum", "weight_decay") if plan[name]]
