@@ -200,7 +200,8 @@ def _model(out: Path, hidden: int, m: int, rounds: int, resume: bool) -> float:
         classes=CLASSES,
     )
     run(
-        fed, methods.wecfl(k=2), rounds=rounds, plan=Plan(steps=2), folder=Folder(out, resume=resume),
+        fed, methods.wecfl(k=2), rounds=rounds, plan=Plan(steps=2),
+        folder=Folder(out, resume=resume),
         model=lambda: nn.Sequential(
             nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
         ),

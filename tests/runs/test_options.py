@@ -20,6 +20,12 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
+WRONG: dict[str, Any] = {
+    "steps": {"steps": 1.5}, "lr": {"lr": "fast"}, "attack": {"attack": "noise"}
+}  # fmt: skip
+"""Of another type than is asked for."""
+
+
 @pytest.fixture(scope="module")
 def fed() -> Federation:
     return federation_of(Config(**TINY))
@@ -46,17 +52,17 @@ def test_the_defaults_of_a_configuration_are_those_of_the_factories() -> None:
     ("make", "problem"),
     [
         (lambda: wecfl.Plan(steps=0), "steps"),
-        (lambda: wecfl.Plan(steps=1.5), "steps"),
-        (lambda: wecfl.Plan(lr="fast"), "lr"),
+        (lambda: wecfl.Plan(**WRONG["steps"]), "steps"),
+        (lambda: wecfl.Plan(**WRONG["lr"]), "lr"),
         (lambda: wecfl.Plan(lr=-1), "lr"),
         (lambda: wecfl.Plan(momentum=1), "momentum"),
         (lambda: wecfl.Conditions(participation=0), "participation"),
-        (lambda: wecfl.Conditions(attack="noise"), "attack"),
+        (lambda: wecfl.Conditions(**WRONG["attack"]), "attack"),
         (lambda: wecfl.Attack("nois"), "did you mean 'noise'"),
         (lambda: wecfl.Attack("noise", attackers=1), "attackers"),
         (lambda: wecfl.Attack("label-flip", strength=2), "strength"),
         (lambda: wecfl.Privacy(1.0, delta=2), "delta"),
-        (lambda: wecfl.Newcomers(), "newcomers"),
+        (wecfl.Newcomers, "newcomers"),
         (lambda: wecfl.Newcomers(1.0), "newcomers"),
         (lambda: wecfl.Compute("torch", ray_address="auto"), "ray_address"),
         (lambda: wecfl.Folder("x", checkpoint_every=0), "checkpoint_every"),
@@ -155,5 +161,5 @@ def test_a_table_and_flags(tmp_path: Path) -> None:
     assert method_of(resolve(file, flags={"clusters": 4})).k == 4
     assert method_of(resolve(file, flags={"method": "fedavg"})).name == "fedavg"
     file.write_text('clusters = 4\n[method]\nname = "wecfl"\nk = 3\n')
-    with pytest.raises(ConfigError, match="can't|twice|invalid|said"):
+    with pytest.raises(ConfigError, match="said twice"):
         resolve(file)

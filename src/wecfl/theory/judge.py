@@ -354,14 +354,13 @@ def _assumptions(run: _Run) -> Iterator[Assumption]:
     parts, plan, measured = run.parts, run.plan, run.measured
     clustering = parts["clustering"]
     values = run.structure
-    warm = values and _improves(values["clustering"])
-    outcome = {True: "it improves on", False: "it need not improve on"}.get(
-        warm, "an early folder does not say whether it improves on"
-    )
+    warm = None if values is None else _improves(values["clustering"])
+    outcome = "an early folder does not say whether it improves on"
+    if warm is not None:
+        outcome = "it improves on" if warm else "it need not improve on"
     yield Assumption("warm start", warm, f"E is {clustering}: {outcome} the previous centers")
-    one = values and values["aggregation"] in (
-        {"is": "Mean"}, {"is": "Mean", "importance": values["importance"]}
-    )  # fmt: skip
+    means = ({"is": "Mean"}, {"is": "Mean", "importance": values["importance"]}) if values else ()
+    one = None if values is None else values["aggregation"] in means
     yield Assumption("one λ", one, f"clusters by {parts['importance']}, averages with "
                      f"{parts['aggregation']}")  # fmt: skip
     bends = [f"{name} {plan[name]:g}" for name in ("momentum", "weight_decay") if plan[name]]
