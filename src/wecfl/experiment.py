@@ -5,7 +5,7 @@
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
 >>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
 >>> experiment.check()                              # says what is wrong, and computes nothing
->>> result = experiment.run()                       # the same as wecfl.run(fed, …)
+>>> result = experiment.run()                       # wecfl.run(fed, …) does both
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
 """
@@ -49,7 +49,8 @@ from wecfl.options import (
     check_whole,
 )
 from wecfl.runs.assault import Assault
-from wecfl.runs.newcomers import NO_BUDGET, Blueprint, Reference, Visit, parted
+from wecfl.runs.kept_out import parted
+from wecfl.runs.newcomers import NO_BUDGET, Blueprint, Reference, Visit
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
@@ -375,15 +376,7 @@ def run(
     folder: Folder | str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
 ) -> Result:
-    """Train a federation with a method; the parameters are the fields of `Experiment`.
-
-    >>> import numpy as np, wecfl
-    >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]
-    >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
-    >>> plan = wecfl.Plan(steps=5, lr=0.1)
-    >>> wecfl.run(fed, wecfl.methods.fedavg, model="logistic", rounds=2, plan=plan).summary["k"]
-    1
-    """
+    """Train a federation with a method; the parameters are the fields of `Experiment`."""
     return Experiment(
         federation, method,
         model=model, rounds=rounds, plan=plan, seed=seed, conditions=conditions, privacy=privacy,

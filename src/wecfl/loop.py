@@ -20,7 +20,8 @@ from wecfl.folder.trace import MOST, Trace
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components, structure
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.newcomers import Reception, Reference, table
+from wecfl.runs.kept_out import table
+from wecfl.runs.newcomers import Reception, Reference
 from wecfl.runs.observe import AfterRound, Watcher
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status

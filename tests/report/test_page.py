@@ -192,7 +192,11 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     records = read_metrics(one)
     for record in records:
         record["B"] = {"0": [None, 0.5, 0.1], "Q": [None, 0.25, 0.125]}
-        record["theory"] = {"U": 3.0, "gradient": {"Q": 2.0}, "together": True}
+        bounds = dict.fromkeys(
+            ("U_round", "sigma2", "beta", "curvature", "lemma_4", "lemma_5", "convexity"), 1.0
+        )
+        seen = {"U": 3.0, "gradient": {"0": 1.0, "Q": 2.0}, "together": True}
+        record["theory"] = bounds | seen
         record["clients"] |= {"lr": [0.1] * 5, "lr_bound_1": None, "reply": [1] * 5}
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     html = page([one])
@@ -202,7 +206,7 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     assert colors(text, "objective-0-2") == ["var(--c1)", "var(--c2)"]
     assert lines(text, "objective-0-3")[0] == {"round": 1, "v0": 0.1}
     more = [lines(text, name)[0]["v0"] for name in text.json if name.startswith("more-0-")]
-    assert more[-2:] == [3.0, 2.0]
+    assert more[-3:] == [3.0, 1.0, 2.0]
     assert "theory gradient Q" in html
     assert "together" not in html
 
@@ -261,7 +265,7 @@ def test_measurements_that_make_no_sense_are_refused(one: Path, damage: dict[str
         record.update(damage)
         record["clients"]["lr_bound_1"] = [0.1] * 5
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl does not hold what a run writes"):
+    with pytest.raises(RunFolderError, match=r"can't read .*metrics\.jsonl, line 1"):
         page([one])
 
 

@@ -121,9 +121,9 @@ def spoiled(convex: Path, tmp_path: Path, change: Callable[[Any], object]) -> Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: record.pop("F"), "does not hold what a run writes"),
-        (lambda record: record.update(R=3), "does not hold what a run writes"),
-        (lambda record: record["F"].update(E="low"), "does not hold what a run writes"),
+        (lambda record: record.pop("F"), r"metrics\.jsonl, line 1: it has no 'F'"),
+        (lambda record: record.update(R=3), r"metrics\.jsonl, line 1: R: "),
+        (lambda record: record["F"].update(E="low"), r"metrics\.jsonl, line 1: F\.E: "),
     ],
 )
 def test_bad_records_are_said(

@@ -41,19 +41,23 @@ for command in (
 
 @app.command
 def methods() -> None:
-    """List the methods and the components each is made of."""
-    known = {name: options_of(name) for name in METHODS}
-    parts = {
-        name: components(named(name, **({"k": 10} if "k" in has else {})))
-        for name, has in known.items()
-    }
+    """List the methods, the components each is made of, and the options it has."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
-    shown = ("representation", "distance", "clustering", "importance", "objective", "aggregation")
-    for head in (*shown, "order", "members"):
+    shown = (
+        "representation", "distance", "clustering", "importance", "objective", "aggregation",
+        "order", "members",
+    )  # fmt: skip
+    for head in (*shown, "options"):
         table.add_column(head)
-    for name, each in parts.items():
-        table.add_row(name, *(each[part] for part in (*shown, "order", "members")))
+    for name in METHODS:
+        known = options_of(name)
+        parts = components(named(name, **({"k": 10} if "k" in known else {})))
+        options = (
+            option if each.default is each.empty else f"{option}={each.default}"
+            for option, each in known.items()
+        )
+        table.add_row(name, *(parts[part] for part in shown), ", ".join(options))
     terminal.wide(table)
 
 

@@ -15,7 +15,8 @@ from wecfl.folder.models import Format
 from wecfl.folder.models import export as write_model
 from wecfl.reception import reception_of
 from wecfl.report.newcomers import rich_newcomers
-from wecfl.runs.newcomers import By, table
+from wecfl.runs.kept_out import table
+from wecfl.runs.newcomers import By
 
 __all__ = ["assign", "export"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from wecfl.runs.record import Record
 __all__ = [
     "config_of",
     "go_on",
-    "measurements",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -65,16 +63,6 @@ def read_states(path: Path) -> tuple[State, ...]:
     if found is None:
         raise RunFolderError(f"{path} has no checkpoint")
     return found.states
-
-
-@contextmanager
-def measurements(folder: Path) -> Iterator[None]:
-    """While the records of a run are worked with: what makes no sense is a fault of its file."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
-        raise RunFolderError(problem) from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:

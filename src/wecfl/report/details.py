@@ -16,7 +16,6 @@ import tomli_w
 from wecfl.core.state import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import (
-    measurements,
     read_assignments,
     read_classes,
     read_clients,
@@ -205,8 +204,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
     columns = telling(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
-    with measurements(folder):
-        charts, more = objectives(run.records)
+    charts, more = objectives(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return Details(
         name=name,

@@ -18,13 +18,13 @@ from wecfl.core.method import Method
 from wecfl.core.state import F32, Clients, Int, Reply, State
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.runs.kept_out import outcome
 from wecfl.runs.newcomers import (
     Assignment,
     By,
     Reception,
     Reference,
     Visit,
-    outcome,
 )
 from wecfl.runs.record import Record, last_attack, last_choice, last_rounds, replies, settled
 

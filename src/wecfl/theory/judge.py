@@ -16,7 +16,7 @@ from typing import Any
 from wecfl.bilevel.criteria import Convergence
 from wecfl.config import resolve
 from wecfl.errors import RunFolderError
-from wecfl.folder.readers import measurements, read_metrics, read_summary, tensor_names
+from wecfl.folder.readers import read_metrics, read_summary, tensor_names
 from wecfl.from_config import method_of
 from wecfl.methods import components, structure
 from wecfl.models import MODELS
@@ -46,6 +46,7 @@ SAYS = {
 MISSING = {
     "theory": "run with --diagnostics",
     **dict.fromkeys("LD", "R was not measured (--no-objectives)"),
+    **dict.fromkeys("EM", "F was not measured"),
 }
 """What a record may lack, and why."""
 
@@ -185,12 +186,11 @@ class _Run:
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
     """Judge every lemma and theorem on the record of a run; `epsilon` asks for Theorem 3's T."""
     run, title = _read(folder)
-    with measurements(folder):
-        unmeasured = not any("theory" in record for record in run.records)
-        notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
-        if (promised := _promise(run, epsilon)) is not None:
-            notes.append(promised)
-        return Check(folder, title, list(_statements(run)), notes)
+    unmeasured = not any("theory" in record for record in run.records)
+    notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
+    if (promised := _promise(run, epsilon)) is not None:
+        notes.append(promised)
+    return Check(folder, title, list(_statements(run)), notes)
 
 
 def _read(folder: Path) -> tuple[_Run, str]:
