@@ -13,6 +13,7 @@ from rich.table import Table
 
 from wecfl import __version__
 from wecfl.cli import terminal
+from wecfl.cli.choices import flag_of
 from wecfl.cli.data import data, partition
 from wecfl.cli.deploy import deploy
 from wecfl.cli.report import check, compare, report
@@ -42,23 +43,24 @@ for command in (
 @app.command
 def methods() -> None:
     """List the methods, the components each is made of, and the options it has."""
-    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
-    table.add_column("method", style="bold", no_wrap=True)
+    made_of = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    taking = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
+    for table in (made_of, taking):
+        table.add_column("method", style="bold", no_wrap=True)
     shown = (
         "representation", "distance", "clustering", "importance", "objective", "aggregation",
         "order", "members",
     )  # fmt: skip
-    for head in (*shown, "options"):
-        table.add_column(head)
+    for head in shown:
+        made_of.add_column(head)
+    taking.add_column("options")
     for name in METHODS:
         known = options_of(name)
         parts = components(named(name, **({"k": 10} if "k" in known else {})))
-        options = (
-            option if each.default is each.empty else f"{option}={each.default}"
-            for option, each in known.items()
-        )
-        table.add_row(name, *(parts[part] for part in shown), ", ".join(options))
-    terminal.wide(table)
+        made_of.add_row(name, *(parts[part] for part in shown))
+        taking.add_row(name, "  ".join(flag_of(option) for option in known) or "–")
+    terminal.wide(made_of)
+    terminal.wide(taking)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_place",
     "choices",
     "each_method",
+    "flag_of",
 ]
 
 
@@ -84,16 +85,23 @@ def each_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> li
     ]
 
 
-def _refusal(option: str, names: list[str]) -> str:
+def flag_of(option: str) -> str:
+    """The flag for an option of a method.
+
+    >>> flag_of("k"), flag_of("eps1")
+    ('--clusters', '--eps1')
+    """
+    keys = {option: key for key, option in METHOD_OPTIONS.items()}
+    return "--" + keys.get(option, option).replace("_", "-")
+
+
+def _refusal(option: str, names: Sequence[str]) -> str:
     """Why an option is not taken: it is another method's, or nobody's."""
-    flags = {option: key for key, option in METHOD_OPTIONS.items()}
-    others = [name for name in METHODS if option in options(name)]
-    flag = "--" + flags.get(option, option).replace("_", "-")
+    flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
     if others:
         return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
-    every = {flags.get(each, each) for name in METHODS for each in options(name)}
-    known = [f"--{key.replace('_', '-')}" for key in (*Config.model_fields, *every)]
-    return unknown("option", flag, known)
+    every = {flag_of(each) for name in METHODS for each in options(name)}
+    return unknown("option", flag, every | {flag_of(key) for key in Config.model_fields})
 
 
 def _value(text: str) -> Any:
