@@ -333,7 +333,7 @@ def _table(said: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A table `[method]` with a name and options, as choices.
 
     >>> _table({"method": {"name": "cfl", "eps1": 0.1}}, "")
-    {'eps1': 0.1, 'method': 'cfl', 'options': {'eps1': 0.1}}
+    {'method': 'cfl', 'eps1': 0.1, 'options': {'eps1': 0.1}}
     """
     options = dict(said["method"])
     if "name" not in options:

@@ -113,7 +113,10 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is between the clients and the server; by default nothing."""
+    """What is between the clients and the server; by default nothing.
+
+    >>> Conditions(participation=0.5, dropout=0.1).attack
+    """
 
     participation: float = 1.0
     """The share of clients that take part in a round; the others keep their cluster and count in
@@ -147,7 +150,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """Clients that are kept out of the training and assigned to a cluster at its end."""
+    """Clients that are kept out of the training and assigned to a cluster at its end.
+
+    >>> Newcomers(0.2)
+    Newcomers(share=0.2, unseen=None)
+    """
 
     share: float | None = None
     """Of the clients, drawn at random."""
@@ -163,7 +170,11 @@ class Newcomers:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is measured and recorded beside the scores."""
+    """What is measured and recorded beside the scores.
+
+    >>> Measure(objectives=False).batchnorm
+    'running'
+    """
 
     objectives: bool | None = None
     """R on all training data, twice a round; by default unless there is `privacy`."""
@@ -177,7 +188,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What trains the clients; the result does not depend on `workers`."""
+    """What trains the clients; the result does not depend on `workers`.
+
+    >>> Compute("torch", workers=2).engine
+    'torch'
+    """
 
     engine: EngineName = "auto"
     """`native`, `torch`, or `auto`: native where it knows every layer of the model; `ray`: one of
@@ -195,7 +210,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A run folder to write (`wecfl.folder.writer`), or to go on with."""
+    """A run folder to write (`wecfl.folder.writer`), or to go on with.
+
+    >>> Folder("runs/mine", resume=True).checkpoint_every
+    1
+    """
 
     path: str | Path
     checkpoint_every: int = 1

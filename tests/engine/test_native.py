@@ -667,7 +667,7 @@ rows = np.repeat(row_of(model)[None], 4, axis=0)
 state = wecfl.State(0, rows, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
-    engine.train(state, Plan(steps=100_000), wecfl.Correction(), 0)
+    engine.train(state, wecfl.core.plan.Plan(steps=100_000), wecfl.Correction(), 0)
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """

@@ -572,7 +572,7 @@ idle = wecfl.TorchEngine(fed, Slow(2, 2), workers=1)
 busy = wecfl.TorchEngine(fed, Slow(2, 2), workers=2)
 state = wecfl.State(0, *(np.zeros((500, 6), np.float32),) * 2, np.zeros(500, np.int64))
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-busy.train(state, Plan(steps=10), wecfl.Correction(), 0)
+busy.train(state, wecfl.core.plan.Plan(steps=10), wecfl.Correction(), 0)
 """
 
 
