@@ -13,13 +13,13 @@ import numpy as np
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
 from wecfl.config import resolve
-from wecfl.configured import federation_of
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import Plan
 from wecfl.core.rounds import expectation, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.engine import make_engine
+from wecfl.from_config import federation_of
 from wecfl.methods import wecfl
 from wecfl.models import make
 

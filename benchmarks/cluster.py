@@ -16,12 +16,13 @@ from time import perf_counter
 import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
-from wecfl import Config, Federation, Plan, make_engine
+from wecfl import Config, Federation, make_engine
 from wecfl.bilevel import queries
-from wecfl.configured import method_of
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine.local import BaseEngine, cores
+from wecfl.from_config import method_of
 from wecfl.metrics import accuracy, weighted
 
 SETTING = SETTINGS[0]

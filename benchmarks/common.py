@@ -33,10 +33,10 @@ from torch.utils.data import TensorDataset
 from wecfl import Config, Engine, Federation, Plan, State
 from wecfl.bilevel.local import Train
 from wecfl.config import resolve
-from wecfl.configured import federation_of
 from wecfl.core.program import Job, Sent
 from wecfl.core.state import F32, Int
 from wecfl.data.datasets import KNOWN, Dataset
+from wecfl.from_config import federation_of
 from wecfl.models import build
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from common import SETTINGS, Line, clients_of_a_pool, in_a_fresh_process, main, peak_memory
-from wecfl import methods, run
+from wecfl import Measure, Plan, methods, run
 
 SETTING = SETTINGS[0]
 SIZES = {100: 21, 1_000: 6, 10_000: 3}
@@ -51,8 +51,8 @@ def _run(clients: int, rounds: int, steps: int) -> tuple[list[float], float]:
         fed,
         methods.wecfl(k=10),
         rounds=rounds,
-        steps=steps,
-        objectives=False,
+        plan=Plan(steps=steps),
+        measure=Measure(objectives=False),
         watch=[lambda *_: times.append(perf_counter())],
     )
     return [seconds / clients for seconds in np.diff(times)[1:].tolist()], peak_memory()

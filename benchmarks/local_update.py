@@ -26,8 +26,9 @@ from common import (
     training_sets,
     update,
 )
-from wecfl import NativeEngine, Plan, State, TorchEngine
+from wecfl import NativeEngine, State, TorchEngine
 from wecfl.bilevel import queries
+from wecfl.core.plan import Plan
 from wecfl.models import row_of
 
 TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}

@@ -15,7 +15,6 @@ import numpy as np
 from wecfl import rng
 from wecfl.bilevel import queries
 from wecfl.config import Config, resolve
-from wecfl.configured import federation_of, method_of
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import Plan
@@ -24,6 +23,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
 
 DRAWS = 3

@@ -32,7 +32,8 @@ from common import (
     training_sets,
     update,
 )  # fmt: skip
-from wecfl import NativeEngine, Plan, State
+from wecfl import NativeEngine, State
+from wecfl.core.plan import Plan
 from wecfl.models import row_of
 
 LR, MOMENTUM, BATCH, STEPS = 0.001, 0.9, 32, 10

@@ -36,7 +36,7 @@ from common import (
     resident_memory,
     show,
 )
-from wecfl import Config, Federation, methods, run, run_config
+from wecfl import Config, Federation, Folder, Measure, Plan, methods, run, run_config
 from wecfl.folder.writer import environment
 from wecfl.methods import METHODS
 
@@ -111,8 +111,8 @@ def _clients(place: Path, m: int, rounds: int) -> tuple[Trail, float, float]:
     with _bar("clients", rounds) as advance:
         trail = Trail()
         run(
-            fed, methods.wecfl(k=10), model=_cnn, rounds=rounds, steps=1, batch=8,
-            objectives=False, out=place / "run", watch=[trail.note, advance],
+            fed, methods.wecfl(k=10), model=_cnn, rounds=rounds, plan=Plan(steps=1, batch=8),
+            measure=Measure(objectives=False), folder=place / "run", watch=[trail.note, advance],
         )  # fmt: skip
     return trail, peak_memory(), _size(place) / 1e9
 
@@ -200,7 +200,8 @@ def _model(out: Path, hidden: int, m: int, rounds: int, resume: bool) -> float:
         classes=CLASSES,
     )
     run(
-        fed, methods.wecfl(k=2), rounds=rounds, steps=2, out=out, resume=resume,
+        fed, methods.wecfl(k=2), rounds=rounds, plan=Plan(steps=2),
+        folder=Folder(out, resume=resume),
         model=lambda: nn.Sequential(
             nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
         ),

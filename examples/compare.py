@@ -16,7 +16,7 @@ for seed in (0, 1):
     fed = wecfl.Federation.from_dataset("digits", partition, clients=16, seed=seed)
     for method in METHODS:
         folder = OUT / f"{method.name}-seed{seed}"
-        wecfl.run(fed, method, rounds=10, lr=0.005, seed=seed, out=folder, objectives=False)
+        wecfl.run(fed, method, rounds=10, plan=wecfl.Plan(lr=0.005), seed=seed, folder=folder)
         folders.append(folder)
 
 table = results(folders)  # runs that differ by their seed alone become mean and deviation

@@ -29,6 +29,6 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"{len(from_files)} clients from files, {from_files.sizes} training samples")
 
 for method in (wecfl.methods.fedavg, wecfl.methods.wecfl(k=2)):
-    result = wecfl.run(fed, method, model="logistic", rounds=20, lr=0.05, seed=0)
+    result = wecfl.run(fed, method, model="logistic", rounds=20, plan=wecfl.Plan(lr=0.05))
     print(f"\n{method.name}")
     print(result.clients.drop(columns="group").round(2).to_string(index=False))

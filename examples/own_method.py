@@ -1,38 +1,37 @@
-"""A new method is a value: change one component, keep the four steps."""
-
-from dataclasses import dataclass
+"""A new method is a value: change one component, keep the steps. Combinations are one `replace`."""
 
 import numpy as np
 
 import wecfl
-from wecfl.core.state import State
-from wecfl.layout import Layout
+from wecfl import methods
+from wecfl.bilevel.local import Ditto, Train
+from wecfl.bilevel.serving import Personal
 
 partition = wecfl.partitions.ClusterwiseDirichlet(alpha=(0.1, 10.0), groups=5)
 fed = wecfl.Federation.from_dataset("digits", partition, clients=20, seed=0)
 
-
-# 1. An objective: a pull towards the cluster's model that grows with the rounds.
-@dataclass(frozen=True)
-class Tightening:
-    """L(ω, D_i) + mu_t/2·‖ω − Ω_k‖² with mu_t = rate·t."""
-
-    rate: float
-
-    def __call__(self, state: State, layout: Layout) -> wecfl.Correction:
-        """The gradient gains mu_t·(ω − Ω_k)."""
-        return wecfl.Correction(mu=self.rate * state.round)
-
-
-tightening = wecfl.methods.wecfl(k=5).replace(name="tightening", objective=Tightening(0.05))
+# 1. Another local objective: clients stay near the model of their cluster.
+tied = methods.wecfl(k=5).replace(name="tied", local=Train(mu=0.1))
 
 # 2. Another λ: clients count by the square root of their data.
-gentle = wecfl.methods.wecfl(k=5).replace(name="gentle", importance=np.sqrt)
+gentle = methods.wecfl(k=5).replace(name="gentle", importance=np.sqrt)
 
-# 3. FedPer: the last layer (tensors "3.weight", "3.bias" of the MLP) never leaves a client.
-fedper = wecfl.methods.fedavg.replace(name="fedper", shared="~3.*")
+# 3. SCAFFOLD inside the clusters that WeCFL finds.
+scaffold = methods.scaffold()
+controlled = methods.wecfl(k=5).replace(
+    name="wecfl+scaffold", steps=scaffold.steps, plan=scaffold.plan
+)
 
-for method in (wecfl.methods.fedavg, fedper, wecfl.methods.wecfl(k=5), tightening, gentle):
-    result = wecfl.run(fed, method, rounds=15, lr=0.005, seed=0, objectives=False)
+# 4. Ditto whose personal models are tethered to their cluster's center.
+tethered = methods.wecfl(k=5).replace(name="wecfl+ditto", local=Ditto(lam=1.0), serve=Personal())
+
+# 5. FedAdam for each cluster of IFCA.
+adaptive = methods.ifca(k=5).replace(name="ifca+fedadam", aggregation=methods.fedadam().aggregation)
+
+for method in (
+    methods.fedavg, methods.fedper(), methods.wecfl(k=5), tied, gentle, controlled, tethered,
+    adaptive,
+):  # fmt: skip
+    result = wecfl.run(fed, method, rounds=15, plan=wecfl.Plan(lr=0.005), seed=0)
     last = result.summary
-    print(f"{method.name:<11} accuracy {last['accuracy']:.3f}  ARI {last['ari']:.2f}")
+    print(f"{method.name:<14} accuracy {last['accuracy']:.3f}  ARI {last['ari']:.2f}")

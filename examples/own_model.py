@@ -26,7 +26,8 @@ fed = wecfl.Federation.from_dataset("digits", partition, clients=12, seed=0)
 
 # The class itself: its initial parameters are drawn for `seed`. An instance, Net(), would start
 # from the parameters it has, for instance pretrained ones.
-result = wecfl.run(fed, wecfl.methods.wecfl(k=3), model=Net, rounds=10, lr=0.01, seed=0)
+plan = wecfl.Plan(lr=0.01)
+result = wecfl.run(fed, wecfl.methods.wecfl(k=3), model=Net, rounds=10, plan=plan, seed=0)
 
 print(result.history[["round", "accuracy", "macro_f1", "ari"]].to_string(index=False))
 print(f"cluster sizes: {result.records[-1]['sizes']}")

@@ -105,11 +105,14 @@ def run_columns(method: str, **choices: Any) -> Any:
     xs = [(x[i::10] / 16).astype(np.float32) for i in range(10)]
     ys = [(y[i::10] + i % 2) % 10 for i in range(10)]  # clients of two kinds
     federation = wecfl.Federation.from_arrays(xs, ys)
-    value = wecfl.methods.METHODS[method](3, 0.95).replace(shared="~1.*")
-    if "rounds" in inspect.signature(wecfl.run).parameters:
+    if "steps" in inspect.signature(wecfl.run).parameters:  # the first edition
+        value = wecfl.methods.METHODS[method](3, 0.95).replace(shared="~1.*")
         return wecfl.run(federation, value, **choices)
-    # An edition whose `run` takes its choices in another form gets its branch here.
-    raise NotImplementedError("run_columns does not know this edition of wecfl.run")
+    taken = wecfl.methods.options(method)
+    value = wecfl.methods.named(method, **({"k": 3} if "k" in taken else {}))
+    given = wecfl.Config(method=method, **choices)
+    grouped = wecfl.from_config.options_of(given) | {"method": value.replace(shared="~1.*")}
+    return wecfl.run(federation, **grouped)
 
 
 def measured(result: Any) -> Case:

@@ -8,13 +8,55 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import wecfl
+from wecfl import methods
 from wecfl.bilevel.local import Train
+from wecfl.core.method import Method
 from wecfl.core.plan import Correction, Plan
 from wecfl.core.program import Answers, Job, Sent, Site, perform
 from wecfl.core.state import F32, F64, Bool, Int, Split, State, Table
 from wecfl.engine.local import EMPTY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
+
+GROUPS = {
+    "plan": wecfl.Plan, "conditions": wecfl.Conditions, "privacy": wecfl.Privacy,
+    "measure": wecfl.Measure, "engine": wecfl.Compute, "folder": wecfl.Folder,
+}  # fmt: skip
+
+
+def grouped(**choices: Any) -> dict[str, Any]:
+    """Choices under their flat names, as a configuration has them, as parameters of `wecfl.run`."""
+
+    def taken(kind: Any) -> Any:
+        fields = kind.__dataclass_fields__
+        inside = {name: choices.pop(name) for name in fields if name in choices}
+        return kind(**inside) if inside else None
+
+    if "out" in choices:
+        choices["path"] = choices.pop("out")
+    if "attack" in choices:
+        names = {"attackers": "attackers", "attack_strength": "strength"}
+        how = {to: choices.pop(name) for name, to in names.items() if name in choices}
+        choices["attack"] = wecfl.Attack(choices["attack"], **how)
+    if {"newcomers", "unseen"} & choices.keys():
+        late = choices.pop("newcomers", None), choices.pop("unseen", None)
+        choices["newcomers"] = wecfl.Newcomers(*late)
+    given = {}
+    if not isinstance(choices.get("engine", ""), str):
+        given["engine"] = choices.pop("engine")
+    found = {name: taken(kind) for name, kind in GROUPS.items()}
+    return choices | {name: value for name, value in found.items() if value is not None} | given
+
+
+def run_flat(federation: Any, method: Method, **choices: Any) -> Result:
+    """`wecfl.run` with choices under their flat names."""
+    return wecfl.run(federation, method, **grouped(**choices))
+
+
+def method_named(name: str, k: Any) -> Method:
+    """The method of that name, with K where it has one."""
+    return methods.named(name, **({"k": k} if "k" in methods.options(name) else {}))
 
 
 def same_bits(one: Result, two: Result) -> None:
@@ -87,7 +129,7 @@ class BowlEngine:
 class BowlSite:
     """Some of these clients."""
 
-    classes = 1
+    classes, round = 1, 0
 
     def __init__(self, engine: BowlEngine, clients: Int) -> None:
         self.layout, self.sizes = engine.layout, engine.sizes[clients]
@@ -146,8 +188,8 @@ def local_update(
     }
     sent = Sent({"model": state.models[who % m], **extra})
     mu: Any = correction.mu  # one for each column too: nothing but a number travels
-    job = Job(Train(mu) if np.ndim(mu) == 0 else _Columnwise(mu), plan.of(who), seed, state.round,
-              keep=True)  # fmt: skip
+    program: Any = Train(mu) if np.ndim(mu) == 0 else _Columnwise(mu)
+    job = Job(program, plan.of(who), seed, state.round, keep=True)
     answers = engine.ask(job, sent, who, state.memory)
     models = state.models.copy()
     models[who] = answers.rows["model"]

@@ -23,9 +23,11 @@ import torch
 
 from helpers import same_folders
 from wecfl.config import Config
-from wecfl.configured import config_of, federation_of, run_config
 from wecfl.engine import make_engine
+from wecfl.experiment import run_config
 from wecfl.folder import files
+from wecfl.folder.readers import config_of
+from wecfl.from_config import federation_of
 from wecfl.models import make
 
 OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wecfl import Federation, TorchEngine, methods, metrics, models, run
+from helpers import run_flat
+from wecfl import Federation, TorchEngine, methods, metrics, models
 from wecfl.bilevel import queries
 from wecfl.channel.attacks import (
     ATTACKS,
@@ -177,7 +178,7 @@ def test_accuracy_on_triggered_samples_is_the_success_of_the_backdoor(fed: Feder
     model = models.build("mlp", shape=fed.shape, classes=fed.classes)
 
     def success(data: Federation) -> float:
-        result = run(data, methods.fedavg, model=model, rounds=15, lr=0.1, workers=1)
+        result = run_flat(data, methods.fedavg, model=model, rounds=15, lr=0.1, workers=1)
         rows = result.states[0].models[np.isin(fed.keys, hit.keys)]
         with TorchEngine(hit, model, workers=1) as engine:
             return float(metrics.accuracy(queries.confusion(engine, rows, "test")).mean())

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from torch import nn
 
 import wecfl as library
-from helpers import BowlEngine, Wecfl, same_folders
+from helpers import BowlEngine, Wecfl, method_named, run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.bilevel.clustering import AtLeast, KMeans
@@ -22,8 +22,7 @@ from wecfl.bilevel.criteria import F
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
-from wecfl.config import Config
-from wecfl.configured import config_of, run_config
+from wecfl.config import Config, resolve
 from wecfl.core.exchange import exchange
 from wecfl.core.method import Ask, View
 from wecfl.core.plan import Plan
@@ -33,7 +32,8 @@ from wecfl.core.rounds import distribution, expectation, iterate, maximization, 
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
-from wecfl.folder.readers import read_metrics, read_summary
+from wecfl.experiment import run_config
+from wecfl.folder.readers import config_of, read_metrics, read_summary
 from wecfl.runs.record import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
@@ -49,7 +49,7 @@ def digits() -> Federation:
 
 def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
     how = {"rounds": 4, "steps": 4, "lr": 0.05, "seed": SEED, "workers": 1, "objectives": False}
-    return library.run(fed, method, **(how | choices))
+    return run_flat(fed, method, **(how | choices))
 
 
 # Absence
@@ -58,7 +58,7 @@ def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
 @EVERY
 def test_every_method_under_hard_conditions(name: str, digits: Federation) -> None:
     """Labels of the absent stay, their centers too; any number of workers, any order of clients."""
-    method, seen = methods.named(name, k=3), []
+    method, seen = method_named(name, k=3), []
 
     def watch(record: Any, states: Any) -> None:
         seen.append(states[0])
@@ -82,8 +82,9 @@ def test_every_method_under_hard_conditions(name: str, digits: Federation) -> No
 
 @EVERY
 def test_hard_conditions_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    model = "mlp" if method_named(name, 2).shared != "all" else "logistic"
     config = Config(
-        method=name, clients=8, groups=2, clusters=2, rounds=5, steps=3, model="logistic",
+        method=name, clients=8, groups=2, clusters=2, rounds=5, steps=3, model=model,
         workers=1, attack="sign-flip", **HARD,
     )  # fmt: skip
     run_config(config, out=tmp_path / "whole")
@@ -142,13 +143,13 @@ def test_a_lost_reply_leaves_the_model_but_the_client_remembers(digits: Federati
 @EVERY
 def test_rounds_in_which_nobody_is_heard(name: str, digits: Federation) -> None:
     few = digits.subset(range(4))
-    result = run(few, methods.named(name, k=2), dropout=0.8, rounds=8)
+    result = run(few, method_named(name, k=2), dropout=0.8, rounds=8)
     told = replies(result.records, 4)
     assert (told != Reply.HEARD).all(axis=1).any()
     assert (told == Reply.HEARD).any()
     assert np.isfinite(result.states[0].models).all()
-    unheard = run(few, methods.named(name, k=2), dropout=0.999, rounds=2)
-    start = run(few, methods.named(name, k=2), lr=0.0, rounds=1)
+    unheard = run(few, method_named(name, k=2), dropout=0.999, rounds=2)
+    start = run(few, method_named(name, k=2), lr=0.0, rounds=1)
     np.testing.assert_allclose(unheard.centers, start.centers, atol=1e-6)
 
 
@@ -324,7 +325,7 @@ def test_epsilon_is_an_upper_bound_and_a_tight_one(noise: float, rounds: int) ->
         return float(tail - delta)
 
     exact = brentq(excess, 1e-3, 400)
-    told = Privacy(1.0, noise).epsilon(rounds, delta)
+    told = Privacy(1.0, noise, delta).epsilon(rounds)
     assert exact <= told <= 1.25 * exact + 0.1
 
 
@@ -338,7 +339,7 @@ def test_the_budget_is_that_of_who_took_part_most(tmp_path: Path) -> None:
     told = read_summary(tmp_path / "run")["privacy"]
     took_part = (replies(read_metrics(tmp_path / "run"), 8) != Reply.ABSENT).sum(axis=0)
     assert told["replies"] == took_part.max() < 6
-    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0).epsilon(told["replies"], 1e-5))
+    assert told["epsilon"] == pytest.approx(Privacy(0.5, 20.0, 1e-5).epsilon(told["replies"]))
     assert told["delta"] == 1e-5
     quiet = run_config(Config(**choices, clip=0.5))
     assert quiet.summary["privacy"]["epsilon"] is None
@@ -443,9 +444,9 @@ def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) ->
     "alone",
     [{"attackers": 0.2}, {"attack_strength": 2.0}, {"noise": 1.0}, {"clip": 1.0, "delta": 0.1}],
 )
-def test_choices_that_would_be_ignored_are_refused(alone: Any, digits: Federation) -> None:
+def test_choices_that_would_be_ignored_are_refused(alone: Any) -> None:
     with pytest.raises(ConfigError, match="says nothing without"):
-        run(digits, methods.fedavg, **alone)
+        resolve(flags=alone)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ PUBLIC = {
     for name in module.__all__
 }
 WITHOUT_EXAMPLE = {
+    "Gradients", "Losses", "Risk", "Score", "check", "confusion", "digest", "gradients", "learn",
+    "losses", "offset", "register", "risk", "scores",
     "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
     "Partition", "Source",
 }  # fmt: skip

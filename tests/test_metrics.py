@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import silhouette_samples
 from sklearn.metrics.pairwise import cosine_similarity
 
-import wecfl
+from helpers import run_flat
 from wecfl import Federation, methods, metrics
 from wecfl.runs.record import settled
 
@@ -61,7 +61,7 @@ def test_settled_names_the_round_whose_assignment_was_kept(
 
 def test_a_run_records_how_its_clusters_hold_together(fed: Federation) -> None:
     how: dict[str, Any] = {"model": "logistic", "lr": 0.05, "workers": 1, "diagnostics": True}
-    result = wecfl.run(fed, methods.wecfl(k=2), rounds=4, **how)
+    result = run_flat(fed, methods.wecfl(k=2), rounds=4, **how)
     first, *later = result.records
     assert first["churn"] == pytest.approx(2 / 5)  # everyone shared one cluster before
     assert [record["churn"] for record in later] == [0, 0, 0]

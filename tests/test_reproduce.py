@@ -17,8 +17,8 @@ from helpers import Wecfl
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.channel.attacks import ATTACKS
 from wecfl.config import Config
-from wecfl.configured import federation_of
 from wecfl.folder.readers import read_summary
+from wecfl.from_config import federation_of
 from wecfl.paper.definitions import Run, ordered, read_definitions
 from wecfl.paper.queue import Store
 from wecfl.paper.tables import published

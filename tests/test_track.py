@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import wecfl
+from helpers import run_flat
 from wecfl import Federation, Result, cli, methods
 from wecfl.errors import ConfigError, TrackError
 from wecfl.folder.readers import read_metrics
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def tracked(store: Any, fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run of three rounds, watched by both."""
     path = tmp_path_factory.mktemp("runs") / "mine"
-    return wecfl.run(
+    return run_flat(
         fed, methods.wecfl(k=2), rounds=3, out=path, watch=[TensorBoard(path), MLflow(path)],
         **QUICK,
     )  # fmt: skip
@@ -101,7 +101,7 @@ def test_tensorboard_leaves_out_what_is_not_known_of_a_client(
 ) -> None:
     """IFCA has no learning-rate bound: its clients are not compared by their models."""
     path = tmp_path / "mine"
-    wecfl.run(
+    run_flat(
         fed, methods.ifca(k=2), rounds=1, out=path, diagnostics=True, watch=[TensorBoard(path)],
         **QUICK,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_stopped_run_is_marked_as_such(store: Any, fed: Federation, tmp_path: 
 
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        wecfl.run(
+        run_flat(
             fed,
             methods.wecfl(k=2),
             out=path,
@@ -218,7 +218,7 @@ def test_a_missing_extra_is_said_before_anything_is_computed(
 
 def test_a_tracker_needs_the_folder_of_its_run(fed: Federation, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run it with that as out"):
-        wecfl.run(fed, methods.fedavg, rounds=1, watch=[TensorBoard(tmp_path)], **QUICK)
+        run_flat(fed, methods.fedavg, rounds=1, watch=[TensorBoard(tmp_path)], **QUICK)
 
 
 def test_a_store_that_can_not_be_written(
@@ -227,4 +227,4 @@ def test_a_store_that_can_not_be_written(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")  # no longer supported
     with pytest.raises(TrackError, match="can't write to MLflow at file:"):
         path = tmp_path / "run"
-        wecfl.run(fed, methods.fedavg, rounds=1, out=path, watch=[MLflow(path)], **QUICK)
+        run_flat(fed, methods.fedavg, rounds=1, out=path, watch=[MLflow(path)], **QUICK)

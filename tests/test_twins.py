@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import twins
 from twin import twin
 from twins import Batches, Inputs, Outcome, row, tensors
-from wecfl import Federation, Plan
+from wecfl import Federation
+from wecfl.core.plan import Plan
 from wecfl.models import reinitialized, row_of
 
 HEAD = {"3.weight", "3.bias"}

@@ -12,7 +12,8 @@ from sklearn.cluster import KMeans
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from wecfl import Federation, Plan
+from wecfl import Federation
+from wecfl.core.plan import Plan
 
 Modules = list[nn.Module]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wecfl import Plan
+from wecfl.core.plan import Plan
 
 Batches = Sequence[NDArray[np.int64]]
 Named = dict[str, Tensor]
@@ -279,7 +279,10 @@ def scaffold(inputs: Inputs, *, server_lr: float = 1.0) -> Outcome:
             own[i] = {k: own[i][k] - c[k] + (x[k] - y[k]).detach() / scale for k in c}
         sizes = [len(y) for _, y in inputs.clients]
         c = {
-            name: sum(n * each[name] for n, each in zip(sizes, own, strict=True)) / sum(sizes)
+            name: torch.stack([n * each[name] for n, each in zip(sizes, own, strict=True)]).sum(
+                dim=0
+            )
+            / sum(sizes)
             for name in c
         }
         if models:

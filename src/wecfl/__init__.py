@@ -5,7 +5,8 @@
 >>> ys = [rng.integers(0, 2, 40) + 2 * (i % 2) for i in range(6)]           # two kinds of clients
 >>> xs = [np.eye(4, dtype=np.float32)[y] for y in ys]
 >>> fed = wecfl.Federation.from_arrays(xs, ys)
->>> result = wecfl.run(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=3, lr=0.1, seed=0)
+>>> result = wecfl.run(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=3, seed=0,
+...                    plan=wecfl.Plan(lr=0.1))
 >>> result.labels.tolist() in ([0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1, 0])
 True
 """
@@ -18,7 +19,7 @@ from wecfl._later import later
 from wecfl.config import Config
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
-from wecfl.core.plan import Correction, Plan
+from wecfl.core.plan import Correction
 from wecfl.core.state import State
 from wecfl.data import partition as partitions
 from wecfl.data.federation import Federation
@@ -27,29 +28,52 @@ from wecfl.layout import Layout
 
 if TYPE_CHECKING:
     from wecfl import methods
-    from wecfl.configured import run_config
-    from wecfl.experiment import run
+    from wecfl.channel.privacy import Privacy
+    from wecfl.experiment import Experiment, run, run_config
+    from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
     from wecfl.runs.result import Result
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
     __getattr__, __dir__ = later(
         __name__,
         {
+            "Experiment": "wecfl.experiment:Experiment",
+            "Privacy": "wecfl.channel.privacy:Privacy",
             "Result": "wecfl.runs.result:Result",
             "methods": "wecfl.methods",
+            **{
+                name: f"wecfl.options:{name}"
+                for name in (
+                    "Attack",
+                    "Compute",
+                    "Conditions",
+                    "Folder",
+                    "Measure",
+                    "Newcomers",
+                    "Plan",
+                )
+            },
             "run": "wecfl.experiment:run",
-            "run_config": "wecfl.configured:run_config",
+            "run_config": "wecfl.experiment:run_config",
         },
     )
 
 __all__ = [
+    "Attack",
+    "Compute",
+    "Conditions",
     "Config",
     "Correction",
     "Engine",
+    "Experiment",
     "Federation",
+    "Folder",
     "Layout",
+    "Measure",
     "Method",
     "NativeEngine",
+    "Newcomers",
     "Plan",
+    "Privacy",
     "RayEngine",
     "Result",
     "State",

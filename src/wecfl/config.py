@@ -14,6 +14,7 @@ from wecfl.errors import ConfigError, unknown
 
 __all__ = [
     "INCIDENTAL",
+    "METHOD_OPTIONS",
     "PAPER_PARTITIONS",
     "PARTITIONING",
     "PRESETS",
@@ -38,6 +39,9 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
+    options: tuple[tuple[str, bool | int | float | str], ...] = Field(
+        (), description="Further options of the method, by name and value."
+    )
     clusters: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] = Field(
         10, description="K, clusters (or members of a soft vote); auto: wecfl, fesem choose it."
     )
@@ -179,6 +183,12 @@ class Config(BaseModel):
     )
     checkpoint_every: int = Field(1, ge=1, description="Rounds between two checkpoints.")
 
+    @field_validator("options", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        """A table is as good as pairs, which can be compared and hashed."""
+        return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+
     @field_validator("*")
     @classmethod
     def _sayable(cls, value: object) -> object:
@@ -199,7 +209,9 @@ class Config(BaseModel):
 
     def toml(self) -> dict[str, Any]:
         """The choices that TOML can hold: all but those left open."""
-        return self.model_dump(mode="json", exclude_none=True)
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"options"})
+        further = {name: value for name, value in self.options if name not in KEYS}
+        return values | ({"options": further} if further else {})
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -228,6 +240,16 @@ TOGETHER = {
     "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
 }  # fmt: skip
 """Choices that need another one."""
+
+METHOD_OPTIONS = {
+    "clusters": "k", "criterion": "criterion", "warm_start": "warm", "eps1": "eps1",
+    "eps2": "eps2", "cluster_round": "round", "threshold": "threshold", "linkage": "linkage",
+    "metric": "metric", "mu": "mu", "loss_batches": "batches",
+}  # fmt: skip
+"""Choices that are options of some methods, and what the methods call them. They apply where a
+method has the option; those that are not in this list are `options`."""
+
+KEYS = {option: key for key, option in METHOD_OPTIONS.items()}
 
 PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
@@ -265,6 +287,8 @@ def resolve(
     """
     said = _read(file) if file else {}
     where = f"{file}: " if file else ""
+    if isinstance(said.get("method"), dict):
+        said = _table(said, where)
     written = said.pop("preset", "default")
     preset = written if preset is None else preset
     if not isinstance(preset, str) or preset not in PRESETS:
@@ -274,6 +298,10 @@ def resolve(
         # Another partition than the file's: its parameters don't apply.
         said = {key: value for key, value in said.items() if key not in ("alpha", "classes_per")}
     values = {**PRESETS[preset], **said, **flags}
+    if "options" in said:
+        same = flags.get("method", said.get("method")) == said.get("method")
+        kept = {name: each for name, each in said["options"].items() if KEYS.get(name) not in flags}
+        values["options"] = {**(kept if same else {}), **flags.get("options", {})}
     for key in values:
         if key not in Config.model_fields:
             raise ConfigError(where + unknown("key", key, Config.model_fields))
@@ -299,6 +327,22 @@ def check_together(where: str = "", **choices: Any) -> None:
             raise ConfigError(f"{where}{part} says nothing without {whole}")
     if choices.get("ray_address") is not None and choices["engine"] != "ray":
         raise ConfigError(f"{where}ray_address says nothing without engine ray")
+
+
+def _table(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A table `[method]` with a name and options, as choices.
+
+    >>> _table({"method": {"name": "cfl", "eps1": 0.1}}, "")
+    {'method': 'cfl', 'eps1': 0.1, 'options': {'eps1': 0.1}}
+    """
+    options = dict(said["method"])
+    if "name" not in options:
+        raise ConfigError(f"{where}the table [method] has no name")
+    name = options.pop("name")
+    known = {KEYS[option]: value for option, value in options.items() if option in KEYS}
+    if twice := sorted(known.keys() & said.keys()):
+        raise ConfigError(f"{where}{twice[0]} is said twice: as a key and in [method]")
+    return {**said, **known, "method": name, "options": {**said.get("options", {}), **options}}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -8,16 +8,19 @@ KMeans(fresh=10, warm=True)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from inspect import Parameter, signature
 from typing import Any, Literal
 
-from wecfl.bilevel.aggregation import Mean
-from wecfl.bilevel.auto import Auto
+from pydantic import TypeAdapter, ValidationError
+
+from wecfl.bilevel.aggregation import Mean, Stay
+from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest
 from wecfl.bilevel.control import CONTROLLED
 from wecfl.bilevel.distance import component, squared_euclidean
-from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
+from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.local import Alone, Ditto, Parts, Train
 from wecfl.bilevel.optimizer import Adaptive, Momentum, adagrad, adam, yogi
@@ -30,6 +33,7 @@ __all__ = [
     "METHODS",
     "cfl",
     "components",
+    "differences",
     "ditto",
     "fedadagrad",
     "fedadam",
@@ -49,6 +53,8 @@ __all__ = [
     "local",
     "named",
     "scaffold",
+    "options",
+    "structure",
     "wecfl",
 ]
 
@@ -80,61 +86,74 @@ def fedprox(mu: float = MU) -> Method:
     return fedavg.replace(name="fedprox", local=Train(mu))
 
 
-def wecfl(k: K) -> Method:
+def wecfl(k: K, warm: bool = True, criterion: Criterion = "both") -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
+
+    With `warm`, K-means also starts from the previous centers, so that F never rises; K = "auto"
+    is chosen by `criterion`.
 
     >>> wecfl(k=10).representation
     Columns('head')
     >>> wecfl(k="auto").clustering.criterion
     'both'
     """
-    return fedavg.replace(name="wecfl", k=k, clustering=Auto() if k == "auto" else KMeans())
+    kmeans = KMeans(warm=warm)
+    clustering = Auto(kmeans, criterion) if k == "auto" else kmeans
+    return fedavg.replace(name="wecfl", k=k, clustering=clustering)
 
 
-def fesem(k: K) -> Method:
+def fesem(k: K, warm: bool = True, criterion: Criterion = "both") -> Method:
     """FeSEM: clusters with λ_i = 1, aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
     """
-    return wecfl(k).replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
+    like = wecfl(k, warm, criterion)
+    return like.replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
 
 
-def ifca(k: int) -> Method:
+def ifca(k: int, batches: int | None = None) -> Method:
     """IFCA (= HypCluster): a client takes the cluster model with the least training loss.
 
     Starts from K different models; aggregates under the labels the clients trained with, then
-    reassigns (Ghosh et al., NeurIPS 2020; Mansour et al., 2020).
+    reassigns (Ghosh et al., NeurIPS 2020; Mansour et al., 2020). The loss is estimated on so many
+    `batches`, or on all data.
 
     >>> ifca(k=10).steps
     ('L', 'M', 'E', 'D')
     """
     return fedavg.replace(
-        name="ifca", k=k, representation=Losses(), distance=component, start="each",
+        name="ifca", k=k, representation=Losses(batches), distance=component, start="each",
         opening=("E", "D"), steps=("L", "M", "E", "D"),
     )  # fmt: skip
 
 
-def cfl(**options: float) -> Method:
+def cfl(eps1: float = 0.4, eps2: float = 1.0) -> Method:
     """CFL: clusters are parted in two where clients pull apart (Sattler et al., TNNLS 2020).
 
-    `options` are those of `wecfl.bilevel.hierarchy.Bipartition`.
+    The options are those of `wecfl.bilevel.hierarchy.Bipartition`.
 
     >>> cfl(eps1=0.1).clustering.eps1
     0.1
     """
-    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(**options))
+    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(eps1, eps2))
 
 
-def flhc(**options: Any) -> Method:
+def flhc(
+    round: int = 1,
+    threshold: float = 0.5,
+    linkage: Linkage = "average",
+    metric: Metric = "cosine",
+) -> Method:
     """FL+HC: clients are clustered once, by their updates in one round (Briggs et al., IJCNN 2020).
 
-    `options` are those of `wecfl.bilevel.hierarchy.Agglomerative`.
+    The options are those of `wecfl.bilevel.hierarchy.Agglomerative`.
 
     >>> flhc(round=3).clustering.round
     3
     """
-    return fedavg.replace(name="flhc", k="auto", clustering=Agglomerative(**options))
+    clustering = Agglomerative(round, threshold, linkage, metric)
+    return fedavg.replace(name="flhc", k="auto", clustering=clustering)
 
 
 def fedavg_plus(k: int) -> Method:
@@ -216,9 +235,7 @@ def local() -> Method:
     >>> local().serve
     Personal()
     """
-    return fedavg.replace(
-        name="local", local=Alone(), serve=Personal(), opening=("E", "D"), steps=("L", "E", "D")
-    )
+    return fedavg.replace(name="local", local=Alone(), serve=Personal(), aggregation=Stay())
 
 
 def fedavg_ft(tuning_steps: int | None = None) -> Method:
@@ -268,42 +285,82 @@ def fedrep(head_steps: int | None = None) -> Method:
     return fedper().replace(name="fedrep", local=Parts("classifier", head_steps))
 
 
-METHODS: dict[str, Callable[[Any, float], Method]] = {
-    "fedavg": lambda k, mu: fedavg,
-    "fedprox": lambda k, mu: fedprox(mu),
-    "fedavg+": lambda k, mu: fedavg_plus(k),
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": lambda: fedavg,
+    "fedprox": fedprox,
+    "fedavg+": fedavg_plus,
     "fedprox+": fedprox_plus,
-    "ifca": lambda k, mu: ifca(k),
-    "fesem": lambda k, mu: fesem(k),
-    "wecfl": lambda k, mu: wecfl(k),
-    "cfl": lambda k, mu: cfl(),
-    "flhc": lambda k, mu: flhc(),
-    "fedavgm": lambda k, mu: fedavgm(),
-    "fedadagrad": lambda k, mu: fedadagrad(),
-    "fedadam": lambda k, mu: fedadam(),
-    "fedyogi": lambda k, mu: fedyogi(),
-    "scaffold": lambda k, mu: scaffold(),
-    "local": lambda k, mu: local(),
-    "fedavg-ft": lambda k, mu: fedavg_ft(),
-    "ditto": lambda k, mu: ditto(),
-    "fedper": lambda k, mu: fedper(),
-    "lg-fedavg": lambda k, mu: lg_fedavg(),
-    "fedrep": lambda k, mu: fedrep(),
+    "ifca": ifca,
+    "fesem": fesem,
+    "wecfl": wecfl,
+    "cfl": cfl,
+    "flhc": flhc,
+    "fedavgm": fedavgm,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "scaffold": scaffold,
+    "local": local,
+    "fedavg-ft": fedavg_ft,
+    "ditto": ditto,
+    "fedper": fedper,
+    "lg-fedavg": lg_fedavg,
+    "fedrep": fedrep,
 }
-"""By name, from the two numbers a user may set: clusters k and FedProx's mu."""
+"""By name, what makes the method: its signature says which options there are."""
 
 
-def named(name: str, k: K = 10, mu: float = MU) -> Method:
-    """The method of that name.
+def options(name: str) -> Mapping[str, Parameter]:
+    """The options of the method of that name, as its signature has them.
 
-    >>> named("wecfl", k=3).k
-    3
+    >>> {option: each.default for option, each in options("cfl").items()}
+    {'eps1': 0.4, 'eps2': 1.0}
     """
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))
-    if k == "auto" and name in ("ifca", "fedavg+", "fedprox+"):
-        raise ConfigError(f"{name} needs a number of clusters: only wecfl and fesem choose it")
-    return METHODS[name](k, mu)
+    return signature(METHODS[name], eval_str=True).parameters
+
+
+def named(name: str, **chosen: Any) -> Method:
+    """The method of that name, with options of its own; one that it does not have is refused.
+
+    >>> named("wecfl", k=3).k
+    3
+    >>> named("cfl", eps=0.1)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown option of cfl 'eps'; did you mean 'eps2'?
+    """
+    known = options(name)
+    for option in chosen:
+        if not known:
+            raise ConfigError(f"{name} has no option '{option}': it takes none")
+        if option not in known:
+            raise ConfigError(unknown(f"option of {name}", option, known))
+    if missing := [
+        each for each, of in known.items() if of.default is of.empty and each not in chosen
+    ]:
+        raise ConfigError(f"{name} needs its option '{missing[0]}'")
+    return METHODS[name](**{each: _fitting(name, known[each], chosen[each]) for each in chosen})
+
+
+def _fitting(name: str, option: Parameter, value: Any) -> Any:
+    """The value of an option in the type that the method asks for."""
+    try:
+        return TypeAdapter(option.annotation).validate_python(value)
+    except ValidationError as error:
+        if value == "auto":
+            choosing = [each for each in METHODS if _takes_auto(each)]
+            raise ConfigError(
+                f"{name} needs a number of clusters: only {' and '.join(choosing)} choose it"
+            ) from None
+        said = error.errors()[0]["msg"].replace("Input", "it", 1)
+        raise ConfigError(f"{option.name} of {name}: {said}, got {value!r}") from None
+
+
+def _takes_auto(name: str) -> bool:
+    known = options(name)
+    return "k" in known and known["k"].annotation == K
 
 
 def components(method: Method) -> dict[str, str]:
@@ -323,13 +380,42 @@ def components(method: Method) -> dict[str, str]:
     return said | steps
 
 
+def differences(method: Method) -> dict[str, str]:
+    """What sets the method apart from FedAvg, in words.
+
+    >>> differences(fedprox(0.1))
+    {'local': 'Train(mu=0.1)'}
+    """
+    usual, own = components(fedavg), components(method)
+    return {part: word for part, word in own.items() if word != usual[part]}
+
+
+def structure(method: Method) -> dict[str, Any]:
+    """The same as values: functions and classes by name, with the options of each.
+
+    >>> structure(wecfl(3))["clustering"]
+    {'is': 'KMeans', 'fresh': 10, 'warm': True}
+    """
+    return {field: _plain(getattr(method, field)) for field in components(method)}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value
+    if not is_dataclass(value):
+        return getattr(value, "__name__", None) or repr(value)
+    inside = {field.name: getattr(value, field.name) for field in fields(value)}
+    told = {name: _plain(each) for name, each in inside.items() if each is not None}
+    return {"is": type(value).__name__, **told}
+
+
 def _word(component: object) -> str:
     """A function by its name; a value by its class and its options, λ by its own name."""
-    if not (is_dataclass(component) and hasattr(component, "importance")):
+    if not is_dataclass(component) or isinstance(component, Columns):
         return getattr(component, "__name__", None) or str(component)
     options = {field.name: getattr(component, field.name) for field in fields(component)}
-    importance = options.pop("importance")
-    words = [f"{name}={value}" for name, value in options.items()]
+    importance = options.pop("importance", None)
+    words = [f"{name}={_word(value)}" for name, value in options.items()]
     return (
         f"{type(component).__name__}({', '.join(words + [_word(importance)] * bool(importance))})"
     )

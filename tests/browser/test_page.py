@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import wecfl
+from helpers import run_flat
 from wecfl import Federation, methods
 from wecfl.report.page import page, write
 from wecfl.report.tables import cells, results
@@ -34,7 +34,7 @@ def folders(fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> list[P
     names = (*NAMES, "2", "3", "4")
     named = Federation(fed.x, fed.y, fed.train, fed.test, fed.classes, fed.keys, names, fed.groups)
     for method in (methods.wecfl(k=2), methods.ifca(k=2)):
-        wecfl.run(named, method, model="logistic", rounds=6, steps=3, lr=0.05, workers=1,
+        run_flat(named, method, model="logistic", rounds=6, steps=3, lr=0.05, workers=1,
                   out=path / method.name)  # fmt: skip
     return [path / "wecfl", path / "ifca"]
 

@@ -11,12 +11,13 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 import wecfl
-from helpers import same_bits, same_folders
-from wecfl import NativeEngine, Plan, State, methods
+from helpers import method_named, run_flat, same_bits, same_folders
+from wecfl import NativeEngine, State, methods
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.representation import Columns
 from wecfl.core.method import Ask, Clusters, Method
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import STEPS, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.folder.readers import read_states
@@ -39,13 +40,13 @@ def run(
     fed: wecfl.Federation, method: Method, workers: int = 1, rounds: int = 3, engine: str = "native"
 ) -> Result:
     how: Any = {"workers": workers, "engine": engine, "objectives": False}
-    return wecfl.run(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
+    return run_flat(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
 
 
 def named(name: str) -> Method:
     """With three clusters, or with as many as it finds."""
     kind, _, auto = name.partition(" ")
-    return methods.named(kind, k="auto" if auto else 3)
+    return method_named(kind, k="auto" if auto else 3)
 
 
 @EVERY
@@ -131,13 +132,13 @@ def test_every_method_goes_on_to_the_bit(
         if record["round"] == 3:
             raise ZeroDivisionError
 
-    whole = wecfl.run(fed, method, out=tmp_path / "whole", **how)
+    whole = run_flat(fed, method, out=tmp_path / "whole", **how)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "end", lambda *_: None)  # killed: the end is never written
         with pytest.raises(ZeroDivisionError):
-            wecfl.run(fed, method, out=after, watch=[stop], **how)
+            run_flat(fed, method, out=after, watch=[stop], **how)
     assert read_states(after)[0].round == 2
-    resumed = wecfl.run(fed, method, out=after, resume=True, **how)
+    resumed = run_flat(fed, method, out=after, resume=True, **how)
     same_bits(whole, resumed)
     same_folders(tmp_path / "whole", after)
 

@@ -12,8 +12,9 @@ import twins
 import wecfl
 from test_twins import HEAD, inputs_of, network
 from twins import Inputs, Outcome
-from wecfl import Federation, Plan, methods
+from wecfl import Federation, methods
 from wecfl.core.method import Method
+from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting

@@ -27,7 +27,7 @@ import tomli_w
 from safetensors.numpy import load_file
 
 import wecfl as library
-from helpers import Wecfl
+from helpers import Wecfl, run_flat
 from wecfl.deploy import processes
 from wecfl.deploy.certificates import node_key
 from wecfl.deploy.local import Deployment, _environment, _tool
@@ -130,7 +130,7 @@ def test_trains_to_the_same_result_as_a_simulation(federation: Deployment, train
     spec.loader.exec_module(task)
     partition = library.partitions.ClusterwiseNClass((5, 5), groups=2)
     fed = library.Federation.from_dataset("digits", partition, clients=NODES)
-    result = library.run(
+    result = run_flat(
         fed, library.methods.wecfl(k=2), model=task.make_model,
         rounds=ROUNDS, steps=STEPS, batch=32, lr=0.05, seed=1,
     )  # fmt: skip

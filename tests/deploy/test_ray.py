@@ -16,9 +16,10 @@ import pytest
 from torch import Tensor, nn
 
 import wecfl
-from helpers import Wecfl, local_update, same_states
-from wecfl import Correction, Federation, Plan, RayEngine, State, make_engine, methods
+from helpers import Wecfl, local_update, method_named, run_flat, same_states
+from wecfl import Correction, Federation, RayEngine, State, make_engine, methods
 from wecfl.bilevel import queries
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import F32
@@ -96,7 +97,7 @@ def all_of(engine: BaseEngine, module: nn.Module) -> list[bytes]:
     ):  # fmt: skip
         models, memory = local_update(engine, state, how, correction, SEED, active)
         found += [models, *memory.values()]
-        state = state.replace(round=state.round + 1, trained=models, memory=memory)
+        state = state.replace(round=state.round + 1, replies={"model": models}, memory=memory)
     same = np.repeat(state.models[:1], m, axis=0)
     for models in (state.models, same):
         found += [queries.risk(engine, models), queries.gradients(engine, models)]
@@ -154,7 +155,7 @@ def test_every_method_gives_the_same_bits(digits: Federation, cluster: Any) -> N
         make_engine("native", digits, model, workers=1) as theirs,
     ):
         for name in methods.METHODS:
-            method = methods.named(name, k=3)
+            method = method_named(name, k=3)
             for member in range(method.members):
                 one, two = (
                     after(Setting(method, engine, PLAN, SEED + member, member))
@@ -174,8 +175,8 @@ def test_a_whole_run_leaves_the_ray_it_found(digits: Federation, cluster: Any) -
             "dropout": 0.2, "stragglers": 0.3, "attack": "backdoor", "attackers": 0.3,
             "diagnostics": True,
         }  # fmt: skip
-        ours = wecfl.run(digits, methods.ifca(3), engine="ray", **how)
-        theirs = wecfl.run(digits, methods.ifca(3), engine="native", **how)
+        ours = run_flat(digits, methods.ifca(3), engine="ray", **how)
+        theirs = run_flat(digits, methods.ifca(3), engine="native", **how)
         assert ours.engine == theirs.engine
         same_states(ours.states[0], theirs.states[0])
         for one, two in zip(ours.records, theirs.records, strict=True):
@@ -203,7 +204,7 @@ def trained(engine: BaseEngine, module: nn.Module, rounds: int = 2) -> tuple[F32
     state = start(module)
     for _ in range(rounds):
         models, memory = local_update(engine, state, PLAN, Correction(), SEED)
-        state = state.replace(round=state.round + 1, trained=models, memory=memory)
+        state = state.replace(round=state.round + 1, replies={"model": models}, memory=memory)
     return state.models, state.memory["momentum"]
 
 
@@ -219,7 +220,7 @@ def test_an_actor_that_is_killed_is_replaced(
         expected = trained(local, cnn())
     watch = Watch(kill_actors)
     with RayEngine(images, cnn(), workers=2, address=cluster.address, progress=watch) as engine:
-        found = local_update(engine, cnn())
+        found = trained(engine, cnn())
         assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
         assert len(actors()) == 2
     assert caplog.text.count("another one takes over") == 2
@@ -245,7 +246,7 @@ def test_a_node_that_dies_is_done_without(
     watch = Watch(remove)
     with RayEngine(images, cnn(), address=cluster.address, progress=watch) as engine:
         assert (engine.workers, engine.nodes) == (3, 3)
-        found = local_update(engine, cnn())
+        found = trained(engine, cnn())
     assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
     assert "another one takes over" in caplog.text
 

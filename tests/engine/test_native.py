@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import wecfl
-from helpers import local_update
-from wecfl import Correction, Federation, Plan, State, methods
+from helpers import local_update, run_flat
+from wecfl import Correction, Federation, State, methods
 from wecfl.bilevel import queries
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine import TorchEngine, make_engine
@@ -688,7 +689,7 @@ state = wecfl.State(0, {"model": rows}, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
     from wecfl.engine.local import Block
-    Block(engine, np.arange(4)).train(rows, wecfl.Plan(steps=100_000))
+    Block(engine, np.arange(4)).train(rows, wecfl.core.plan.Plan(steps=100_000))
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """
@@ -707,5 +708,5 @@ except KeyboardInterrupt:
 
 def test_run_uses_it_by_default_and_says_so() -> None:
     fed = federation((4,), 3, [20, 20])
-    result = wecfl.run(fed, methods.fedavg, model="logistic", rounds=1, engine="auto")
+    result = run_flat(fed, methods.fedavg, model="logistic", rounds=1, engine="auto")
     assert result.records[0]["round"] == 1

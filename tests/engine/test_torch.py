@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from helpers import local_update, workers
-from wecfl import Correction, Federation, Plan, State, TorchEngine, rng
+from wecfl import Correction, Federation, State, TorchEngine, rng
 from wecfl.bilevel import queries
+from wecfl.core.plan import Plan
 from wecfl.core.state import F32, F64, Int, Split
 from wecfl.engine import torch as under_test
 from wecfl.errors import ConfigError, EngineError, ModelError
@@ -583,7 +584,7 @@ fed = wecfl.Federation.from_arrays([np.zeros((4, 2), np.float32)] * 500, [[0, 1,
 idle = wecfl.TorchEngine(fed, Slow(2, 2), workers=1)
 busy = wecfl.TorchEngine(fed, Slow(2, 2), workers=2)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-Block(busy, np.arange(500)).train(np.zeros((500, 6), np.float32), wecfl.Plan(steps=10))
+Block(busy, np.arange(500)).train(np.zeros((500, 6), np.float32), wecfl.core.plan.Plan(steps=10))
 """
 
 

@@ -14,16 +14,20 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
-from helpers import local_update
+from helpers import local_update, run_flat
 from wecfl import Federation, methods
+from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
-from wecfl.configured import config_of, method_of
+from wecfl.core.plan import Plan
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
-from wecfl.folder.readers import read_metrics
+from wecfl.folder.readers import config_of, read_metrics
+from wecfl.folder.schema import read_tensors
+from wecfl.from_config import method_of
 from wecfl.methods import METHODS
+from wecfl.models import row_of
 from wecfl.report.page import page
 from wecfl.runs.record import replies
 from wecfl.runs.result import Result
@@ -90,7 +94,7 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
 def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any) -> Result:
     usual: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": False}
     chosen = method_of(Config(method=method, clusters=k))
-    return wecfl.run(fed, chosen, model=make_model(), **{**usual, **options})
+    return run_flat(fed, chosen, model=make_model(), **{**usual, **options})
 
 
 def same_result(one: Result, two: Result) -> None:
@@ -109,7 +113,7 @@ def test_every_method_comes_to_what_the_simulation_does(
     fed: Federation, served: Served, method: str
 ) -> None:
     name, _, auto = method.partition(" ")
-    k: Any = "auto" if auto else 1 if name in ("fedavg", "fedprox", "cfl", "flhc") else 2
+    k: Any = "auto" if auto else 2 if "k" in methods.options(name) else 1
     over = served(method=name, clusters=k, rounds=2)
     same_result(over, simulated(fed, name, k, rounds=2))
     assert over.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
@@ -120,10 +124,10 @@ def test_each_client_gets_the_model_of_its_own_cluster_and_each_model_travels_on
 ) -> None:
     grid = FakeGrid(nodes)
     result = served(grid, rounds=2)
-    last = [m for m in grid.pushed if m.metadata.message_type == "evaluate"][-M:]
-    sent = {m.metadata.dst_node_id: m.content.array_records["arrays"]["models"] for m in last}
+    last = [m for m in grid.pushed if m.metadata.message_type == "query.ask"][-M:]
+    sent = {m.metadata.dst_node_id: m.content.array_records["own"]["model"] for m in last}
     for i in range(M):
-        np.testing.assert_array_equal(sent[90 - i].numpy()[0], result.centers[result.labels[i]])
+        np.testing.assert_array_equal(sent[90 - i].numpy(), result.centers[result.labels[i]])
     assert len({array.object_id for array in sent.values()}) == len(np.unique(result.labels)) == 2
 
 
@@ -139,14 +143,14 @@ def test_objectives_and_diagnostics_are_asked_for_over_the_network(
 
 
 def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -> None:
-    method = methods.fedprox(0.1).replace(shared="~head")
+    method = methods.fedprox(0.1).replace(shared="~head", representation=Columns("~head"))
     grid, roster = FakeGrid(nodes), Roster(M, classes=CLASSES)
-    runner = FlowerEngine(grid, roster, make_model(), shared="~head", poll=0.001)
+    runner = FlowerEngine(grid, roster, make_model(), poll=0.001)
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
-    over = wecfl.run(roster, method, model=make_model(), engine=runner, **options)
-    here = wecfl.run(fed, method, model=make_model(), **options)
+    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
+    here = run_flat(fed, method, model=make_model(), **options)
     same = [r["accuracy"] for r in over.records] == [r["accuracy"] for r in here.records]
     assert same  # clients are tested with the columns they keep
     columns = runner.layout.columns("~head")
@@ -162,6 +166,40 @@ def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -
         for array in record.values()
     }
     assert widths == {np.arange(runner.layout.width)[columns].size}
+
+
+@pytest.mark.parametrize("name", ["ditto", "local", "fedper", "lg-fedavg", "fedrep"])
+def test_what_is_a_clients_own_is_in_no_message(
+    name: str, nodes: Nodes, served: Served, tmp_path: Path
+) -> None:
+    """Neither a personal model nor a private column, nor any long part of one, to or from a client."""
+    answers: list[Message] = []
+
+    def watch(message: Message) -> Message:
+        answers.append(message)
+        return message
+
+    for node in nodes.values():
+        node.tamper = watch
+    grid = FakeGrid(nodes)
+    served(grid, method=name, clusters=1, rounds=3)
+    travelled = b"".join(
+        array.data
+        for message in [*grid.pushed, *answers]
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )
+    found = 0
+    for file in tmp_path.glob("c*/**/*.safetensors"):
+        for field, kept in read_tensors(file).items():
+            if field in ("personal", "private"):
+                found += 1
+                start = row_of(make_model())
+                for i in range(0, len(kept) - 8, 8):
+                    piece = kept[i : i + 8].astype(np.float32)
+                    if not np.isin(piece, start).any() and piece.any():  # it has moved
+                        assert piece.tobytes() not in travelled
+    assert found >= M
 
 
 def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
@@ -182,7 +220,7 @@ def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
     roster = Roster(M, classes=CLASSES)
     runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
     with pytest.raises(ConfigError, match="privacy over a network"):
-        wecfl.run(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
+        run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
 
 
 def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Served) -> None:
@@ -193,7 +231,7 @@ def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Ser
     runner._common |= {"clip": 0.1, "noise": 4.0}
     state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
     with pytest.raises(EngineError, match="0 valid replies"):
-        local_update(runner, state, wecfl.Plan(), wecfl.Correction(), 0)
+        local_update(runner, state, Plan(), wecfl.Correction(), 0)
 
 
 # Replies that can't be used
@@ -267,16 +305,16 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     nodes: Nodes, served: Served, tmp_path: Path
 ) -> None:
     def tamper(message: Message) -> Message:
-        if message.metadata.message_type == "evaluate":
+        if message.metadata.message_type == "query.ask":
             table = np.full((CLASSES, CLASSES), -1, np.int64)
-            message.content["arrays"] = ArrayRecord({"confusion": Array(table)})
+            message.content["arrays"] = ArrayRecord({"after": Array(table)})
         return message
 
     nodes[90].tamper = tamper
     record = served().records[-1]
     assert record["clients"]["accuracy"][0] is None
     assert record["accuracy"] > 0.2
-    assert record["network"]["refused"] == [["c0", "confusion must not be negative"]]
+    assert record["network"]["refused"] == [["c0", "score: after must not be negative"]]
     shown = page([tmp_path / "run"])
     assert 'c0</th><td class="number">355</td><td class="number">–</td>' in shown
 
@@ -401,7 +439,8 @@ def test_a_killed_server_goes_on_to_the_same_bits(
 
     class Dying(FakeGrid):
         def pull_messages(self, message_ids: Any) -> Any:
-            if any(m.metadata.group_id == "2" for m in self.pushed):
+            asked = [m.metadata for m in self.pushed if m.metadata.message_type == "train"]
+            if any(each.group_id == "2" for each in asked):
                 raise RuntimeError("killed")
             return super().pull_messages(message_ids)
 
@@ -481,6 +520,6 @@ def test_bad_choices_end_in_one_line(served: Served, said: dict[str, Any], probl
 def test_attacks_need_a_simulation(nodes: Nodes) -> None:
     runner = FlowerEngine(FakeGrid(nodes), Roster(M), make_model())
     with pytest.raises(ConfigError, match="attacks are simulated"):
-        wecfl.run(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
+        run_flat(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
     with pytest.raises(ConfigError, match="needs the clients' data"):
-        wecfl.run(Roster(M), methods.fedavg, model=make_model())
+        run_flat(Roster(M), methods.fedavg, model=make_model())

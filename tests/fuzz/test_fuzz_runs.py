@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 import mutations
 from fuzzing import FACTOR, chances, contents, judge, tries
-from helpers import Wecfl
-from wecfl import methods, run
+from helpers import Wecfl, run_flat
+from wecfl import methods
 from wecfl.config import Config
-from wecfl.configured import federation_of, run_config
+from wecfl.experiment import run_config
+from wecfl.from_config import federation_of
 from wecfl.paper.definitions import ordered, read_definitions
 from wecfl.paper.queue import Store, perform, queue
 
@@ -43,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_config(measured, out=path / "config")
     fed, out = federation_of(SMALL), path / "values"
     quick = {"model": "logistic", "rounds": 2, "steps": 2, "workers": 1}
-    run(fed, methods.wecfl(k=2), newcomers=0.25, out=out, **quick)  # type: ignore[arg-type]
+    run_flat(fed, methods.wecfl(k=2), newcomers=0.25, out=out, **quick)
     return path
 
 

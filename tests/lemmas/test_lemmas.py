@@ -131,12 +131,13 @@ def test_theorem_1_f_falls_in_every_step_of_every_round(case: Case) -> None:
 
 
 def test_lemmas_1_and_2_hold_in_every_round_of_a_real_run() -> None:
-    from wecfl import Federation, partitions, run
+    from helpers import run_flat
+    from wecfl import Federation, partitions
 
     partition = partitions.ClusterwiseDirichlet((0.1, 10.0), groups=4)
     fed = Federation.from_dataset("digits", partition, clients=12, seed=1)
     for k in (3, 4, 6):
-        result = run(fed, methods.wecfl(k), rounds=6, lr=0.05, seed=0, objectives=False)
+        result = run_flat(fed, methods.wecfl(k), rounds=6, lr=0.05, seed=0, objectives=False)
         for record in result.records:
             assert record["F"]["E"] <= record["F"]["L"] * (1 + EPS)
             assert record["F"]["M"] <= record["F"]["E"] * (1 + EPS)

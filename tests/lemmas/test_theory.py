@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import wecfl
-from wecfl import Config, Federation, Plan, State, methods, run_config
+from wecfl import Config, Federation, State, methods, run_config
 from wecfl.bilevel.criteria import F, R
 from wecfl.bilevel.rate import theory
-from wecfl.configured import federation_of
 from wecfl.core.engine import Engine
 from wecfl.core.method import Rate
+from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import F32, F64, Int
+from wecfl.from_config import federation_of
 from wecfl.models import make
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.record import Record

@@ -84,7 +84,7 @@ def test_tags_and_order_of_a_mixed_module() -> None:
     ]  # fmt: skip
     tags = {entry.name: set(entry.tags) for entry in layout.entries}
     assert tags["3.weight"] == {"frozen", "linear"}
-    assert tags["4.weight"] == {"linear", "head"}
+    assert tags["4.weight"] == {"linear", "classifier", "head"}
     assert tags["1.running_var"] == {"statistics"}
     assert tags["0.weight"] == set()
     assert layout.trainable == 18 + 2 + 4 + 4 + 12 + 3

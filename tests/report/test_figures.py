@@ -35,7 +35,10 @@ def folder(
     (path / "summary.json").write_text(json.dumps(summary))
     (path / "config.toml").write_text(tomli_w.dumps({"rounds": len(curve)} | config))
     scores = {"accuracy": [0.5] * 4, "macro_f1": [0.5] * 4}
-    record = {"macro_f1": 0.5, "ari": 1.0, "clusters": 2, "sizes": [2, 2], "clients": scores}
+    record = {
+        "macro_f1": 0.5, "ari": 1.0, "clusters": 2, "sizes": [2, 2], "F": {}, "R": {},
+        "clients": scores,
+    }  # fmt: skip
     lines = [json.dumps({"round": t, "accuracy": a} | record) for t, a in enumerate(curve, start=1)]
     (path / "metrics.jsonl").write_text("\n".join(lines))
     pd.DataFrame({"client": range(4), "samples": 9, "group": groups, "cluster": labels}).to_csv(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import wecfl
+from helpers import run_flat
 from wecfl import Federation, methods
 from wecfl.config import Config
-from wecfl.configured import run_config
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.experiment import run_config
 from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.report import page as pages
 from wecfl.report.alluvial import alluvial, telling
@@ -75,7 +75,7 @@ def runs(fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs of four rounds."""
     path = tmp_path_factory.mktemp("runs")
     for method in (methods.fedavg, methods.wecfl(k=2)):
-        wecfl.run(fed, method, out=path / method.name, **QUICK)
+        run_flat(fed, method, out=path / method.name, **QUICK)
     return path
 
 
@@ -125,7 +125,7 @@ def test_several_runs_are_compared(runs: Path) -> None:
 
 def test_seeds_are_one_experiment_shown_once(fed: Federation, tmp_path: Path) -> None:
     for seed in (0, 1):
-        wecfl.run(fed, methods.wecfl(2), seed=seed, out=tmp_path / str(seed), **QUICK)
+        run_flat(fed, methods.wecfl(2), seed=seed, out=tmp_path / str(seed), **QUICK)
     text = Text(page([tmp_path / "0", tmp_path / "1"]))
     curves = [[r["accuracy"] for r in read_metrics(tmp_path / s)] for s in "01"]
     assert [r["v0"] for r in lines(text, "convergence-0")] == pytest.approx(
@@ -177,7 +177,7 @@ def test_names_are_text(fed: Federation, tmp_path: Path) -> None:
         fed.x, fed.y, fed.train, fed.test, fed.classes, fed.keys, names, fed.groups
     )  # fmt: skip
     method = methods.wecfl(k=2).replace(name="<b>mine</b>")
-    wecfl.run(named, method, out=tmp_path / "<i>", **QUICK)
+    run_flat(named, method, out=tmp_path / "<i>", **QUICK)
     html = page([tmp_path / "<i>"])
     assert bad not in html
     assert "<b>mine" not in html
@@ -192,7 +192,11 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     records = read_metrics(one)
     for record in records:
         record["B"] = {"0": [None, 0.5, 0.1], "Q": [None, 0.25, 0.125]}
-        record["theory"] = {"U": 3.0, "gradient": {"Q": 2.0}, "together": True}
+        bounds = dict.fromkeys(
+            ("U_round", "sigma2", "beta", "curvature", "lemma_4", "lemma_5", "convexity"), 1.0
+        )
+        seen = {"U": 3.0, "gradient": {"0": 1.0, "Q": 2.0}, "together": True}
+        record["theory"] = bounds | seen
         record["clients"] |= {"lr": [0.1] * 5, "lr_bound_1": None, "reply": [1] * 5}
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     html = page([one])
@@ -202,7 +206,7 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     assert colors(text, "objective-0-2") == ["var(--c1)", "var(--c2)"]
     assert lines(text, "objective-0-3")[0] == {"round": 1, "v0": 0.1}
     more = [lines(text, name)[0]["v0"] for name in text.json if name.startswith("more-0-")]
-    assert more[-2:] == [3.0, 2.0]
+    assert more[-3:] == [3.0, 1.0, 2.0]
     assert "theory gradient Q" in html
     assert "together" not in html
 
@@ -210,7 +214,7 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
 def test_objectives_are_drawn_beside_what_the_theory_allows(
     fed: Federation, tmp_path: Path
 ) -> None:
-    wecfl.run(fed, methods.wecfl(k=2), model="logistic", rounds=4, steps=3, lr=0.05, workers=1,
+    run_flat(fed, methods.wecfl(k=2), model="logistic", rounds=4, steps=3, lr=0.05, workers=1,
               out=tmp_path, diagnostics=True)  # fmt: skip
     records = read_metrics(tmp_path)
     html = page([tmp_path])
@@ -238,7 +242,7 @@ def test_objectives_are_drawn_beside_what_the_theory_allows(
 def test_bounds_are_not_drawn_of_what_the_theory_is_not_about(
     fed: Federation, tmp_path: Path
 ) -> None:
-    wecfl.run(fed, methods.ifca(k=2), model="logistic", rounds=2, steps=3, lr=0.05, workers=1,
+    run_flat(fed, methods.ifca(k=2), model="logistic", rounds=2, steps=3, lr=0.05, workers=1,
               out=tmp_path, diagnostics=True)  # fmt: skip
     html = page([tmp_path])
     assert "by Lemma" not in html and "Theorem 2" not in html
@@ -261,7 +265,7 @@ def test_measurements_that_make_no_sense_are_refused(one: Path, damage: dict[str
         record.update(damage)
         record["clients"]["lr_bound_1"] = [0.1] * 5
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl does not hold what a run writes"):
+    with pytest.raises(RunFolderError, match=r"can't read .*metrics\.jsonl, line 1"):
         page([one])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import wecfl
+from helpers import run_flat
 from wecfl import Config, Federation, methods, run_config
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.theory.judge import Check, Statement, check_run
@@ -92,7 +92,7 @@ def test_a_run_of_python_values_can_be_checked(fed: Federation, tmp_path: Path) 
 
     how: dict[str, Any] = {"rounds": 3, "steps": 2, "workers": 1, "diagnostics": True}
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
-    wecfl.run(fed, methods.wecfl(k=2), model=model, out=tmp_path / "own", **how)
+    run_flat(fed, methods.wecfl(k=2), model=model, out=tmp_path / "own", **how)
     found = of(check_run(tmp_path / "own"), "Theorem 2")
     assert "BatchNorm" in unmet(found)["one loss"]
     assert {a.name: a.met for a in found.assumptions}["convex"] is not True
@@ -121,9 +121,9 @@ def spoiled(convex: Path, tmp_path: Path, change: Callable[[Any], object]) -> Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: record.pop("F"), "does not hold what a run writes"),
-        (lambda record: record.update(R=3), "does not hold what a run writes"),
-        (lambda record: record["F"].update(E="low"), "does not hold what a run writes"),
+        (lambda record: record.pop("F"), r"metrics\.jsonl, line 1: it has no 'F'"),
+        (lambda record: record.update(R=3), r"metrics\.jsonl, line 1: R: "),
+        (lambda record: record["F"].update(E="low"), r"metrics\.jsonl, line 1: F\.E: "),
     ],
 )
 def test_bad_records_are_said(

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 import wecfl
+from helpers import run_flat
 from wecfl import Federation, Method, Result, State, methods
 from wecfl.config import resolve
 from wecfl.core.method import Ask
@@ -31,7 +32,7 @@ from wecfl.runs.record import KEYS, Record
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
     "config.toml", "env.json", "metrics.jsonl", "assignments.csv", "clients.csv",
-    "models.safetensors", "reference.safetensors", "summary.json", "classes.csv", "trace",
+    "models.safetensors", "summary.json", "classes.csv", "trace",
     "checkpoints", ".lock",
 }  # fmt: skip
 TINY = {
@@ -50,7 +51,7 @@ def folder(fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
     """A finished run of five rounds."""
     path = tmp_path_factory.mktemp("runs") / "new" / "run"
     choices = QUICK | {"model": net()}
-    return wecfl.run(fed, methods.wecfl(k=2), rounds=5, out=path, **choices), path
+    return run_flat(fed, methods.wecfl(k=2), rounds=5, out=path, **choices), path
 
 
 def same(a: Sequence[Record], b: Sequence[Record]) -> bool:
@@ -180,7 +181,7 @@ def test_a_stopped_run_keeps_its_last_complete_round(
             raise stop
 
     with pytest.raises(stop):
-        wecfl.run(fed, methods.wecfl(k=2), rounds=9, out=tmp_path / "run", watch=[watch], **QUICK)
+        run_flat(fed, methods.wecfl(k=2), rounds=9, out=tmp_path / "run", watch=[watch], **QUICK)
     status = "interrupted" if stop is KeyboardInterrupt else "failed"
     readable(tmp_path / "run", status, 3)
     [state] = read_states(tmp_path / "run")
@@ -202,7 +203,7 @@ def test_a_failing_engine_leaves_the_round_before(
         steps=(Ask(send=FailsInRoundThree()), *"EMD"), members=members
     )
     with pytest.raises(EngineError, match="gave up"):
-        wecfl.run(fed, method, rounds=9, out=tmp_path / "run", **QUICK)
+        run_flat(fed, method, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)
     assert [state.round for state in read_states(tmp_path / "run")] == [2] * members
 
@@ -221,7 +222,7 @@ def test_scores_that_fail_do_not_count_as_a_round(
 
     monkeypatch.setattr(LocalEngine, "ask", ask)
     with pytest.raises(EngineError, match="no scores"):
-        wecfl.run(fed, methods.fedavg, rounds=9, out=tmp_path / "run", **QUICK)
+        run_flat(fed, methods.fedavg, rounds=9, out=tmp_path / "run", **QUICK)
     readable(tmp_path / "run", "failed", 2)
     assert read_states(tmp_path / "run")[0].round == 2
 
@@ -230,7 +231,7 @@ def test_a_run_that_fails_in_its_first_round_is_readable(fed: Federation, tmp_pa
     deep = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     choices = QUICK | {"model": deep, "lr": 1e20}
     with pytest.raises(EngineError, match="diverged"):
-        wecfl.run(fed, methods.fedavg, rounds=2, out=tmp_path / "run", **choices)
+        run_flat(fed, methods.fedavg, rounds=2, out=tmp_path / "run", **choices)
     readable(tmp_path / "run", "failed", 0)
     assert read_summary(tmp_path / "run")["accuracy"] is None
 
@@ -257,7 +258,7 @@ def test_places_where_no_folder_can_be_made(fed: Federation, tmp_path: Path) -> 
         (tmp_path / ("x" * 300), "File name too long"),
     ]:
         with pytest.raises(RunFolderError, match=said):
-            wecfl.run(fed, methods.fedavg, rounds=1, out=out, **QUICK)
+            run_flat(fed, methods.fedavg, rounds=1, out=out, **QUICK)
     assert {path.name for path in tmp_path.rglob("*")} == {"full", "precious", "file"}
 
 
@@ -275,7 +276,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(fed: Federation, tmp_p
     ]
     for error, choices, method in wrong:
         with pytest.raises(error) as caught:
-            wecfl.run(fed, method, out=tmp_path / "run", **(QUICK | {"rounds": 1} | choices))
+            run_flat(fed, method, out=tmp_path / "run", **(QUICK | {"rounds": 1} | choices))
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -284,10 +285,8 @@ def test_numpy_numbers_are_written_as_numbers(fed: Federation, tmp_path: Path) -
     choices = QUICK | {"steps": np.int64(2), "lr": np.float32(0.1)}
     seed: Any = np.int64(7)
     k: Any = np.int64(2)
-    result = wecfl.run(
-        fed, methods.wecfl(k=k), rounds=1, seed=seed, out=tmp_path / "run", **choices
-    )
-    again = wecfl.run(fed, methods.wecfl(k=2), rounds=1, seed=7, **(choices | {"steps": 2}))
+    result = run_flat(fed, methods.wecfl(k=k), rounds=1, seed=seed, out=tmp_path / "run", **choices)
+    again = run_flat(fed, methods.wecfl(k=2), rounds=1, seed=7, **(choices | {"steps": 2}))
     assert same(result.records, again.records)
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
     assert (config["seed"], config["clusters"], config["plan"]["steps"]) == (7, 2, 2)
@@ -344,15 +343,15 @@ def test_a_model_of_nobody(folder: tuple[Result, Path], which: dict[str, int]) -
 
 def test_without_ground_truth_there_is_no_ari(fed: Federation, tmp_path: Path) -> None:
     unknown = replace(fed, groups=None)
-    result = wecfl.run(unknown, methods.wecfl(k=2), rounds=2, out=tmp_path / "run", **QUICK)
+    result = run_flat(unknown, methods.wecfl(k=2), rounds=2, out=tmp_path / "run", **QUICK)
     assert result.records[-1]["ari"] is None
     assert result.summary["ari"] is None
     assert read_clients(tmp_path / "run")["group"].isna().all()
 
 
 def test_objectives_can_be_left_out(fed: Federation) -> None:
-    full = wecfl.run(fed, methods.ifca(k=2), rounds=2, **QUICK)
-    bare = wecfl.run(fed, methods.ifca(k=2), rounds=2, objectives=False, **QUICK)
+    full = run_flat(fed, methods.ifca(k=2), rounds=2, **QUICK)
+    bare = run_flat(fed, methods.ifca(k=2), rounds=2, objectives=False, **QUICK)
     assert bare.records[-1]["R"] == {}
     assert bare.records[-1]["F"] == {}
     assert full.records[-1]["R"].keys() == set("LD")
@@ -363,14 +362,14 @@ def test_objectives_can_be_left_out(fed: Federation) -> None:
 
 
 def test_a_vote_of_one_is_the_method_itself(fed: Federation) -> None:
-    one = wecfl.run(fed, methods.fedavg_plus(1), rounds=2, **QUICK)
-    plain = wecfl.run(fed, methods.fedavg, rounds=2, **QUICK)
+    one = run_flat(fed, methods.fedavg_plus(1), rounds=2, **QUICK)
+    plain = run_flat(fed, methods.fedavg, rounds=2, **QUICK)
     assert same(one.records, plain.records)
     assert one.centers.tobytes() == plain.centers.tobytes()
 
 
 def test_a_vote_of_three_is_that_of_its_members(fed: Federation, tmp_path: Path) -> None:
-    result = wecfl.run(
+    result = run_flat(
         fed, methods.fedavg_plus(3), rounds=2, out=tmp_path / "run", **QUICK | {"lr": 0.01}
     )
     assert len(result.states) == 3
@@ -411,23 +410,23 @@ def make_own() -> nn.Module:
 def test_a_model_as_class_function_or_instance(fed: Federation) -> None:
     choices = QUICK | {"rounds": 1, "seed": 5}
     before = torch.get_rng_state()
-    by_class = wecfl.run(fed, methods.fedavg, **choices | {"model": Own})
-    by_function = wecfl.run(fed, methods.fedavg, **choices | {"model": make_own})
+    by_class = run_flat(fed, methods.fedavg, **choices | {"model": Own})
+    by_function = run_flat(fed, methods.fedavg, **choices | {"model": make_own})
     with keyed(5):
         instance = Own()
-    by_instance = wecfl.run(fed, methods.fedavg, **choices | {"model": instance})
+    by_instance = run_flat(fed, methods.fedavg, **choices | {"model": instance})
     assert by_class.centers.tobytes() == by_function.centers.tobytes()
     assert by_class.centers.tobytes() == by_instance.centers.tobytes()
     assert isinstance(by_class.model(client=0), Own)
     assert torch.equal(before, torch.get_rng_state())
-    other = wecfl.run(fed, methods.fedavg, **choices | {"model": Own, "seed": 6})
+    other = run_flat(fed, methods.fedavg, **choices | {"model": Own, "seed": 6})
     assert not np.allclose(by_class.centers, other.centers)
 
 
 def test_ifca_starts_from_the_instance_and_redrawn_ones(fed: Federation) -> None:
     with keyed(5):
         instance = Own()
-    result = wecfl.run(fed, methods.ifca(k=2), **QUICK | {"model": instance, "lr": 0.0}, rounds=1)
+    result = run_flat(fed, methods.ifca(k=2), **QUICK | {"model": instance, "lr": 0.0}, rounds=1)
     np.testing.assert_allclose(result.centers[0], row_of(instance), rtol=1e-5)  # a mean of equals
     assert not np.allclose(result.centers[1], result.centers[0])
 

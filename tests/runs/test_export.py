@@ -13,6 +13,7 @@ from torch import nn
 
 import wecfl
 from conftest import federation
+from helpers import run_flat
 from wecfl import Result, methods
 from wecfl.folder.models import export
 from wecfl.models import Vote, build
@@ -26,7 +27,7 @@ SHAPES = {"mlp": (1, 8, 8), "cnn-fashion": (1, 28, 28), "cnn-cifar": (3, 32, 32)
 
 def trained(name: str, out: Path, method: wecfl.Method | None = None) -> Result:
     fed = federation(SHAPES[name], m=4)
-    return wecfl.run(fed, method or methods.wecfl(k=2), model=name, out=out, **QUICK)
+    return run_flat(fed, method or methods.wecfl(k=2), model=name, out=out, **QUICK)
 
 
 def logits(result: Result, x: Any) -> Any:
@@ -65,12 +66,11 @@ def test_a_soft_vote_is_one_model(tmp_path: Path) -> None:
 
 
 def test_what_can_t_be_exported_is_said_in_one_line(wecfl: "Wecfl", tmp_path: Path) -> None:
-    import wecfl as library
 
     trained("mlp", tmp_path / "run")
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     fed = federation((1, 8, 8), m=4)
-    library.run(fed, methods.wecfl(k=2), model=net, out="own", **QUICK)
+    run_flat(fed, methods.wecfl(k=2), model=net, out="own", **QUICK)
     Path("file").write_text("mine")
     code, out, err = wecfl("export", "run", "--cluster", "1")
     assert (code, out, err) == (0, "model: run/cluster-1.safetensors\n", "")

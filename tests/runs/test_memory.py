@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import wecfl
+from helpers import run_flat
 from wecfl import methods
 
 
@@ -29,7 +30,7 @@ def test_a_run_holds_no_more_than_its_steps_need(
     xs = [draws.standard_normal((12, 900)).astype(np.float32) for _ in range(m)]
     clients = wecfl.Federation.from_arrays(xs, [np.arange(12) % 4] * m)
     tracemalloc.start()
-    result = wecfl.run(clients, method, model="mlp", rounds=3, steps=1, workers=1)
+    result = run_flat(clients, method, model="mlp", rounds=3, steps=1, workers=1)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     held = most / (4 * m * result.centers.shape[1])

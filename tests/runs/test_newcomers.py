@@ -1,6 +1,8 @@
 """Clients that come after the training, against a naive twin; what can't be told is refused."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +12,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import wecfl
-from helpers import same_folders
-from wecfl import Federation, Plan, Result, methods
+from helpers import run_flat, same_folders
+from wecfl import Federation, Result, methods
 from wecfl.config import Config
-from wecfl.configured import config_of, federation_of, run_config
-from wecfl.errors import ConfigError, DataError, RunFolderError
-from wecfl.folder.readers import read_newcomers, read_summary
-from wecfl.folder.reference import read_reference
+from wecfl.core.plan import Plan
+from wecfl.errors import ConfigError, DataError
+from wecfl.experiment import run_config
+from wecfl.folder.readers import config_of, read_newcomers, read_summary
 from wecfl.folder.writer import RunFolder
+from wecfl.from_config import federation_of
 from wecfl.models import build
 from wecfl.runs.newcomers import Reference
 
@@ -53,7 +56,7 @@ def members() -> Federation:
 
 @pytest.fixture(scope="module")
 def result(members: Federation) -> Result:
-    return wecfl.run(members, methods.wecfl(k=2), **QUICK)
+    return run_flat(members, methods.wecfl(k=2), **QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +184,7 @@ def test_what_a_newcomer_may_not_be(result: Result) -> None:
 def test_every_run_can_keep_clients_out(
     members: Federation, method: wecfl.Method, options: dict[str, Any]
 ) -> None:
-    found = wecfl.run(members, method, newcomers=0.25, **{**QUICK, **options})
+    found = run_flat(members, method, newcomers=0.25, **{**QUICK, **options})
     assert found.newcomers is not None
     assert len(found.newcomers) == found.summary["newcomers"]["clients"] == 2
     assert len(found.federation) == 6
@@ -196,10 +199,10 @@ def test_every_run_can_keep_clients_out(
 def test_privacy_is_not_spent_behind_its_back(members: Federation) -> None:
     private = QUICK | {"clip": 1.0, "participation": 0.5}
     with pytest.raises(ConfigError, match="one more than the privacy budget"):
-        wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **private)
+        run_flat(members, methods.wecfl(k=2), newcomers=0.25, **private)
     with pytest.raises(ConfigError, match="one more than the privacy budget"):
-        wecfl.run(members, methods.wecfl(k=2), **private).assign(*client(0, 5))
-    everyone = wecfl.run(members, methods.wecfl(k=2), newcomers=0.25, **(QUICK | {"clip": 1.0}))
+        run_flat(members, methods.wecfl(k=2), **private).assign(*client(0, 5))
+    everyone = run_flat(members, methods.wecfl(k=2), newcomers=0.25, **(QUICK | {"clip": 1.0}))
     assert everyone.newcomers is not None
 
 
@@ -279,11 +282,10 @@ FOLDERS = Path(__file__).parent.parent / "folders"
 def test_what_can_t_be_assigned_is_said_in_one_line(
     wecfl: "Wecfl", folder: Path, members: Federation
 ) -> None:
-    import wecfl as library
 
     np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
     np.savez("flat.npz", x=np.zeros((4, 64)), y=np.arange(4))
-    library.run(members, methods.wecfl(k=2), out="values", **QUICK)
+    run_flat(members, methods.wecfl(k=2), out="values", **QUICK)
     for tokens, problem in (
         (["assign", folder], "name a .npz for each newcomer"),
         (["assign", folder, "no.npz"], "no such file"),
@@ -292,7 +294,6 @@ def test_what_can_t_be_assigned_is_said_in_one_line(
         (["assign", "nowhere", "c.npz"], "no run folder nowhere"),
         (["assign", "values", "c.npz"], "made from Python values"),
         (["assign", FOLDERS / "format-0", "c.npz"], "has no reference.safetensors"),
-        (["assign", FOLDERS / "format-1", "c.npz"], "has no reference.safetensors"),
         (["run", "--newcomers", "0"], "newcomers"),
         (["run", "--newcomers", "0.99", "--clients", "4", "--groups", "2"], "leaves nobody else"),
         (["run", "--unseen", "10"], "there are: 0, 1, 2"),
@@ -304,11 +305,44 @@ def test_what_can_t_be_assigned_is_said_in_one_line(
         assert problem in err, (tokens, err)
 
 
-def test_an_unfinished_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_the_reference_is_made_when_it_is_asked_for(wecfl: "Wecfl", folder: Path) -> None:
+    np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
+    shutil.copytree(folder, "lazy")
+    file = Path("lazy/reference.safetensors")
+    before = file.read_bytes()
+    file.unlink()
+    first = wecfl("assign", "lazy", "c.npz", "--json")
+    assert first.code == 0 and file.read_bytes() == before
+    made = file.stat().st_mtime_ns
+    assert wecfl("assign", "lazy", "c.npz", "--json") == first
+    assert file.stat().st_mtime_ns == made
 
-    with pytest.raises(KeyboardInterrupt):
-        run_config(TINY, out=tmp_path / "run", watch=[interrupt])
-    with pytest.raises(RunFolderError, match="was not finished"):
-        read_reference(tmp_path / "run", 3, 640)
+
+def test_a_folder_of_an_earlier_format_receives_newcomers(wecfl: "Wecfl") -> None:
+    np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
+    shutil.copytree(FOLDERS / "format-1", "old")
+    outcome = wecfl("assign", "old", "c.npz")
+    assert outcome.code == 0, outcome.err
+    assert Path("old/reference.safetensors").exists()
+
+
+def test_a_reference_is_not_made_from_other_data(wecfl: "Wecfl", folder: Path) -> None:
+    np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
+    shutil.copytree(folder, "other")
+    Path("other/reference.safetensors").unlink(missing_ok=True)
+    config = Path("other/config.toml")
+    config.write_text(re.sub(r"clients = 12", "clients = 13", config.read_text()))
+    code, _, err = wecfl("assign", "other", "c.npz")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the data are not those" in err
+
+
+def test_no_run_asks_for_a_reference_that_nobody_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Reference, "of", refuse)
+    run_config(TINY.model_copy(update={"newcomers": None}), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "reference.safetensors").exists()

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import wecfl
-from helpers import same_folders
+from helpers import run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.config import Config
-from wecfl.configured import config_of, federation_of, run_config
 from wecfl.errors import ConfigError, RunFolderError
+from wecfl.experiment import run_config
 from wecfl.folder import checkpoint, files
-from wecfl.folder.readers import read_metrics, read_states, read_summary
+from wecfl.folder.readers import config_of, read_metrics, read_states, read_summary
 from wecfl.folder.writer import RunFolder
+from wecfl.from_config import federation_of
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -108,7 +108,8 @@ def test_what_a_kill_left_of_older_checkpoints_goes(whole: Path, tmp_path: Path)
 
 def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
     arrays = load_file(whole / "checkpoints" / "000006.safetensors")
-    assert arrays.keys() == {"0.round", "0.centers", "0.labels", "0.memory.momentum"}
+    known = {"0.round", "0.tick", "0.centers", "0.labels", "0.memory.momentum"}
+    assert arrays.keys() == known
     [state] = read_states(whole)
     np.testing.assert_array_equal(arrays["0.centers"], state.centers)
     np.testing.assert_array_equal(state.models, state.own)
@@ -117,10 +118,11 @@ def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
 def test_private_columns_are_kept(fed: Federation, tmp_path: Path) -> None:
     method = methods.wecfl(k=2).replace(shared="head")
     how: Any = {"model": "mlp", "steps": 2, "lr": 0.05, "workers": 1}
-    result = wecfl.run(fed, method, rounds=2, out=tmp_path / "run", **how)
+    result = run_flat(fed, method, rounds=2, out=tmp_path / "run", **how)
     [state] = read_states(tmp_path / "run")
-    assert (state.models != state.own).any()
-    np.testing.assert_array_equal(state.models, result.states[0].models)
+    kept = state.memory["private"]
+    assert len(np.unique(kept, axis=0)) == len(fed)
+    np.testing.assert_array_equal(kept, result.states[0].memory["private"])
 
 
 @pytest.mark.parametrize("choices", [{"diagnostics": True}, {"diagnostics": True, "lr": "theory"}])
@@ -147,21 +149,20 @@ def test_more_rounds_than_were_asked_for(whole: Path, tmp_path: Path, wecfl: "We
 def test_a_run_of_python_values_goes_on_in_python(
     fed: Federation, tmp_path: Path, wecfl: "Wecfl"
 ) -> None:
-    import wecfl as library
 
     how: Any = {"model": "logistic", "steps": 2, "lr": 0.05, "workers": 1, "out": tmp_path / "run"}
-    library.run(fed, methods.fesem(k=2), rounds=2, **how)
-    result = library.run(fed, methods.fesem(k=2), rounds=4, resume=True, **how)
+    run_flat(fed, methods.fesem(k=2), rounds=2, **how)
+    result = run_flat(fed, methods.fesem(k=2), rounds=4, resume=True, **how)
     assert [record["round"] for record in result.records] == [1, 2, 3, 4]
     outcome = wecfl("resume", "run")
     assert outcome.code == 2
-    assert "in Python, by run(…, out='run', resume=True)" in outcome.err
+    assert "in Python, by run(…, folder=Folder('run', resume=True))" in outcome.err
     with pytest.raises(RunFolderError, match="clusters = 3: it was begun with 2"):
-        library.run(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
+        run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
-        library.run(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
+        run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
     with pytest.raises(ConfigError, match="name it as out"):
-        library.run(fed, methods.fesem(k=2), resume=True)
+        run_config(TINY, resume=True)
 
 
 # Damage

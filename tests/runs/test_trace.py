@@ -8,8 +8,8 @@ import pytest
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics.pairwise import cosine_similarity
 
-import wecfl
-from wecfl import Federation, Method, experiment, methods
+from helpers import run_flat
+from wecfl import Federation, Method, loop, methods
 from wecfl.bilevel.distance import distances
 from wecfl.core.method import Clusters, View
 from wecfl.core.state import Real
@@ -36,7 +36,7 @@ def test_the_trace_is_what_k_means_saw_and_left(fed: Federation, tmp_path: Path)
         return methods.wecfl(2).clustering(view, *others)
 
     method = methods.wecfl(k=2).replace(clustering=clustering)
-    result = wecfl.run(fed, method, out=tmp_path / "run", **QUICK)
+    result = run_flat(fed, method, out=tmp_path / "run", **QUICK)
     assert traced_rounds(tmp_path / "run") == [1, 2]
     clients, norms = read_trace(tmp_path / "run", 2)
     assert np.allclose(clients, squareform(pdist(seen[-1])), rtol=1e-4, atol=1e-6)
@@ -48,7 +48,7 @@ def test_the_trace_is_what_k_means_saw_and_left(fed: Federation, tmp_path: Path)
 
 @pytest.mark.parametrize("method", [methods.fedavg, methods.ifca(2), methods.fedavg_plus(2)])
 def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -> None:
-    wecfl.run(fed, method, out=tmp_path / "run", **QUICK)
+    run_flat(fed, method, out=tmp_path / "run", **QUICK)
     assert traced_rounds(tmp_path / "run") == [1, 2]
     between, norms = read_trace(tmp_path / "run", 1)
     assert between.shape == (5, 5)
@@ -60,23 +60,23 @@ def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -
 def test_it_is_left_out_for_many_clients_or_on_request(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "MOST", 4)
+    monkeypatch.setattr(loop, "MOST", 4)
     for name, asked in (("auto", None), ("yes", True), ("no", False)):
-        wecfl.run(fed, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
+        run_flat(fed, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
     found = {name: traced_rounds(tmp_path / name) for name in ("auto", "yes", "no")}
     assert found == {"auto": [], "yes": [1, 2], "no": []}
 
 
 def test_a_trace_changes_no_result(fed: Federation, tmp_path: Path) -> None:
     with_trace, without = (
-        wecfl.run(fed, methods.wecfl(2), out=tmp_path / str(asked), trace=asked, **QUICK)
+        run_flat(fed, methods.wecfl(2), out=tmp_path / str(asked), trace=asked, **QUICK)
         for asked in (True, False)
     )
     assert np.array_equal(with_trace.centers, without.centers)
 
 
 def test_classes_and_assignments_are_read_back(fed: Federation, tmp_path: Path) -> None:
-    result = wecfl.run(fed, methods.wecfl(2), out=tmp_path / "run", **QUICK)
+    result = run_flat(fed, methods.wecfl(2), out=tmp_path / "run", **QUICK)
     held = read_classes(tmp_path / "run")
     assert held is not None
     assert held.shape == (3, 5)
@@ -90,7 +90,7 @@ def test_classes_and_assignments_are_read_back(fed: Federation, tmp_path: Path) 
 
 
 def test_a_broken_trace_is_said(fed: Federation, tmp_path: Path) -> None:
-    wecfl.run(fed, methods.wecfl(2), out=tmp_path / "run", **QUICK)
+    run_flat(fed, methods.wecfl(2), out=tmp_path / "run", **QUICK)
     (tmp_path / "run" / "trace" / "0002.safetensors").write_bytes(b"x" * 20)
     with pytest.raises(RunFolderError, match=r"can't read .*0002\.safetensors"):
         read_trace(tmp_path / "run", 2)

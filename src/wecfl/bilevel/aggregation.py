@@ -32,6 +32,7 @@ __all__ = [
     "Mean",
     "Median",
     "NormClip",
+    "Stay",
     "TrimmedMean",
     "robust",
 ]
@@ -70,6 +71,22 @@ class Mean:
         with one_thread():
             centers[inhabited] = share[inhabited].astype(np.float32) @ state.models
         return state.replace(centers=centers)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Nothing is put together: every center stays as it is (local training only).
+
+    >>> state = State(1, None, np.ones((1, 1), np.float32), np.array([0, 0]))
+    >>> Stay()(state, np.ones(2), sizes=np.ones(2, int)).centers.tolist()
+    [[1.0]]
+    """
+
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """The same, in a copy."""
+        return state.replace(centers=state.centers.copy())
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,10 @@ def learn(before: State, after: State, sent: Table, plan: Plan) -> State:
     """c_i of the clients that were heard; the others keep theirs."""
     heard, m = after.heard, len(after.labels)
     steps = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
-    length = (steps * np.asarray(plan.lr, np.float64) * np.ones(m))[heard, None]
-    pull = (before.models[heard].astype(np.float64) - after.models[heard]) / length
+    length = steps * np.asarray(plan.lr, np.float64) * np.ones(m)
+    heard &= length > 0  # who did not move told nothing
+    pull = before.models[heard].astype(np.float64) - after.models[heard]
+    pull /= length[heard, None]
     controls = np.zeros(after.models.shape, np.float32)
     if "control" in before.known:
         controls[:] = before.known["control"]
@@ -61,8 +63,6 @@ def check(plan: Plan, layout: Layout) -> None:
             f"control variates are about plain gradient steps: set momentum to 0, not "
             f"{plan.momentum:g}"
         )
-    if not np.all(np.asarray(plan.lr) > 0):
-        raise ConfigError("control variates are gradients, told from steps: lr must be positive")
 
 
 CONTROLLED = Ask(send=offset, learn=learn, check=check)

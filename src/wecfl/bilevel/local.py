@@ -91,14 +91,15 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Local training: a client goes on from its own model, whatever it is sent.
+    """Local training: a client goes on from its own model, whatever it is sent, and tells nothing.
 
-    It replies its model, so that the server can tell who learns alike; nobody else gets it.
+    >>> Alone().replies
+    {}
     """
 
     name: ClassVar[str] = "alone"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = {}
 
     def keeps(self, plan: Plan) -> Mapping[str, Field]:
         """The model, and momentum."""
@@ -110,7 +111,7 @@ class Alone:
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
         """Train what is here."""
         rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
-        return {"model": rows}, _kept(memory, personal=rows, momentum=velocity)
+        return {}, _kept(memory, personal=rows, momentum=velocity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,9 @@ class Ditto:
     v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same mini-batches (Li et al., *Ditto: Fair and
     Robust Federated Learning Through Personalization*, ICML 2021). The personal model stays with
     the client.
+
+    >>> list(Ditto(lam=0.5).keeps(Plan(momentum=0.0)))
+    ['personal']
     """
 
     lam: float = 1.0
@@ -157,6 +161,9 @@ class Parts:
 
     `first` names the columns as `Layout.columns` does; `steps` of the Q steps are theirs (Collins
     et al., *Exploiting Shared Representations for Personalized Federated Learning*, ICML 2021).
+
+    >>> Parts("classifier", steps=3)
+    Parts(first='classifier', steps=3)
     """
 
     first: str = "classifier"

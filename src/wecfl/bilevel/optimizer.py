@@ -88,6 +88,9 @@ class Adaptive:
     """FedAdagrad, FedAdam, FedYogi: Ω ← Ω + η·m / (√v + τ), m ← β₁·m + (1 − β₁)·Δ, v by `second`.
 
     v starts from τ².
+
+    >>> Adaptive(yogi, lr=0.1).beta2
+    0.99
     """
 
     second: Second

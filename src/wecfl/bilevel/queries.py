@@ -28,7 +28,8 @@ def losses(
 ) -> F64:
     """(n, K), the mean training loss of K models on each client of `who`; NaN without an answer."""
     job = Job(Losses(batches), seed=seed, round=round)
-    return _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
+    found: F64 = _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
+    return found
 
 
 def risk(
@@ -43,7 +44,8 @@ def risk(
     """(m,), the mean loss of each client's own row; NaN without an answer."""
     job = Job(Risk(split), seed=seed, tick=state.tick if state else 0, shared=shared)
     memory = state.memory if state else {}
-    return _answers(engine, job, Sent({"model": models}), None, memory)["risk"]
+    found: F64 = _answers(engine, job, Sent({"model": models}), None, memory)["risk"]
+    return found
 
 
 def gradients(

@@ -15,7 +15,11 @@ __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
 
 @dataclass(frozen=True, slots=True)
 class Center:
-    """The model of its cluster, with the columns that are its own; several of them vote."""
+    """The model of its cluster, with the columns that are its own; several of them vote.
+
+    >>> Center().moments
+    ('after',)
+    """
 
     name: ClassVar[str] = "center"
     version: ClassVar[int] = 1
@@ -29,7 +33,11 @@ class Center:
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """The model that it keeps for itself; before its first contact, the one it is sent."""
+    """The model that it keeps for itself; before its first contact, the one it is sent.
+
+    >>> Personal().needs_memory
+    True
+    """
 
     name: ClassVar[str] = "personal"
     version: ClassVar[int] = 1
@@ -46,6 +54,9 @@ class Tuned:
     """The model of its cluster before and after some steps on the client's training data.
 
     Plain fine-tuning: momentum starts from zero, nothing is kept, test data are not touched.
+
+    >>> Tuned(steps=5).moments
+    ('before', 'after')
     """
 
     steps: int | None = None

@@ -12,7 +12,7 @@ server knows who took part.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,14 +44,18 @@ class Privacy:
     >>> Privacy(clip=1.0, noise=0.0)(start, trained, everyone, keys, round=0, seed=0)
     array([[0.6, 0.8],
            [0.3, 0.4]], dtype=float32)
-    >>> round(Privacy(clip=1.0, noise=10.0).epsilon(replies=1, delta=1e-5), 2)
+    >>> round(Privacy(clip=1.0, noise=10.0).epsilon(replies=1), 2)
     0.79
     """
 
     clip: float
-    noise: float
+    noise: float = 0.0
+    delta: float = field(default=1e-5, repr=False)
+    """δ, for which the privacy budget ε is told; it changes nothing else."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta must lie in (0, 1), got {self.delta}")
         if not 0 < self.clip < np.inf:
             raise ConfigError(f"clip must be positive and finite, got {self.clip}")
         if not 0 <= self.noise < np.inf:
@@ -72,10 +76,8 @@ class Privacy:
             private[i] = start[i] + update
         return private
 
-    def epsilon(self, replies: int, delta: float) -> float:
+    def epsilon(self, replies: int) -> float:
         """ε of (ε, δ) for a client of which so many replies are known (Opacus' RDP)."""
-        if not 0 < delta < 1:
-            raise ConfigError(f"delta must lie in (0, 1), got {delta}")
         if replies == 0:
             return 0.0
         if self.noise == 0:
@@ -91,7 +93,7 @@ class Privacy:
         )
         with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
             warnings.filterwarnings("ignore", "Optimal order")
-            epsilon, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=delta)
+            epsilon, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=self.delta)
         return float(epsilon)
 
 

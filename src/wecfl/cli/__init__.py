@@ -13,6 +13,7 @@ from rich.table import Table
 
 from wecfl import __version__
 from wecfl.cli import terminal
+from wecfl.cli.choices import flag_of
 from wecfl.cli.data import data, partition
 from wecfl.cli.deploy import deploy
 from wecfl.cli.report import check, compare, report
@@ -21,7 +22,8 @@ from wecfl.cli.run import resume, run
 from wecfl.cli.trained import assign, export
 from wecfl.config import one_line
 from wecfl.errors import WecflError
-from wecfl.methods import METHODS, components, named
+from wecfl.methods import METHODS, differences, named
+from wecfl.methods import options as options_of
 
 __all__ = ["app", "main"]
 
@@ -40,15 +42,17 @@ for command in (
 
 @app.command
 def methods() -> None:
-    """List the methods and the components each is made of."""
-    parts = {name: components(named(name)) for name in METHODS}
+    """List the methods: what each of them is, how it differs from FedAvg, and its options."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
-    shown = ("representation", "distance", "clustering", "importance", "objective", "aggregation")
-    for head in (*shown, "order", "members"):
+    for head in ("what it is", "differs from FedAvg by", "options"):
         table.add_column(head)
-    for name, each in parts.items():
-        table.add_row(name, *(each[part] for part in (*shown, "order", "members")))
+    for name, make in METHODS.items():
+        known = options_of(name)
+        method = named(name, **({"k": 10} if "k" in known else {}))
+        about = (make.__doc__ or "FedAvg: one model, the mean of all.").splitlines()[0]
+        apart = "\n".join(f"{part} {word}" for part, word in differences(method).items())
+        table.add_row(name, about, apart or "–", "  ".join(map(flag_of, known)) or "–")
     terminal.wide(table)
 
 

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import PARTITIONING, PRESETS, Config, resolve
-from wecfl.configured import holds_clients
-from wecfl.errors import ConfigError
+from wecfl.config import METHOD_OPTIONS, PARTITIONING, PRESETS, Config, resolve
+from wecfl.errors import ConfigError, unknown
+from wecfl.from_config import holds_clients
+from wecfl.methods import METHODS, options
 from wecfl.report.charts import format_of
 
-__all__ = ["DataDirFlag", "Flags", "PresetFlag", "check_figure", "check_place", "choices"]
+__all__ = [
+    "Choices",
+    "DataDirFlag",
+    "Flags",
+    "Further",
+    "PresetFlag",
+    "check_figure",
+    "check_place",
+    "choices",
+    "each_method",
+    "flag_of",
+]
 
-Flags = Annotated[Config, Parameter(name="*", negative_iterable=(), consume_multiple=True)]
+
+class Choices(Config):
+    """The choices of an experiment as flags: further options of a method are flags of their own."""
+
+    options: Annotated[tuple[tuple[str, Any], ...], Parameter(parse=False)] = ()
+
+
+Flags = Annotated[Choices, Parameter(name="*", negative_iterable=(), consume_multiple=True)]
 """The choices of an experiment."""
+Further = Annotated[
+    str, Parameter(help="Any further option of the method, as `wecfl methods` lists them.")
+]
+"""Options that only the method's own signature knows."""
 PresetFlag = Annotated[
     str | None, Parameter(help=f"Start from named choices: {', '.join(PRESETS)}.")
 ]
@@ -35,6 +60,56 @@ def choices(file: Path | None, preset: str | None, flags: Config) -> Config:
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen
+
+
+def each_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> list[Config]:
+    """A configuration for each method asked for, with the options that it has.
+
+    An option that none of them has is refused.
+    """
+    names = [name.strip() for name in chosen.method.split(",")]
+    has = [options(name) for name in names]
+    told = {flag.replace("-", "_"): _value(text) for flag, text in further.items()}
+    said = [METHOD_OPTIONS[key] for key in METHOD_OPTIONS if key in flags.model_fields_set]
+    for option in (*said, *told):
+        if not any(option in known for known in has):
+            raise ConfigError(_refusal(option, names))
+    return [
+        chosen.model_copy(
+            update={
+                "method": name,
+                "options": (*chosen.options, *((o, v) for o, v in told.items() if o in known)),
+            }
+        )
+        for name, known in zip(names, has, strict=True)
+    ]
+
+
+def flag_of(option: str) -> str:
+    """The flag for an option of a method.
+
+    >>> flag_of("k"), flag_of("eps1")
+    ('--clusters', '--eps1')
+    """
+    keys = {option: key for key, option in METHOD_OPTIONS.items()}
+    return "--" + keys.get(option, option).replace("_", "-")
+
+
+def _refusal(option: str, names: Sequence[str]) -> str:
+    """Why an option is not taken: it is another method's, or nobody's."""
+    flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
+    if others:
+        return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
+    every = {flag_of(each) for name in METHODS for each in options(name)}
+    return unknown("option", flag, every | {flag_of(key) for key in Config.model_fields})
+
+
+def _value(text: str) -> Any:
+    """As TOML has it, or else a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def check_figure(path: Path | None) -> None:

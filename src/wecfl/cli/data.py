@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
-from wecfl.config import PAPER_PARTITIONS, Config, resolve
-from wecfl.configured import federation_of, holds_clients
+from wecfl.cli.choices import Choices, DataDirFlag, Flags, PresetFlag, check_figure, choices
+from wecfl.config import PAPER_PARTITIONS, resolve
 from wecfl.data import datasets
 from wecfl.data.split import counts
 from wecfl.errors import ConfigError
+from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.words import client_words, partition_words
 
@@ -73,7 +73,7 @@ def partition(
     ),
     config: Annotated[Path | None, Parameter(help="A TOML file with any of the choices.")] = None,
     preset: PresetFlag = None,
-    flags: Flags = Config(),  # noqa: B008  (frozen)
+    flags: Flags = Choices(),  # noqa: B008  (frozen)
 ) -> None:
     """Show who would hold what: a summary of the clients and the paper's bar picture.
 

@@ -11,18 +11,26 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import DataDirFlag, Flags, PresetFlag, check_figure, choices
+from wecfl.cli.choices import (
+    Choices,
+    DataDirFlag,
+    Flags,
+    Further,
+    PresetFlag,
+    check_figure,
+    choices,
+    each_method,
+)
 from wecfl.config import Config, resolve
-from wecfl.configured import check, config_of, holds_clients, method_of, run_config
-from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
-from wecfl.folder.readers import go_on, read_refused, read_summary
+from wecfl.experiment import Experiment
+from wecfl.folder.readers import config_of, go_on, refused_of
 from wecfl.folder.writer import check_free
+from wecfl.from_config import holds_clients, options_of
 from wecfl.report.figures import overview
 from wecfl.report.tables import results, rich_table
 from wecfl.report.track import TRACKERS, tracker
 from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.newcomers import parted
 from wecfl.runs.observe import Watcher
 
 __all__ = ["resume", "run"]
@@ -50,7 +58,8 @@ def run(
         Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
     ] = None,
     track: TrackFlag = (),
-    flags: Flags = Config(),  # noqa: B008  (frozen)
+    flags: Flags = Choices(),  # noqa: B008  (frozen)
+    **options: Further,
 ) -> None:
     """Train a federation and write a run folder.
 
@@ -65,23 +74,25 @@ def run(
     """
     chosen = choices(config, preset, flags)
     check_figure(figure)
-    configs = [
-        chosen.model_copy(update={"method": name.strip()}) for name in chosen.method.split(",")
-    ]
+    configs = each_method(chosen, flags, options)
     for each in configs:
-        method_of(each)  # what is wrong is said before anything is loaded, or else computed
+        options_of(each)  # what is wrong is said before anything is loaded, or else computed
     folders = _folders(out, configs)
     tracked = [[tracker(name, folder) for name in track] for folder in folders]
     federation = terminal.federation(chosen)
-    for each in configs:
-        check(each, federation)
+    stopping, bars = terminal.Stopping(), terminal.Bars()
+    experiments = [
+        Experiment.of(each, federation, folder=folder, watch=[bars, *trackers, stopping])
+        for each, folder, trackers in zip(configs, folders, tracked, strict=True)
+    ]
+    for experiment in experiments:
+        experiment.check()
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    _, late = parted(federation, chosen.newcomers, chosen.unseen, chosen.seed)
-    if late:
+    if late := experiments[0].late:
         terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
-    _run_all(configs, folders, tracked, federation)
+    _run_all(experiments, folders, bars, stopping)
     if figure:
         terminal.draw(overview(folders), figure)
     terminal.show(f"run folder: {folders[0] if len(folders) == 1 else folders[0].parent}")
@@ -133,35 +144,37 @@ def resume(
     if engine not in (None, "ray"):
         before.pop("ray_address", None)
     chosen = resolve(flags={**before, **told})
-    tracked = [tracker(name, folder) for name in track]
-    _run_all([chosen], [folder], [tracked], terminal.federation(chosen), resume=True)
+    stopping, bars = terminal.Stopping(), terminal.Bars()
+    watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]
+    federation = terminal.federation(chosen)
+    experiment = Experiment.of(chosen, federation, folder=folder, resume=True, watch=watch)
+    _run_all([experiment], [folder], bars, stopping)
 
 
 def _run_all(
-    configs: Sequence[Config],
+    experiments: Sequence[Experiment],
     folders: Sequence[Path],
-    tracked: Sequence[Sequence[Watcher]],
-    federation: Federation,
-    *,
-    resume: bool = False,
+    bars: terminal.Bars,
+    stopping: terminal.Stopping,
 ) -> None:
     """One run after the other on the same clients, and their results as a table."""
-    stopping = terminal.Stopping()
     try:
-        with stopping, terminal.rounds() as bars:
-            for config, folder, trackers in zip(configs, folders, tracked, strict=True):
-                watch = [bars, *trackers, stopping]
-                run_config(config, federation, folder, watch, resume=resume, progress=bars.work)
+        with stopping, bars:
+            found = [experiment.run(progress=bars.work) for experiment in experiments]
     except terminal.Stopped as stopped:
         begun = [each for each in folders if (each / "config.toml").exists()]
         terminal.say(f"interrupted; go on with: {go_on(begun[-1])}" if begun else "interrupted")
         if left := [str(each) for each in folders if each not in begun]:
             terminal.say(f"not begun: {', '.join(left)}")
         sys.exit(stopped.code)
-    terminal.console.print(rich_table(results(folders)))
-    for config, folder in zip(configs, folders, strict=True):
-        for line in remarks(read_summary(folder), read_refused(folder)):
-            terminal.show(f"{config.method}: {line}")
+    summaries = [
+        {**result.summary, "config": experiment.written}
+        for result, experiment in zip(found, experiments, strict=True)
+    ]
+    terminal.console.print(rich_table(results(summaries)))
+    for result in found:
+        for line in remarks(result.summary, refused_of(result.clients)):
+            terminal.show(f"{result.method.name}: {line}")
 
 
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:

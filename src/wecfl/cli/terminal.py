@@ -24,16 +24,17 @@ from rich.progress import (
 )
 
 from wecfl.config import Config
-from wecfl.configured import federation_of, holds_clients, load_pool
 from wecfl.core.state import Clients, State
 from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.from_config import federation_of, holds_clients, load_pool
 from wecfl.report.charts import AnyChart, save
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
 __all__ = [
+    "Bars",
     "Stopped",
     "Stopping",
     "console",
@@ -42,7 +43,6 @@ __all__ = [
     "fail",
     "federation",
     "load",
-    "rounds",
     "say",
     "scores",
     "show",
@@ -102,26 +102,30 @@ def federation(config: Config) -> Federation:
     return federation_of(config, None if holds_clients(config) else load(config))
 
 
-@contextmanager
-def rounds() -> Iterator[_Bars]:
-    """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far."""
-    columns = (
-        TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[work]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
-        yield _Bars(progress)
+class Bars:
+    """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far.
 
+    A context and a `Watcher` of runs that follow each other.
+    """
 
-class _Bars:
-    """Watches runs, one after the other."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description:<8}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[scores]}"), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[work]}"),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console)
         self._task: TaskID | None = None
 
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """A bar for this run."""
         if config.get("engine") == "ray":
             nodes = f"{env['nodes']} node{'s' * (env['nodes'] > 1)}"
             show(f"ray: {len(clients)} clients in {env['workers']} actors on {nodes}")
@@ -130,6 +134,7 @@ class _Bars:
         )
 
     def round(self, record: Record, states: Sequence[State]) -> None:
+        """One round further."""
         if self._task is not None:
             self._progress.update(self._task, completed=record["round"], scores=scores(record))
 

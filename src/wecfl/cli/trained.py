@@ -9,13 +9,14 @@ from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.cli.choices import check_place
-from wecfl.configured import reception_of
 from wecfl.data.arrays import read_npz
 from wecfl.errors import ConfigError
 from wecfl.folder.models import Format
 from wecfl.folder.models import export as write_model
+from wecfl.reception import reception_of
 from wecfl.report.newcomers import rich_newcomers
-from wecfl.runs.newcomers import By, table
+from wecfl.runs.kept_out import table
+from wecfl.runs.newcomers import By
 
 __all__ = ["assign", "export"]
 

@@ -108,7 +108,8 @@ class Ask:
 
     def __str__(self) -> str:
         """With what is special about it, in words."""
-        special = [part.__name__ for part in (self.send, self.learn) if hasattr(part, "__name__")]
+        parts = (self.send, self.learn)
+        special = [getattr(part, "__name__", repr(part)) for part in parts if part]
         return f"{self.letter}({', '.join(special)})" if special else self.letter
 
 

@@ -9,7 +9,7 @@ holds those that come with the library).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -77,6 +77,10 @@ class Site(Protocol):
     @property
     def classes(self) -> int:
         """C."""
+
+    @property
+    def round(self) -> int:
+        """t, how many rounds were done before."""
 
     def train(
         self,
@@ -155,7 +159,8 @@ class Job:
     def keeps(self, layout: Layout) -> dict[str, Field]:
         """What stays at a client: of the program, and the columns that don't travel."""
         kept = dict(self.program.keeps(self.plan))
-        if (private := hidden(layout, self.shared)) is not None:
+        private = hidden(layout, self.shared)
+        if private is not None and "model" in self.program.replies:
             kept["private"] = Field((len(private),), start="received")
         return kept
 
@@ -225,20 +230,26 @@ def perform(
         raise ConfigError(f"{job.program.name} must reply what it declares: {sorted(missing)}")
     if not job.keep:
         return reply, {}
-    if private is not None:
+    if "private" in fields:
         after = {**after, "private": reply["model"][:, private]}
-    for name, declared in job.program.replies.items():
-        if declared.update:
-            # Float32 numbers can't overflow a float64 sum: it is finite just where they are.
-            bad = ~np.isfinite(reply[name].reshape(n, -1).sum(axis=1, dtype=np.float64))
-            if bad.any():
-                after = {
-                    key: np.where(_along(bad, rows), start(key), rows)
-                    for key, rows in after.items()
-                }
+    results = [reply[name] for name, field in job.program.replies.items() if field.update]
+    bad = ~_finite(n, results + [after[name] for name in received])
+    if bad.any():
+        after = {
+            name: np.where(_along(bad, rows), start(name), rows) for name, rows in after.items()
+        }
     if received:
         after["begun"] = np.ones(n, np.bool_)
     return reply, after
+
+
+def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
+    """(n,), whose rows are. Float32 numbers can't overflow a float64 sum: it is just where they are."""
+    finite = np.ones(n, np.bool_)
+    with np.errstate(invalid="ignore"):
+        for rows in tables:
+            finite &= np.isfinite(rows.reshape(n, -1).sum(axis=1, dtype=np.float64))
+    return finite
 
 
 def _along(who: Bool, rows: NDArray[Any]) -> Bool:

@@ -9,7 +9,8 @@ scores are taken.
 Three clients with one parameter each, two of them alike; the first holds three times the data:
 
 >>> from types import SimpleNamespace
->>> from wecfl import Layout, Plan, methods
+>>> from wecfl import Layout, methods
+>>> from wecfl.core.plan import Plan
 >>> from wecfl.core.program import Answers
 >>> def ask(job, sent, who, memory):                           # these clients just add 1
 ...     return Answers({"model": sent.own["model"] + 1}, np.zeros(len(who), np.int8))

@@ -132,18 +132,20 @@ class State:
     @property
     def models(self) -> F32:
         """(m, P), the clients' models ω_i as the server has them."""
-        return self.replies["model"] if self._trained else self.sent
+        trained = self.trained
+        return self.sent if trained is None else trained
 
     @property
-    def _trained(self) -> bool:
-        return self.replies is not None and "model" in self.replies
+    def trained(self) -> F32 | None:
+        """(m, P), the clients' models since the last local update; None: they have what was sent."""
+        return None if self.replies is None else self.replies.get("model")
 
     def fresh(self, who: Int) -> F32:
         """(n, P), the models of some clients, in a matrix that may be written to."""
-        if not self._trained and len(who) == len(self.labels):
+        if self.trained is not None:
+            return self.trained[who]
+        if len(who) == len(self.labels):
             return self.sent
-        if self._trained:
-            return self.models[who]
         return np.stack([self.sent_to(i) for i in who]) if len(who) else self.centers[:0]
 
     @property
@@ -166,7 +168,8 @@ class State:
 
     def model(self, client: int) -> F32:
         """(P,), ω_i of one client as the server has it."""
-        return np.asarray(self.models[client]) if self._trained else self.sent_to(client)
+        trained = self.trained
+        return self.sent_to(client) if trained is None else np.asarray(trained[client])
 
     def sent_to(self, client: int) -> F32:
         """(P,), what one client is sent."""
@@ -177,7 +180,7 @@ class State:
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed; when clusters move, clients keep what they were sent."""
         moved = "labels" in changes or "centers" in changes
-        if not self._trained and moved and "replies" not in changes:
+        if self.trained is None and moved and "replies" not in changes:
             changes["replies"] = {**(self.replies or {}), "model": self.sent}
         return dataclasses.replace(self, **changes)
 

@@ -354,7 +354,8 @@ class Block:
             None if free is None else np.ascontiguousarray(free[:trainable]),
             out,
         )
-        held = [] if free is None else trainable + np.flatnonzero(~free[trainable:])
+        still: Any = [] if free is None else ~free[trainable:]
+        held = trainable + np.flatnonzero(still)
         before = lesson.rows[:, held]
         after, momentum = self.engine._train(self.clients, lesson)
         after[:, held] = before  # running statistics, which no gradient moves

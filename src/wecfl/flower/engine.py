@@ -177,7 +177,9 @@ class FlowerEngine:
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
                 elif made.dtype == np.int64 and (made < 0).any():
-                    self._refuse(self._roster.names[i], f"{name} must not be negative")
+                    self._refuse(
+                        self._roster.names[i], f"{job.program.name}: {name} must not be negative"
+                    )
                     outcome[i] = Reply.MALFORMED
                 else:
                     rows[name][j] = made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,17 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.channel.privacy import NO_NETWORK
-from wecfl.config import Config, one_line, resolve
-from wecfl.configured import method_of
+from wecfl.config import METHOD_OPTIONS, Config, one_line, resolve
 from wecfl.core.state import Clients, State
 from wecfl.errors import ConfigError, unknown
-from wecfl.experiment import run
+from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
 from wecfl.flower.roster import FILE, Keeper, Roster
+from wecfl.from_config import options_of, written
+from wecfl.methods import options
 from wecfl.models import make
+from wecfl.options import Folder
 from wecfl.report.words import round_words
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
@@ -82,10 +83,11 @@ def serve(
     network, config = read(said)
     out = Path(network.out)
     resume, known = ((out / name).is_file() for name in ("config.toml", FILE))
-    options: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
+    about: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
     m = network.clients
-    roster = Roster.read(out, m, **options) if known else Roster(m, **options)
-    method = method_of(config)
+    roster = Roster.read(out, m, **about) if known else Roster(m, **about)
+    chosen = options_of(config)
+    method = chosen["method"]
     model = make(make_model, shape=(), classes=classes, seed=config.seed)
     engine = FlowerEngine(
         grid, roster, model,
@@ -96,18 +98,15 @@ def serve(
     engine.enrol(network.min_clients, network.enrolment)
     if not known:
         roster.sort()
-    chosen = config.model_dump(
-        include=(signature(run).parameters.keys() & Config.model_fields) - {"method", *SIMULATED}
-    )
-    written = {key: value for key, value in config.toml().items() if key not in SIMULATED} | {
-        "clients": network.clients,
-        "network": network.model_dump(exclude={"out"}),
-    }
-    return run(
-        roster, method, **chosen,
-        model=model, engine=engine, out=out, resume=resume, written=written,
+    told = {key: value for key, value in written(config, method).items() if key not in SIMULATED}
+    experiment = Experiment(
+        roster,
+        **chosen | {"model": model, "engine": engine},
+        folder=Folder(out, config.checkpoint_every, resume),
         watch=[Keeper(roster, out), Lines()],
-    )  # fmt: skip
+        written=told | {"clients": m, "network": network.model_dump(exclude={"out"})},
+    )
+    return experiment.run()
 
 
 def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
@@ -122,6 +121,11 @@ def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
     wecfl.errors.ConfigError: dataset describes a simulation: over a network clients bring it along
     """
     choices = {key.replace("-", "_"): value for key, value in said.items()}
+    method = choices.get("method", Config().method)
+    further = {
+        key: choices.pop(key)
+        for key in set(choices) & (options(method).keys() - METHOD_OPTIONS.keys())
+    }
     known = (Config.model_fields.keys() | Network.model_fields) - {*SIMULATED}
     for key in choices:
         if key in SIMULATED:
@@ -137,7 +141,9 @@ def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
         raise ConfigError(one_line(error, Network.model_fields)) from None
     flags = {key: value for key, value in choices.items() if key in known - own.keys()}
     # R takes two more messages to everyone in every round: only if it is asked for.
-    config = resolve(flags={"objectives": False, **flags, "clients": network.clients})
+    config = resolve(
+        flags={"objectives": False, **flags, "clients": network.clients, "options": further}
+    )
     if config.clip is not None:
         raise ConfigError(NO_NETWORK)
     return network, config

@@ -105,7 +105,7 @@ def read_job(config: Mapping[str, Any]) -> Job:
 
 def reply(arrays: Mapping[str, NDArray[Any]], **metrics: int) -> RecordDict:
     """What a client answers."""
-    held = {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    held = {name: Array(np.array(array, order="C")) for name, array in arrays.items()}
     return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 import pandas as pd
 from safetensors import safe_open
 
+from wecfl.config import Config, resolve
 from wecfl.core.state import Int, State
-from wecfl.errors import RunFolderError
+from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format
 from wecfl.folder.schema import (
@@ -32,8 +32,8 @@ from wecfl.folder.schema import (
 from wecfl.runs.record import Record
 
 __all__ = [
+    "config_of",
     "go_on",
-    "measurements",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -41,9 +41,9 @@ __all__ = [
     "read_environment",
     "read_metrics",
     "read_newcomers",
-    "read_refused",
     "read_states",
     "read_summary",
+    "refused_of",
     "tensor_names",
 ]
 
@@ -65,16 +65,6 @@ def read_states(path: Path) -> tuple[State, ...]:
     return found.states
 
 
-@contextmanager
-def measurements(folder: Path) -> Iterator[None]:
-    """While the records of a run are worked with: what makes no sense is a fault of its file."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        problem = f"{folder / 'metrics.jsonl'} does not hold what a run writes: {error!r}"
-        raise RunFolderError(problem) from None
-
-
 def read_summary(path: Path) -> dict[str, Any]:
     """`summary.json` and `config.toml` of a run folder, together."""
     config = read_config(path)
@@ -94,6 +84,23 @@ def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").exists():
         raise RunFolderError(f"{path} is no run folder: it has no config.toml")
     return read_toml(path / "config.toml", RunConfig)
+
+
+def config_of(folder: str | Path) -> Config:
+    """The configuration of a run folder, as `wecfl resume` reads it."""
+    path = Path(folder)
+    about = read_config(path)
+    if "network" in about:
+        raise ConfigError(
+            f"{path} was run over a network: to go on with it, start its app again (flwr run) with "
+            f"out = {str(path)!r}"
+        )
+    if "components" in about:
+        raise ConfigError(
+            f"{path} was made from Python values, which config.toml can't hold: go on with it in "
+            f"Python, by run(…, folder=Folder({str(path)!r}, resume=True))"
+        )
+    return resolve(path / "config.toml")
 
 
 def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
@@ -130,9 +137,8 @@ def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFr
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
-def read_refused(path: Path) -> dict[str, int]:
+def refused_of(clients: pd.DataFrame) -> dict[str, int]:
     """By name, in how many rounds a client's reply was refused; only those of which one was."""
-    clients = read_clients(path)
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.errors import RunFolderError
 from wecfl.folder.files import replace_tensors
 from wecfl.folder.schema import read_tensors, reading
 from wecfl.runs.newcomers import Reference
@@ -31,11 +30,6 @@ def write_reference(reference: Reference, folder: Path) -> None:
 def read_reference(folder: Path, most: int, width: int) -> Reference:
     """From a run folder, of at most so many clusters and of models that wide."""
     file = folder / REFERENCE
-    if not file.exists():
-        raise RunFolderError(
-            f"{folder} has no {REFERENCE}, which newcomers are compared with: the run was not "
-            "finished, made by an earlier version, or had no privacy budget for it"
-        )
     found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
     with reading(file):
         clusters, centers = found["clusters"], found["centers"]

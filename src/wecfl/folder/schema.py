@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,6 +173,36 @@ class _Scores(_Promise):
     __pydantic_extra__: dict[str, list[float | None] | None]
     accuracy: list[Score | None]
     macro_f1: list[Score | None]
+    lr: list[float] | None = None
+    lr_bound_1: list[float | None] | None = None
+    lr_bound_2: list[float | None] | None = None
+
+    @model_validator(mode="after")
+    def _of_each_client(self) -> Self:
+        for name, values in dict(self).items():
+            if values is not None and len(values) != len(self.accuracy):
+                raise ValueError(f"{name} is not of {len(self.accuracy)} clients")
+        return self
+
+
+Step = Literal["L", "E", "M", "D"]
+Side = Literal["0", "Q"]
+"""Before and after the local update."""
+
+
+class _Theory(_Promise):
+    """What a round was measured by with `diagnostics`."""
+
+    U: float
+    U_round: float
+    sigma2: float
+    beta: float
+    curvature: float | None
+    gradient: Annotated[dict[Side, float], Field(min_length=2)]
+    lemma_4: float
+    lemma_5: float
+    convexity: float
+    together: bool
 
 
 class Round(_Promise):
@@ -189,7 +219,23 @@ class Round(_Promise):
     clusters: Count
     sizes: list[Count]
     clients: _Scores
+    F: dict[Step, float]
+    R: dict[Step, float]
+    B: Annotated[dict[Side, list[float | None]], Field(min_length=2)] | None = None
+    theory: _Theory | None = None
     notes: dict[str, Number | list[Number | None] | None] = {}
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.F and set(self.F) != set("LEM"):
+            raise ValueError("F is known after the steps L, E and M, or not at all")
+        if self.R and set(self.R) != set("LD"):
+            raise ValueError("R is known after the steps L and D, or not at all")
+        if self.B and len({*map(len, self.B.values())}) > 1:
+            raise ValueError("B has other clusters before the local update than after it")
+        if self.theory and (self.B is None or self.clients.lr is None):
+            raise ValueError("the theory speaks of B and of the clients' rates, which are missing")
+        return self
 
 
 class Environment(_Promise):

@@ -66,9 +66,11 @@ GROWING = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
 FREE = (
-    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every", "network"
+    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
+    "network", "structure",
 )  # fmt: skip
-"""Choices that a run may go on with in another way, and still be the same run."""
+"""Choices that a run may go on with in another way, and still be the same run; `structure` says
+again what `components` does, and older folders do not have it."""
 
 LARGE = 1 << 28
 """Bytes of state above which a round waits for its checkpoint: below, it is written while the next
@@ -232,7 +234,7 @@ class RunFolder:
             for table in (state.replies or {}, state.memory, state.known, state.cluster)
             for each in table.values()
         )
-        if sum(each.nbytes for each in held if each is not None) > LARGE:
+        if sum(each.nbytes for each in held) > LARGE:
             self._wait()
 
     def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:

@@ -30,8 +30,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import INCIDENTAL, Config, one_line, resolve
-from wecfl.configured import method_of
 from wecfl.errors import ConfigError, unknown
+from wecfl.from_config import method_of
 
 __all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions", "select"]
 

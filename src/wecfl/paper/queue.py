@@ -18,7 +18,7 @@ import platform
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -32,20 +32,18 @@ from typing import Any
 import numpy as np
 
 from wecfl.config import INCIDENTAL, Config
-from wecfl.configured import method_of, run_config
 from wecfl.core.state import F32, State
 from wecfl.data.federation import Federation
-from wecfl.engine import make_engine
 from wecfl.errors import DivergedError, EngineError
+from wecfl.experiment import Experiment
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.schema import Outcome, read_json, read_json_lines, read_tensors
 from wecfl.folder.writer import PACKAGES
-from wecfl.models import make
+from wecfl.from_config import method_of
 from wecfl.paper.definitions import Cell, Run
 from wecfl.paper.pictures import Pictures
-from wecfl.runs.assault import Assault
 from wecfl.runs.observe import OnRound
-from wecfl.runs.record import Record, Recorder, last_attack, last_rounds
+from wecfl.runs.record import Record, last_attack, last_rounds
 
 __all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
@@ -242,13 +240,9 @@ def _train(run: Run, store: Store, federation: Federation, watch: Sequence[OnRou
     def keep(record: Record, states: Sequence[State]) -> None:
         last.append(states[0].centers)
 
-    result = run_config(
-        run.config,
-        federation,
-        watch=[keep, *watch],
-        members=[run.member],
-        observe=pictures.step if pictures else None,
-    )
+    experiment = Experiment.of(run.config, federation, watch=[keep, *watch])
+    observe = pictures.step if pictures else None
+    result = experiment.run(members=[run.member], observe=observe)
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
     traced = {"trace": pictures.data(result.records)} if pictures else {}
@@ -322,32 +316,15 @@ def _vote(run: Run, store: Store, federation: Federation) -> Stored | None:
     """The scores of a soft vote in the last rounds, from the models of its members."""
     if not all(_complete(part, store) for part in run.parts):
         return None
-    config, method = run.config, method_of(run.config)
-    model = make(config.model, shape=federation.shape, classes=federation.classes, seed=config.seed)
-    options = config.model_dump(include={"workers", "batchnorm", "batch"})
-    if config.engine == "ray":
-        options["address"] = config.ray_address
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
-    first = config.rounds - len(stacks) + 1
-    labels = np.zeros(len(federation), dtype=np.int64)
-    assault = None
-    if config.attack:
-        assault = Assault.on(
-            federation, config.attack, config.attackers, config.attack_strength, config.seed
-        )
-    with ExitStack() as stack:
-        engine = stack.enter_context(make_engine(config.engine, federation, model, **options))
-        trap = None
-        if assault and assault.bait:
-            trap = stack.enter_context(make_engine(config.engine, assault.bait, model, **options))
-        recorder = Recorder(
-            method, engine, federation.groups, objectives=False, assault=assault, trap=trap
-        )
+    first = run.config.rounds - len(stacks) + 1
+    with Experiment.of(run.config, federation).open() as opened:
+        labels = np.zeros(len(opened.engine.sizes), dtype=np.int64)
         records = [
-            recorder.round([State(t, None, row[None], labels) for row in rows])
+            opened.recorder.round([State(t, None, row[None], labels) for row in rows])
             for t, rows in enumerate(stacks, first)
         ]
-        return {"engine": engine.name, **_scores(records)}
+        return {"engine": opened.engine.name, **_scores(records)}
 
 
 def _scores(records: Sequence[Record]) -> Stored:

@@ -16,15 +16,14 @@ import tomli_w
 from wecfl.core.state import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import (
-    measurements,
     read_assignments,
     read_classes,
     read_clients,
     read_environment,
     read_metrics,
     read_newcomers,
-    read_refused,
     read_summary,
+    refused_of,
 )
 from wecfl.folder.trace import cosines, read_trace, traced_rounds
 from wecfl.report.alluvial import Alluvial, alluvial, telling
@@ -205,14 +204,13 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
     columns = telling(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
-    with measurements(folder):
-        charts, more = objectives(run.records)
+    charts, more = objectives(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return Details(
         name=name,
         lead=lead,
         facts=_facts(run),
-        remarks=remarks(run.summary, read_refused(folder)),
+        remarks=remarks(run.summary, refused_of(read_clients(folder))),
         motion=motion,
         missing=missing,
         moves=picture if run.several else None,

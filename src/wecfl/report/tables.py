@@ -17,6 +17,9 @@ from wecfl.folder.readers import read_summary
 
 __all__ = ["cells", "experiments", "results", "rich_table", "score"]
 
+Summary = Mapping[str, Any]
+"""`summary.json`, with the choices as its `config`."""
+
 COLUMNS = {
     "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
     "clusters", "rounds", "seeds", "seconds", "unfinished",
@@ -24,13 +27,13 @@ COLUMNS = {
 """What `results` always has; other columns are choices in which the experiments differ."""
 
 
-def experiments(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
-    """One row per run, and the columns that tell experiments apart.
+def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]]:
+    """One row per run, in its folder or in memory, and the columns that tell experiments apart.
 
     Runs that agree in these columns differ by their seed alone; of runs that agree in the seed too,
     the last one counts.
     """
-    frame = pd.DataFrame([_flat(folder) for folder in folders])
+    frame = pd.DataFrame([_flat(run) for run in runs])
     choices = [c for c in frame.columns if c.startswith("config.")]
     frame[choices] = frame[choices].map(str)
     differing = [c for c in choices if _differs(frame, c)]
@@ -47,14 +50,14 @@ def _differs(frame: pd.DataFrame, choice: str) -> bool:
     return bool((frame.groupby(same)[choice].nunique(dropna=False) > 1).any())
 
 
-def results(folders: Sequence[Path]) -> pd.DataFrame:
+def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
     """Experiments as rows: runs that differ by their seed alone are averaged.
 
     Scores are fractions; columns `accuracy_std`, `macro_f1_std` and `ari_std` are the standard
     deviations over seeds (missing for one seed). Choices in which the experiments differ come as
     columns of their own, and `unfinished` counts runs that were stopped.
     """
-    frame, key = experiments(folders)
+    frame, key = experiments(runs)
     grouped = frame.groupby(key, sort=False)
     scores = ["accuracy", "macro_f1", "ari"]
     table = grouped[[*scores, "clusters", "seconds"]].mean()
@@ -110,13 +113,14 @@ def _matters(column: pd.Series[int], usual: int | None) -> bool:
     return column.nunique() > 1 or (usual is not None and column.iloc[0] != usual)
 
 
-def _flat(folder: Path) -> dict[str, Any]:
-    summary = read_summary(folder)
+def _flat(run: Path | Summary) -> dict[str, Any]:
+    summary = dict(run if isinstance(run, Mapping) else read_summary(run))
     config = summary.pop("config")
     choices = {
         f"config.{key}": value
         for key, value in _leaves(config)
         if key not in (*INCIDENTAL, "method", "clusters", "rounds")
+        and not key.startswith("structure.")
     }
     # A run without ground truth has no ARI, one stopped in its first round no score at all: None
     # would make the column one of objects.
@@ -131,7 +135,7 @@ def _flat(folder: Path) -> dict[str, Any]:
         **summary,
         **scores,
         **choices,
-        "folder": folder,
+        "folder": run if isinstance(run, Path) else None,
         "planned": config.get("rounds", summary["rounds"]),
         "unfinished": summary["status"] != "finished",
     }

@@ -3,7 +3,7 @@
 `wecfl run --track tensorboard --track mlflow`, or from Python, with the run's own folder::
 
     from wecfl.report.track import TensorBoard
-    wecfl.run(..., out="runs/mine", watch=[TensorBoard("runs/mine")])
+    wecfl.run(..., folder="runs/mine", watch=[TensorBoard("runs/mine")])
 
 Each tool is an extra of its own: `pip install 'wecfl[tensorboard]'`, `pip install 'wecfl[mlflow]'`.
 """

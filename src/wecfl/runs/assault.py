@@ -9,16 +9,13 @@ import numpy as np
 
 from wecfl import metrics
 from wecfl.bilevel.queries import confusion
-from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose, named
+from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose
 from wecfl.core.engine import Engine
 from wecfl.core.state import F32, Bool, Int
 from wecfl.data.federation import Federation
-from wecfl.errors import ConfigError
+from wecfl.options import Attack
 
-__all__ = ["ATTACKERS", "Assault"]
-
-ATTACKERS = 0.2
-"""The share of clients that lie, if none is given."""
+__all__ = ["Assault"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +23,7 @@ class Assault:
     """The attack on a run.
 
     >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
-    >>> assault = Assault.on(Federation.from_arrays(xs, ys), "label-flip", None, None, seed=0)
+    >>> assault = Assault.on(Federation.from_arrays(xs, ys), Attack("label-flip"), seed=0)
     >>> int(assault.attackers.sum()), assault.forging is None
     (1, True)
     """
@@ -40,20 +37,9 @@ class Assault:
     """Honest clients' test samples with the trigger of a backdoor."""
 
     @classmethod
-    def on(
-        cls,
-        federation: Federation,
-        attack: str | DataAttack | ModelAttack,
-        share: float | None,
-        strength: float | None,
-        seed: int,
-    ) -> Self:
-        """An attack, by name or as a value, by a share of the clients."""
-        if isinstance(attack, str):
-            attack = named(attack, **({} if strength is None else {"strength": strength}))
-        elif strength is not None:
-            raise ConfigError("attack_strength goes with the name of an attack, not with a value")
-        attackers = choose(federation.keys, ATTACKERS if share is None else share, seed)
+    def on(cls, federation: Federation, asked: Attack, seed: int) -> Self:
+        """An attack by a share of the clients."""
+        attack, attackers = asked.value, choose(federation.keys, asked.attackers, seed)
         held = federation
         if isinstance(attack, DataAttack):
             held = attack.poison(federation, attackers, seed)

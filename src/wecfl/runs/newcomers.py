@@ -13,25 +13,23 @@ or, without training, by the loss of each cluster's model on its data in the pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from wecfl import metrics
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.queries import confusion, losses, risk
 from wecfl.bilevel.representation import Columns, last_layer
-from wecfl.channel.attacks import choose
 from wecfl.channel.privacy import Privacy
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
-from wecfl.core.method import Method, Rate
+from wecfl.core.method import Method
 from wecfl.core.plan import Plan
 from wecfl.core.presence import Channel
 from wecfl.core.setting import Setting
@@ -51,9 +49,6 @@ __all__ = [
     "Reference",
     "Visit",
     "columns",
-    "outcome",
-    "parted",
-    "table",
 ]
 
 By = Literal["update", "losses"]
@@ -147,10 +142,7 @@ class Visit:
     options: Mapping[str, Any]
     """Of the engine."""
     member: int = 0
-    rate: Rate | None = None
     privacy: Privacy | None = None
-    spent: bool = False
-    """Members may not be asked for one more reply: the privacy budget does not count it."""
 
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
@@ -160,9 +152,7 @@ class Visit:
             runner: Engine = engine or stack.enter_context(
                 make_engine(self.engine, federation, self.module, **self.options)
             )
-            yield Setting(
-                self.method, runner, self.plan, self.seed, self.member, self.rate, channel
-            )
+            yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,86 +334,3 @@ def _confidence(far: F64) -> float | None:
         return None
     nearest, second = np.partition(far, 1)[:2]
     return float(1 - nearest / second) if second > 0 else 0.0
-
-
-# Newcomers kept out of a run
-
-
-def parted(
-    federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
-) -> tuple[Federation | Clients, Federation | None]:
-    """Members and newcomers: a share of the clients, and all of a generating group nobody sees.
-
-    >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
-    >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
-    >>> members, newcomers = parted(fed, 0.3, unseen=1, seed=0)
-    >>> members.names, newcomers.names
-    (('0', '1'), ('2', '3', '4'))
-    """
-    if share is None and unseen is None:
-        return federation, None
-    if not isinstance(federation, Federation):
-        raise ConfigError("newcomers are kept out of a simulation: they need the clients' data")
-    apart = np.zeros(len(federation), np.bool_)
-    if unseen is not None:
-        if federation.groups is None:
-            raise ConfigError("unseen names a generating group, but those of the data are unknown")
-        apart = federation.groups == unseen
-        if not apart.any() or apart.all():
-            known = ", ".join(map(str, np.unique(federation.groups)))
-            raise ConfigError(f"unseen: can't keep group {unseen} apart; there are: {known}")
-    if share is not None:
-        apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
-    if not apart.any():
-        return federation, None
-    return federation.subset(np.flatnonzero(~apart)), federation.subset(np.flatnonzero(apart))
-
-
-def table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
-    """One row per newcomer, as in `newcomers.csv`."""
-    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
-             "accuracy", "macro_f1")  # fmt: skip
-    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
-    frame.insert(2, "group", None if groups is None else groups)
-    return frame
-
-
-def outcome(
-    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
-) -> dict[str, float | None]:
-    """How newcomers fared, as in `summary.json`.
-
-    `right` is the share whose cluster is mostly of their own generating group; `members` what the
-    members of the same clusters have for accuracy, each cluster counted as its newcomers are.
-    Newcomers of an `unseen` group have no right cluster: they count for `recall` alone.
-
-    >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
-    ...                         "accuracy": [0.8, 0.6, 1.0]})
-    >>> new = pd.DataFrame({"samples": 1, "group": [4, 5, 9], "cluster": [0, 0, 1],
-    ...                     "accuracy": [0.7, 0.5, 0.0], "novel": [False, False, True]})
-    >>> outcome(new, members, unseen=9)
-    {'clients': 3, 'novel': 1, 'right': 0.5, 'accuracy': 0.6, 'members': 0.7,
-     'recall': 1.0, 'false_alarms': 0.0}
-    """
-    known = bool(newcomers["group"].notna().all())
-    from_afar = (newcomers["group"] == unseen) & (unseen is not None)
-    seen, afar = newcomers[~from_afar], newcomers[from_afar]
-    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
-    usual = hits / members.groupby("cluster")["samples"].sum()
-    right = None
-    if known and len(seen):
-        most = members.groupby("cluster")["group"].agg(lambda each: each.mode().iloc[0])
-        right = float((seen["cluster"].map(most) == seen["group"]).mean())
-
-    def mean(values: pd.Series[float]) -> float | None:
-        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
-
-    found = {
-        "right": right,
-        "accuracy": mean(seen["accuracy"]),
-        "members": mean(seen["cluster"].map(usual)),
-        "recall": float(afar["novel"].mean()) if len(afar) else None,
-        "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
-    }
-    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
-    return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -15,17 +16,15 @@ from numpy.typing import ArrayLike
 from wecfl.channel.privacy import Privacy
 from wecfl.core.method import Method
 from wecfl.core.state import F32, Clients, Int, Reply, State
-from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.runs.kept_out import outcome
 from wecfl.runs.newcomers import (
-    NO_BUDGET,
     Assignment,
     By,
     Reception,
     Reference,
     Visit,
-    outcome,
 )
 from wecfl.runs.record import (
     Record,
@@ -70,12 +69,13 @@ class Result:
     seed: int
     visit: Visit
     """How a newcomer is trained."""
+    refer: Callable[[State], Reference]
+    """Asks all members for what newcomers are compared with."""
     status: Status = "finished"
     folder: Path | None = None
     privacy: Privacy | None = None
-    delta: float = 1e-5
     reference: Reference | None = None
-    """What newcomers are compared with; None: not yet known."""
+    """What newcomers are compared with; None: nobody has asked for it yet."""
     newcomers: pd.DataFrame | None = None
     """One row per client that was kept out of the training: its data, cluster and scores."""
     unseen: int | None = None
@@ -132,7 +132,7 @@ class Result:
                 `losses`, by how well each cluster's model does on its data, without training.
 
         >>> from wecfl import Config, run_config
-        >>> from wecfl.configured import federation_of
+        >>> from wecfl.from_config import federation_of
         >>> config = Config(clients=12, groups=2, clusters=2, rounds=4, objectives=False)
         >>> result, fed = run_config(config), federation_of(config)
         >>> mine = fed.train[5]                                   # as if it were a newcomer's
@@ -146,14 +146,7 @@ class Result:
     @cached_property
     def reception(self) -> Reception:
         """All it takes to receive newcomers; if need be, all members are asked for one update."""
-        reference = self.reference
-        if reference is None:
-            if self.visit.spent:
-                raise ConfigError(NO_BUDGET)
-            if not isinstance(self.federation, Federation):
-                raise ConfigError("to compare newcomers with its clients takes the clients' data")
-            with self.visit.of(self.federation) as setting:
-                reference = Reference.of(setting, self.states[0])
+        reference = self.reference or self.refer(self.states[0])
         return Reception(self.visit, reference, np.stack([state.centers for state in self.states]))
 
     @property
@@ -192,10 +185,10 @@ class Result:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
             # Of each soft-voted run a client sends a model.
             most = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
-            epsilon = self.privacy.epsilon(most, self.delta)
+            epsilon = self.privacy.epsilon(most)
             told["privacy"] = {
                 "epsilon": epsilon if isfinite(epsilon) else None,
-                "delta": self.delta,
+                "delta": self.privacy.delta,
                 "replies": most,
             }
         if self.newcomers is not None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from wecfl.bilevel.criteria import Convergence
 from wecfl.config import resolve
-from wecfl.configured import method_of
 from wecfl.errors import RunFolderError
-from wecfl.folder.readers import measurements, read_metrics, read_summary, tensor_names
-from wecfl.methods import components
+from wecfl.folder.readers import read_metrics, read_summary, tensor_names
+from wecfl.from_config import method_of
+from wecfl.methods import components, structure
 from wecfl.models import MODELS
 from wecfl.runs.record import Record
 
@@ -46,6 +46,7 @@ SAYS = {
 MISSING = {
     "theory": "run with --diagnostics",
     **dict.fromkeys("LD", "R was not measured (--no-objectives)"),
+    **dict.fromkeys("EM", "F was not measured"),
 }
 """What a record may lack, and why."""
 
@@ -159,6 +160,9 @@ class _Run:
     steps: int
     plan: dict[str, Any]
     parts: dict[str, str]
+    """The components in words."""
+    structure: dict[str, Any] | None
+    """The components as values (`wecfl.methods.structure`); None: not recorded."""
     tensors: list[str]
 
     @property
@@ -182,12 +186,11 @@ class _Run:
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
     """Judge every lemma and theorem on the record of a run; `epsilon` asks for Theorem 3's T."""
     run, title = _read(folder)
-    with measurements(folder):
-        unmeasured = not any("theory" in record for record in run.records)
-        notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
-        if (promised := _promise(run, epsilon)) is not None:
-            notes.append(promised)
-        return Check(folder, title, list(_statements(run)), notes)
+    unmeasured = not any("theory" in record for record in run.records)
+    notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
+    if (promised := _promise(run, epsilon)) is not None:
+        notes.append(promised)
+    return Check(folder, title, list(_statements(run)), notes)
 
 
 def _read(folder: Path) -> tuple[_Run, str]:
@@ -195,16 +198,19 @@ def _read(folder: Path) -> tuple[_Run, str]:
     config = summary["config"]
     if "components" in config:  # a run of Python values describes itself
         plan, parts = config["plan"], config["components"]
+        values = config.get("structure")
     else:
         chosen = resolve(folder / "config.toml")
-        plan, parts = chosen.model_dump(), components(method_of(chosen))
+        method = method_of(chosen)
+        plan, parts, values = chosen.model_dump(), components(method), structure(method)
     if not records:
         raise RunFolderError(f"{folder} holds no complete round: there is nothing to check")
     tensors = tensor_names(folder)
     title = (
         f"{summary['method']}, K = {summary['k']}, {len(records)} rounds, seed {summary['seed']}"
     )
-    return _Run(records, config.get("model", ""), plan["steps"], plan, parts, tensors), title
+    model = config.get("model", "")
+    return _Run(records, model, plan["steps"], plan, parts, values, tensors), title
 
 
 def _statements(run: _Run) -> Iterator[Statement]:
@@ -331,17 +337,36 @@ def _promise(run: _Run, epsilon: float | None) -> str | None:
     return f"Theorem 3: for a mean ‖∇L‖² of ε = {epsilon:g} it asks for {said}"
 
 
+def _improves(clustering: Any) -> bool:
+    """Whether E never raises F: by the nearest center, or by K-means that also starts there.
+
+    >>> _improves({"is": "Auto", "kmeans": {"is": "KMeans", "warm": True}, "criterion": "both"})
+    True
+    """
+    if not isinstance(clustering, dict):
+        return False
+    inside = (each for each in clustering.values() if isinstance(each, dict))
+    warm = clustering.get("warm") is True
+    return clustering.get("is") == "Nearest" or warm or any(map(_improves, inside))
+
+
 def _assumptions(run: _Run) -> Iterator[Assumption]:
     parts, plan, measured = run.parts, run.plan, run.measured
     clustering = parts["clustering"]
-    warm = clustering == "Nearest()" or "warm=True" in clustering
-    outcome = "it improves on" if warm else "it need not improve on"
+    values = run.structure
+    warm = None if values is None else _improves(values["clustering"])
+    outcome = "an early folder does not say whether it improves on"
+    if warm is not None:
+        outcome = "it improves on" if warm else "it need not improve on"
     yield Assumption("warm start", warm, f"E is {clustering}: {outcome} the previous centers")
-    one = parts["aggregation"] in ("Mean()", f"Mean({parts['importance']})")
+    means = ({"is": "Mean"}, {"is": "Mean", "importance": values["importance"]}) if values else ()
+    one = None if values is None else values["aggregation"] in means
     yield Assumption("one λ", one, f"clusters by {parts['importance']}, averages with "
                      f"{parts['aggregation']}")  # fmt: skip
     bends = [f"{name} {plan[name]:g}" for name in ("momentum", "weight_decay") if plan[name]]
-    bends += [parts["objective"]] * (parts["objective"] != "empirical")
+    does = values["local"] if values and "local" in values else parts.get("objective", "empirical")
+    plain = does in ({"is": "Train", "mu": 0.0}, "empirical")
+    bends += [str(parts.get("local", does))] * (not plain)
     bends += [f"shared {parts['shared']}"] * (parts["shared"] != "all")
     yield Assumption("plain steps", not bends, ", ".join(bends) or "w ← w − η∇l")
     norm = [name for name in run.tensors if name.endswith("running_mean")]

@@ -1,0 +1,49 @@
+"""What a client does is a value too: here a pull towards its cluster that grows with the rounds.
+
+Over a network a client must know it as well: `wecfl.bilevel.local.register(Tightening)` on both sides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import wecfl
+from wecfl import methods
+from wecfl.bilevel.local import Reply, Train
+from wecfl.core.plan import Correction, Plan
+from wecfl.core.program import Field, Sent, Site
+from wecfl.core.state import Table
+from wecfl.layout import Layout
+
+partition = wecfl.partitions.ClusterwiseDirichlet(alpha=(0.1, 10.0), groups=5)
+fed = wecfl.Federation.from_dataset("digits", partition, clients=20, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tightening:
+    """L(ω, D_i) + mu_t/2·‖ω − Ω_k‖² with mu_t = rate·t."""
+
+    rate: float
+    name: ClassVar[str] = "tightening"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = Train.replies
+
+    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+        """Momentum."""
+        return Train().keeps(plan)
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Nothing can be wrong."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+        """The gradient gains mu_t·(ω − Ω_k)."""
+        pull = Correction(mu=self.rate * site.round)
+        rows, velocity = site.train(
+            sent.own["model"], plan, correction=pull, velocity=memory.get("momentum")
+        )
+        return {"model": rows}, {} if velocity is None else {"momentum": velocity}
+
+
+tightening = methods.wecfl(k=5).replace(name="tightening", local=Tightening(0.05))
+result = wecfl.run(fed, tightening, rounds=15, plan=wecfl.Plan(lr=0.005), seed=0)
+print(f"accuracy {result.summary['accuracy']:.3f}  ARI {result.summary['ari']:.2f}")

@@ -1,0 +1,154 @@
+"""From a configuration to the parts of an experiment: its clients, its method, its options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from wecfl.bilevel.aggregation import Stay, robust
+from wecfl.bilevel.importance import Batches, data_size, uniform
+from wecfl.bilevel.optimizer import Adaptive, Momentum
+from wecfl.bilevel.representation import Columns
+from wecfl.channel.privacy import Privacy
+from wecfl.config import METHOD_OPTIONS, PARTITIONING, Config
+from wecfl.core.method import Aggregation, Method
+from wecfl.data import partition as partitions
+from wecfl.data.datasets import KNOWN, Dataset, load
+from wecfl.data.federation import Federation
+from wecfl.data.fetch import Progress
+from wecfl.errors import ConfigError
+from wecfl.methods import named, options
+from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
+
+__all__ = [
+    "federation_of",
+    "holds_clients",
+    "load_pool",
+    "method_of",
+    "options_of",
+    "written",
+]
+
+
+def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
+    """The clients a configuration describes (from its data set, if it was loaded already)."""
+    config = config.completed()
+    federation = _all_data(config, pool)
+    return (
+        federation.validating(config.validation, config.seed) if config.validation else federation
+    )
+
+
+def _all_data(config: Config, pool: Dataset | None) -> Federation:
+    if holds_clients(config):
+        return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
+    partition = partitions.build(
+        config.partition,
+        alpha=config.alpha or (),
+        n=config.classes_per or (),
+        groups=config.groups,
+    )
+    data = pool or load_pool(config)
+    return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
+
+
+def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
+    """The data set a configuration names, before it is shared out."""
+    place = Path(config.data_dir) if config.data_dir else None
+    return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)
+
+
+def holds_clients(config: Config) -> bool:
+    """The data set is a folder of clients, so nothing is left to partition."""
+    name = config.dataset
+    return bool(name) and name not in KNOWN and Path(name).is_dir()
+
+
+def method_of(config: Config) -> Method:
+    """The method a configuration describes, with the choices that apply to it.
+
+    >>> method_of(Config(method="ifca", clusters=3, loss_batches=3)).representation
+    Losses(batches=3)
+    """
+    has = options(config.method)
+    fitting = {
+        option: getattr(config, key) for key, option in METHOD_OPTIONS.items() if option in has
+    }
+    method = named(config.method, **{**fitting, **dict(config.options)})
+    if isinstance(method.representation, Columns) and method.shared == "all":
+        method = method.replace(representation=Columns(config.representation))
+    if config.aggregation != "mean":
+        method = method.replace(aggregation=_robust(config, method.aggregation))
+    if config.importance != "method":
+        chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
+        method = method.replace(importance=chosen[config.importance])
+    return method
+
+
+def _robust(config: Config, usual: Aggregation) -> Aggregation:
+    """The aggregation that a configuration names, weighing clients as the method does.
+
+    A server's optimizer steps towards what it gives, in the place of the mean.
+    """
+    if isinstance(usual, Stay):
+        raise ConfigError(f"{config.method} puts no models together: leave out aggregation")
+    if isinstance(usual, Momentum | Adaptive):
+        return replace(usual, of=_robust(config, usual.of))
+    known = {"trimmed-mean": "share", "krum": "attackers", "multi-krum": "attackers"}
+    if config.tolerated is None:
+        return robust(config.aggregation, usual)
+    if config.aggregation not in known:
+        raise ConfigError(f"{config.aggregation} does not ask how many liars are tolerated")
+    return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
+
+
+PLANNED = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
+"""Choices that make the plan, for which a method may have defaults of its own."""
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """The method of a configuration and its options, under the names of `wecfl.run`.
+
+    >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
+    Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None)
+    """
+    privacy = None
+    if config.clip is not None:
+        delta = {} if config.delta is None else {"delta": config.delta}
+        privacy = Privacy(config.clip, config.noise or 0.0, **delta)
+    newcomers = None
+    if config.newcomers is not None or config.unseen is not None:
+        newcomers = Newcomers(config.newcomers, config.unseen)
+    return {
+        "method": method_of(config),
+        "model": config.model,
+        "rounds": config.rounds,
+        "plan": Plan(**config.model_dump(include=PLANNED & config.model_fields_set)),
+        "seed": config.seed,
+        "conditions": _conditions(config),
+        "privacy": privacy,
+        "newcomers": newcomers,
+        "measure": Measure(config.objectives, config.diagnostics, config.trace, config.batchnorm),
+        "engine": Compute(config.engine, config.workers, config.ray_address),
+    }
+
+
+def _conditions(config: Config) -> Conditions:
+    attack = None
+    if config.attack is not None:
+        share = {} if config.attackers is None else {"attackers": config.attackers}
+        attack = Attack(config.attack, strength=config.attack_strength, **share)
+    return Conditions(
+        config.participation, config.dropout, config.stragglers, config.refuse_above,
+        config.min_cluster, attack,
+    )  # fmt: skip
+
+
+def written(config: Config, method: Method) -> dict[str, Any]:
+    """`config.toml`: the choices that applied, so that it repeats the run."""
+    config = config.completed()
+    idle = PARTITIONING if holds_clients(config) else ()
+    usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
+    chosen = {key: value for key, value in config.toml().items() if key not in idle}
+    return chosen | usual

@@ -1,0 +1,158 @@
+"""The rounds of an experiment that is open, and what is told about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from wecfl.core.engine import Engine
+from wecfl.core.presence import Channel
+from wecfl.core.rounds import Observer, iterate, opening
+from wecfl.core.setting import Setting
+from wecfl.errors import ConfigError
+from wecfl.folder.readers import read_metrics
+from wecfl.folder.trace import MOST, Trace
+from wecfl.folder.writer import RunFolder, environment
+from wecfl.methods import components, structure
+from wecfl.runs.diagnostics import Diagnostics
+from wecfl.runs.kept_out import table
+from wecfl.runs.newcomers import Reception, Reference
+from wecfl.runs.observe import AfterRound, Watcher
+from wecfl.runs.record import Record, Recorder
+from wecfl.runs.result import Result, Status
+
+if TYPE_CHECKING:
+    from wecfl.experiment import Experiment
+
+__all__ = ["Opened", "train"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """An experiment that is ready to run: its engines are open."""
+
+    settings: Sequence[Setting]
+    """One for each soft-voted run."""
+    recorder: Recorder
+    guests: Engine | None
+    """The engine of the clients that are kept out, if some are."""
+
+    @property
+    def engine(self) -> Engine:
+        """That of the clients."""
+        return self.settings[0].engine
+
+
+def train(
+    experiment: Experiment, opened: Opened, folder: RunFolder | None, observe: Observer | None
+) -> Result:
+    """The rounds of an experiment that is open."""
+    settings, recorder, engine = opened.settings, opened.recorder, opened.engine
+    setting, rounds, clients = settings[0], experiment.rounds, experiment.members
+    saved = folder.saved if folder else None
+    records: list[Record] = read_metrics(folder.path, saved.round) if folder and saved else []
+    if folder and len(records) >= rounds + (not folder.ended):
+        raise ConfigError(
+            f"{folder.path} has its {len(records)} rounds: to go on, ask for more of them"
+        )
+    began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
+    states = saved.states if saved else tuple(map(opening, settings))
+    del saved  # or its matrices stay while the run moves on
+    watched = None
+    if experiment.measure.diagnostics:
+        watched = Diagnostics(setting, states[0], records[-1] if records else None)
+    recorder.begin(states[0].labels, watched)
+    # Of a soft vote, these see the first run only.
+    first = [each for each in (observe, watched and watched.step) if each]
+    watchers = [
+        each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
+    ]
+    if folder:
+        watchers = [folder, *watchers]
+        trace = experiment.measure.trace
+        if len(clients) <= MOST if trace is None else trace:
+            first.append(Trace(folder.path, setting.method, engine, setting.seed).step)
+    paths = [
+        iterate(each, state, recorder.step, *([] if j else first))
+        for j, (each, state) in enumerate(zip(settings, states, strict=True))
+    ]
+    begun: list[Watcher] = []  # what has to be ended
+    status: Status = "failed"
+    reference: Reference | None = None
+    newcomers: pd.DataFrame | None = None
+    visit, late = experiment.visit(setting), experiment.late
+    env = environment() | {
+        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
+    }  # fmt: skip
+    try:  # from here on nothing can be wrong with what was asked for
+        config = experiment.written or _described(experiment, setting)
+        for watcher in watchers:
+            watcher.begin(config, env, clients)
+            begun.append(watcher)
+        while len(records) < rounds:
+            reached = tuple(next(path) for path in paths)
+            records.append(recorder.round(reached))
+            states = reached
+            for watcher in watchers:
+                watcher.round(records[-1], states)
+        if late:
+            reference = Reference.of(setting, states[0])
+            reception = Reception(visit, reference, np.stack([state.centers for state in states]))
+            newcomers = table(reception.receive(late, engine=opened.guests), late.groups)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        result = Result(
+            setting.method, clients, records, states, visit.module, engine.name,
+            perf_counter() - began, setting.seed, visit,
+            partial(experiment.reference, member=setting.member), status,
+            folder.path if folder else None, experiment.privacy, reference, newcomers,
+            experiment.newcomers.unseen if experiment.newcomers else None,
+        )  # fmt: skip
+        for watcher in begun:
+            watcher.end(result)
+    return result
+
+
+def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+    """What can be written down of a run made from Python values; not enough to repeat it."""
+    method, model = setting.method, experiment.model
+    plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
+    return {
+        "method": method.name,
+        "clusters": method.k,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "plan": {name: value for name, value in plan.items() if value is not None},
+        "conditions": _described_conditions(setting.channel),
+        "components": components(method),
+        "structure": structure(method),
+    }
+
+
+def _described_conditions(channel: Channel) -> dict[str, Any]:
+    """What is not as usual."""
+    usual = Channel()
+    names = (
+        "participation", "dropout", "stragglers", "refuse_above", "min_cluster", "attack", "privacy"
+    )  # fmt: skip
+    told = {
+        name: getattr(channel, name)
+        for name in names
+        if getattr(channel, name) != getattr(usual, name)
+    }
+    if channel.attackers is not None:
+        told["attackers"] = np.flatnonzero(channel.attackers)
+    return {
+        name: each if isinstance(each, float | int | np.ndarray) else repr(each)
+        for name, each in told.items()
+    }

@@ -1,0 +1,64 @@
+"""All it takes to receive newcomers, from a run folder alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from wecfl.config import Config
+from wecfl.engine import local
+from wecfl.errors import ConfigError, RunFolderError
+from wecfl.experiment import Experiment
+from wecfl.folder import checkpoint
+from wecfl.folder.models import Models
+from wecfl.folder.readers import config_of, read_config
+from wecfl.folder.reference import REFERENCE, read_reference, write_reference
+from wecfl.from_config import options_of
+from wecfl.models import layout_of
+from wecfl.runs.newcomers import Reception, Visit, columns
+
+__all__ = ["reception_of"]
+
+
+def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, Config]:
+    """All it takes to receive newcomers, and the configuration, of a run folder.
+
+    What they are compared with is made, and kept in the folder, when it is first asked for.
+    """
+    if "components" in read_config(folder):
+        raise ConfigError(
+            f"{folder} was made from Python values, which config.toml can't hold: "
+            "assign newcomers in Python, by result.assign(x, y)"
+        )
+    models, config = Models.read(folder), config_of(folder)
+    config = config.model_copy(update={"workers": workers})
+    kind, module = models.build(config.seed)
+    layout, chosen = layout_of(module), options_of(config)
+    rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
+    centers = np.array(rows, np.float32)
+    method = chosen["method"]
+    width = np.arange(layout.width)[layout.columns(columns(method, layout).which)].size
+    if not (folder / REFERENCE).exists():
+        _make_reference(folder, config)
+    plan = chosen["plan"].complete(method.plan)
+    visit = Visit(
+        method, kind, module, plan, config.seed, local(config.engine),
+        {"workers": workers, "batchnorm": config.batchnorm, "batch": plan.batch},
+        privacy=chosen["privacy"],
+    )  # fmt: skip
+    return Reception(visit, read_reference(folder, centers.shape[1], width), centers), config
+
+
+def _make_reference(folder: Path, config: Config) -> None:
+    """Ask all members of the run for one local update, on the data that it was trained with."""
+    saved = checkpoint.latest(folder)
+    why = f"{folder} has no {REFERENCE}, which newcomers are compared with"
+    if saved is None:
+        raise RunFolderError(f"{why}, and no checkpoint to make it from: run it again")
+    experiment = Experiment.of(config)
+    if experiment.members.fingerprint != saved.manifest.data:
+        raise RunFolderError(
+            f"{why}, and it can't be made: the data are not those that the run was trained with"
+        )
+    write_reference(experiment.reference(saved.states[0]), folder)

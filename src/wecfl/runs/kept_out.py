@@ -1,0 +1,96 @@
+"""Clients that are kept out of a run on purpose: who they are, and how they fared at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from wecfl.channel.attacks import choose
+from wecfl.core.state import Clients, Int
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+from wecfl.runs.newcomers import Assignment
+
+__all__ = ["outcome", "parted", "table"]
+
+
+def parted(
+    federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
+) -> tuple[Federation | Clients, Federation | None]:
+    """Members and newcomers: a share of the clients, and all of a generating group nobody sees.
+
+    >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
+    >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
+    >>> members, newcomers = parted(fed, 0.3, unseen=1, seed=0)
+    >>> members.names, newcomers.names
+    (('0', '1'), ('2', '3', '4'))
+    """
+    if share is None and unseen is None:
+        return federation, None
+    if not isinstance(federation, Federation):
+        raise ConfigError("newcomers are kept out of a simulation: they need the clients' data")
+    apart = np.zeros(len(federation), np.bool_)
+    if unseen is not None:
+        if federation.groups is None:
+            raise ConfigError("unseen names a generating group, but those of the data are unknown")
+        apart = federation.groups == unseen
+        if not apart.any() or apart.all():
+            known = ", ".join(map(str, np.unique(federation.groups)))
+            raise ConfigError(f"unseen: can't keep group {unseen} apart; there are: {known}")
+    if share is not None:
+        apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
+    if not apart.any():
+        return federation, None
+    return federation.subset(np.flatnonzero(~apart)), federation.subset(np.flatnonzero(apart))
+
+
+def table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
+    """One row per newcomer, as in `newcomers.csv`."""
+    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
+             "accuracy", "macro_f1")  # fmt: skip
+    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
+    frame.insert(2, "group", None if groups is None else groups)
+    return frame
+
+
+def outcome(
+    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
+) -> dict[str, float | None]:
+    """How newcomers fared, as in `summary.json`.
+
+    `right` is the share whose cluster is mostly of their own generating group; `members` what the
+    members of the same clusters have for accuracy, each cluster counted as its newcomers are.
+    Newcomers of an `unseen` group have no right cluster: they count for `recall` alone.
+
+    >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
+    ...                         "accuracy": [0.8, 0.6, 1.0]})
+    >>> new = pd.DataFrame({"samples": 1, "group": [4, 5, 9], "cluster": [0, 0, 1],
+    ...                     "accuracy": [0.7, 0.5, 0.0], "novel": [False, False, True]})
+    >>> outcome(new, members, unseen=9)
+    {'clients': 3, 'novel': 1, 'right': 0.5, 'accuracy': 0.6, 'members': 0.7,
+     'recall': 1.0, 'false_alarms': 0.0}
+    """
+    known = bool(newcomers["group"].notna().all())
+    from_afar = (newcomers["group"] == unseen) & (unseen is not None)
+    seen, afar = newcomers[~from_afar], newcomers[from_afar]
+    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
+    usual = hits / members.groupby("cluster")["samples"].sum()
+    right = None
+    if known and len(seen):
+        most = members.groupby("cluster")["group"].agg(lambda each: each.mode().iloc[0])
+        right = float((seen["cluster"].map(most) == seen["group"]).mean())
+
+    def mean(values: pd.Series[float]) -> float | None:
+        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
+
+    found = {
+        "right": right,
+        "accuracy": mean(seen["accuracy"]),
+        "members": mean(seen["cluster"].map(usual)),
+        "recall": float(afar["novel"].mean()) if len(afar) else None,
+        "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
+    }
+    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
+    return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}
