@@ -67,7 +67,7 @@ def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tup
     plan = Plan(config.steps, config.batch, float(config.lr), config.momentum)
     setting = Setting(method_of(config), engine, plan, config.seed)
     for state in iterate(setting, opening(setting)):
-        score = weighted(accuracy(queries.confusion(engine, state.models, "test")), fed.sizes)
+        score = weighted(accuracy(queries.tallies(engine, state.models, "test")), fed.sizes)
         yield score, state.centers.tobytes()
 
 

@@ -18,6 +18,7 @@ from wecfl.core.state import F32, F64, Bool, Int, Split, State, Table
 from wecfl.engine.local import EMPTY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
+from wecfl.tasks import Classification
 
 GROUPS = {
     "plan": wecfl.Plan, "conditions": wecfl.Conditions, "privacy": wecfl.Privacy,
@@ -103,7 +104,8 @@ class BowlEngine:
     """
 
     name = "bowl"
-    workers = nodes = classes = 1
+    workers = nodes = outputs = 1
+    task = Classification()
     U = 1.0
 
     def __init__(self, targets: F64, sizes: Int) -> None:
@@ -129,7 +131,7 @@ class BowlEngine:
 class BowlSite:
     """Some of these clients."""
 
-    classes, round = 1, 0
+    round = 0
 
     def __init__(self, engine: BowlEngine, clients: Int) -> None:
         self.layout, self.sizes = engine.layout, engine.sizes[clients]
@@ -167,8 +169,8 @@ class BowlSite:
         m = len(self.targets)
         return np.stack([self.risk(np.repeat(row[None], m, axis=0)) for row in models], axis=1)
 
-    def confusion(self, rows: F32, split: Split) -> Int:
-        return np.ones((len(self.sizes), 1, 1), dtype=np.int64)
+    def tally(self, rows: F32, split: Split) -> F64:
+        return np.ones((len(self.sizes), 1, 1))
 
 
 def local_update(

@@ -1,6 +1,7 @@
 """Kills runs at random moments and goes on with them: `python tests/kills.py --times 100`.
 
-Of each of the methods on each of the engines, if several are named; a line for each pair.
+Of each of the methods on each of the engines, if several are named; a line for each pair, which also
+says what the run kept by owner (`wecfl.core.state.State`) and how many clusters it had by round.
 
 A run is begun in a child process, which is killed (SIGKILL) after a random time, or by itself
 in the middle of writing a file; another child goes on with it; and so on until it is finished.
@@ -22,17 +23,44 @@ from typing import Any
 import torch
 
 from helpers import same_folders
+from wecfl import methods
+from wecfl.bilevel.optimizer import Adaptive, adam
 from wecfl.config import Config
+from wecfl.core.method import Method
 from wecfl.engine import make_engine
 from wecfl.experiment import run_config
 from wecfl.folder import files
-from wecfl.folder.readers import config_of
-from wecfl.from_config import federation_of
+from wecfl.folder.readers import config_of, read_metrics, read_states
+from wecfl.from_config import federation_of, method_of
+from wecfl.methods import METHODS
 from wecfl.models import make
 
 OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}
 """What the writing of a run folder is made of, but for the content of its files."""
 
+OWNERS = ("memory", "cluster", "known", "whole")
+"""Who keeps something between rounds."""
+
+
+def wecfl_adam() -> Method:
+    """FedAdam inside WeCFL's clusters, of which there are as many as it finds."""
+    return methods.wecfl("auto").replace(name="wecfl-adam", aggregation=Adaptive(adam, 0.1))
+
+
+def cfl_adam(eps1: float, eps2: float) -> Method:
+    """The same where clusters are parted later on, and leave their moments to both parts."""
+    parted = methods.cfl(eps1, eps2)
+    return parted.replace(name="cfl-adam", aggregation=Adaptive(adam, 0.1))
+
+
+METHODS.update({"wecfl-adam": wecfl_adam, "cfl-adam": cfl_adam})
+
+PARTING: dict[str, Any] = {"eps1": 0.4, "eps2": 0.2, "lr": 0.01}
+"""CFL parts its clusters in rounds 2, 3 and 4, not never, as it would on so little data."""
+CHOICES: dict[str, dict[str, Any]] = {
+    "cfl": PARTING, "cfl-adam": PARTING, "flhc": {"cluster_round": 2}
+}  # fmt: skip
+"""By method, what differs from the choices of the others."""
 
 torch.set_num_threads(1)
 
@@ -89,6 +117,16 @@ def child(config: Config, folder: Path, inject: tuple[int, bool] | None) -> int:
     os._exit(code)
 
 
+def configured(method: str, engine: str, rounds: int) -> Config:
+    """A small run; a linear model where the method does not keep a layer of it from the server."""
+    config = Config(
+        method=method, engine=engine, clusters=2, clients=6, groups=2, rounds=rounds, steps=3,
+        workers=1, **CHOICES.get(method, {}),
+    )  # fmt: skip
+    whole = method_of(config).shared == "all"
+    return config.model_copy(update={"model": "logistic" if whole else "mlp"})
+
+
 def warm(config: Config) -> None:
     """What is loaded here need not be loaded by each child."""
     federation = federation_of(config)
@@ -96,13 +134,15 @@ def warm(config: Config) -> None:
     make_engine("native", federation, model, workers=1).close()
 
 
-def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[str, int]:
-    """Until a run has been killed `times` times over all: how many runs that were, and kills."""
-    draw = random.Random(seed)
+def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[str, Any]:
+    """Until runs have been killed `times` times over all: how many runs that were, and kills."""
+    draw = random.Random(f"{config.method} {seed}")
     warm(config)
     began = time.perf_counter()
     # Not in this process: OpenMP, once used, does not survive a fork.
-    os.waitpid(child(config, place / "whole", None), 0)
+    _, status = os.waitpid(child(config, place / "whole", None), 0)
+    if status:
+        raise AssertionError(f"{config.method}: a run that was left alone ended with {status}")
     lasted = time.perf_counter() - began
     told = {"kills": 0, "while writing": 0, "runs": 0}
     while told["kills"] < times:
@@ -112,7 +152,7 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
             inject = (draw.randrange(40), draw.random() < 0.5) if draw.random() < 0.5 else None
             pid = child(config, folder, inject)
             if not inject:
-                time.sleep(draw.uniform(0, lasted / 2))
+                time.sleep(draw.uniform(0, lasted))
                 os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             finished = status == 0
@@ -125,7 +165,15 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
                 finished = (folder / "summary.json").is_file()
         same_folders(place / "whole", folder)
         told["runs"] += 1
-    return told
+    return told | kept(place / "whole")
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What there was to lose: the names of the arrays by owner, and the clusters by round."""
+    [state, *_] = read_states(folder)
+    names = {owner: sorted(getattr(state, owner)) for owner in OWNERS}
+    sizes = [len(record["sizes"]) for record in read_metrics(folder)]
+    return {"kept": {owner: held for owner, held in names.items() if held}, "clusters": sizes}
 
 
 def main() -> None:
@@ -133,16 +181,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--method", nargs="+", default=["wecfl"])
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=["wecfl"], metavar="NAME")
     parser.add_argument("--engine", nargs="+", choices=["native", "torch"], default=["native"])
     chosen = parser.parse_args()
     for method, engine in product(chosen.method, chosen.engine):
-        config = Config(
-            method=method, engine=engine, clusters=2, clients=6, groups=2,
-            rounds=chosen.rounds, steps=3, model="logistic", workers=1,
-        )  # fmt: skip
+        config = configured(method, engine, chosen.rounds)
         with TemporaryDirectory() as place:
-            print(kill_and_resume(config, chosen.times, chosen.seed, Path(place)), flush=True)
+            told = kill_and_resume(config, chosen.times, chosen.seed, Path(place))
+        print({"method": method, "engine": engine, **told}, flush=True)
 
 
 if __name__ == "__main__":

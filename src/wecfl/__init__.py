@@ -14,7 +14,7 @@ True
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from wecfl import errors, models
+from wecfl import errors, models, tasks
 from wecfl._later import later
 from wecfl.config import Config
 from wecfl.core.engine import Engine
@@ -85,6 +85,7 @@ __all__ = [
     "partitions",
     "run",
     "run_config",
+    "tasks",
 ]
 
 __version__ = version("wecfl")

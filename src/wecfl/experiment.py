@@ -31,6 +31,7 @@ from wecfl.core.presence import Channel
 from wecfl.core.rounds import Observer
 from wecfl.core.setting import Setting
 from wecfl.core.state import Clients, State
+from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
 from wecfl.engine.ray import Progress
@@ -55,6 +56,7 @@ from wecfl.runs.newcomers import NO_BUDGET, Blueprint, Reference, Visit
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
+from wecfl.tasks import Classification
 
 __all__ = ["Experiment", "run", "run_config"]
 
@@ -73,6 +75,8 @@ class Experiment:
     model: Model = "auto"
     """A module, whose parameters are the common start; a function that makes one, called with its
     random draws keyed by `seed`; or a name from `wecfl.models.MODELS`."""
+    task: Task = Classification()  # noqa: RUF009  (frozen)
+    """What is learned, and how it is judged (`wecfl.tasks`)."""
     rounds: int = 30
     """T."""
     plan: Plan = USUAL_PLAN
@@ -296,7 +300,8 @@ class Experiment:
     def _engine_options(self) -> dict[str, Any]:
         workers = self._compute.workers if self._compute else None
         return {
-            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch
+            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
+            "task": self.task,
         }  # fmt: skip
 
     def run(
@@ -354,6 +359,7 @@ def run(
     method: Method,
     *,
     model: Model = "auto",
+    task: Task = Classification(),  # noqa: B008  (frozen)
     rounds: int = 30,
     plan: Plan = USUAL_PLAN,
     seed: int = 0,
@@ -368,7 +374,7 @@ def run(
     """Train a federation with a method; the parameters are the fields of `Experiment`."""
     return Experiment(
         federation, method,
-        model=model, rounds=rounds, plan=plan, seed=seed, conditions=conditions, privacy=privacy,
+        model=model, task=task, rounds=rounds, plan=plan, seed=seed, conditions=conditions, privacy=privacy,
         newcomers=newcomers, measure=measure, engine=engine, folder=folder, watch=watch,
     ).run()  # fmt: skip
 

@@ -90,7 +90,12 @@ def test_any_partition_of_the_clients_gives_the_same_bits(
 @pytest.mark.parametrize("program", EVERY, ids=str)
 def test_a_program_replies_and_keeps_what_it_declares(program: Program, fed: Federation) -> None:
     layout = layout_of(module())
-    sizes = {"P": layout.width, "trainable": layout.trainable, "K": 2, "C": fed.classes}
+    sizes: Any = {
+        "P": layout.width,
+        "trainable": layout.trainable,
+        "K": 2,
+        "tally": (fed.classes, fed.classes),
+    }
     rows = np.repeat(row_of(module())[None], M, axis=0)
     with make_engine("native", fed, module()) as engine:
         job = Job(program, PLAN, SEED, keep=not isinstance(program, Score))

@@ -249,7 +249,7 @@ def test_evaluation_agrees_with_torch(batchnorm: Any) -> None:
                 queries.gradients(engine, rows, batches=1, seed=3, round=2),
             ]
             found.append(
-                (queries.risk(engine, rows), each, queries.confusion(engine, rows, "test"), *slopes)
+                (queries.risk(engine, rows), each, queries.tallies(engine, rows, "test"), *slopes)
             )
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())

@@ -265,7 +265,7 @@ def test_scores_are_those_of_torch_and_sklearn(
     models = start(module, spread=0.5).models
     with TorchEngine(data, module, workers=2) as engine:
         risk, losses = queries.risk(engine, models), queries.losses(engine, models[:3])
-        found = {split: queries.confusion(engine, models, split) for split in splits()}
+        found = {split: queries.tallies(engine, models, split) for split in splits()}
         many = queries.losses(
             engine, np.concatenate([models, models[::-1]])
         )  # more models than clients
@@ -290,8 +290,8 @@ def test_a_stack_of_models_votes_with_its_mean_logits(fed: Federation) -> None:
     module = mlp()
     stack = np.stack([start(module, spread=s).models for s in (0.2, 1.0, 3.0)])
     with TorchEngine(fed, module, workers=2) as engine:
-        voted = queries.confusion(engine, np.moveaxis(stack, 0, 1), "train")
-        alone = queries.confusion(engine, stack[0], "train")
+        voted = queries.tallies(engine, np.moveaxis(stack, 0, 1), "train")
+        alone = queries.tallies(engine, stack[0], "train")
     for i in range(5):
         x, y = samples(fed, fed.train[i])
         mean = torch.stack([logits(module, rows[i], x) for rows in stack]).mean(dim=0)
@@ -303,7 +303,7 @@ def test_batchnorm_of_the_batch(images: Federation) -> None:
     module = cnn()
     models = start(module, spread=0.5).models
     with TorchEngine(images, module, workers=2, batchnorm="batch", batch=5) as engine:
-        risk, confusion = queries.risk(engine, models), queries.confusion(engine, models, "train")
+        risk, confusion = queries.risk(engine, models), queries.tallies(engine, models, "train")
         assert np.array_equal(
             risk, queries.risk(engine, models)
         )  # no statistics leak into later scores
@@ -352,7 +352,7 @@ def test_workers_do_not_change_a_bit(images: Federation, batchnorm: Any) -> None
                 [
                     state.models,
                     state.memory["momentum"],
-                    queries.confusion(engine, state.models, "test"),
+                    queries.tallies(engine, state.models, "test"),
                     queries.risk(engine, state.models),
                     queries.losses(engine, state.models[:2], batches=1),
                 ]

@@ -1,6 +1,8 @@
 """Runs over a grid without a network: real client apps, the real server, messages in between."""
 
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,17 @@ from torch import nn
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
 from helpers import local_update, run_flat
-from wecfl import Federation, methods
+from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
 from wecfl.core.plan import Plan
+from wecfl.core.rounds import iterate
+from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
+from wecfl.flower.wire import PROTOCOL
 from wecfl.folder.readers import config_of, read_metrics
 from wecfl.folder.schema import read_tensors
 from wecfl.from_config import method_of
@@ -306,7 +311,7 @@ def test_a_lie_about_scores_is_refused_and_left_out(
 ) -> None:
     def tamper(message: Message) -> Message:
         if message.metadata.message_type == "query.ask":
-            table = np.full((CLASSES, CLASSES), -1, np.int64)
+            table = np.full((CLASSES, CLASSES), -1.0)
             message.content["arrays"] = ArrayRecord({"after": Array(table)})
         return message
 
@@ -314,7 +319,7 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     record = served().records[-1]
     assert record["clients"]["accuracy"][0] is None
     assert record["accuracy"] > 0.2
-    assert record["network"]["refused"] == [["c0", "score: after must not be negative"]]
+    assert record["network"]["refused"] == [["c0", "score: counts must be whole numbers and not negative"]]
     shown = page([tmp_path / "run"])
     assert 'c0</th><td class="number">355</td><td class="number">–</td>' in shown
 
@@ -355,6 +360,39 @@ def test_another_model_and_other_classes_are_refused(
     why = dict(record["network"]["refused"])
     assert why["node 90"] == "its model has other tensors than the server's"
     assert why["node 89"] == "it has 11 classes, expected 10"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"programs": "0123456789abcdef"}, "it knows other programs than the server"),
+        ({"protocol": PROTOCOL - 1}, "it knows other programs than the server"),
+        ({"protocol": PROTOCOL + 1}, "it knows other programs than the server"),
+        ({"protocol": str(PROTOCOL)}, "protocol must be int, got str"),
+        ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
+    ],
+    ids=["programs", "earlier", "later", "type", "first edition"],
+)
+def test_a_client_of_another_version_is_refused_at_the_greeting(
+    nodes: Nodes, served: Served, said: dict[str, Any], reason: str
+) -> None:
+    """It is told so, never asked to train, and the others go on without it."""
+
+    def tamper(message: Message) -> Message:
+        if message.metadata.message_type == "query.hello":
+            told = {**message.content.config_records["config"], **said}
+            kept = {key: value for key, value in told.items() if value is not None}
+            message.content["config"] = ConfigRecord(kept)
+        return message
+
+    nodes[88].tamper = tamper
+    result = served(rounds=1, method="fedavg", clusters=1)
+    [(who, why)] = result.records[0]["network"]["refused"]
+    assert who == "node 88"
+    assert why.startswith(reason)
+    assert nodes[88].seen == ["query.hello"]
+    assert result.clients["client"].tolist() == ["c0", "c1", "c3", "place 3"]
+    assert replies(result.records, M).tolist() == [[0, 0, 0, Reply.ABSENT]]
 
 
 def test_too_few_clients_end_in_one_line(nodes: Nodes, served: Served) -> None:
@@ -432,10 +470,42 @@ def test_without_a_quorum_a_round_is_asked_for_again_and_then_given_up(
 # Going on
 
 
+def kept(run: Path, i: int) -> dict[str, Any]:
+    """What the client keeps of the run on its own disk, and after how many exchanges it did."""
+    folder = run.parent / f"c{i}" / json.loads((run / "roster.json").read_text())["run"]
+    files = sorted(folder.rglob("*.safetensors"), key=lambda file: int(file.stem))
+    return {"tick": int(files[-1].stem), **read_tensors(files[-1])} if files else {}
+
+
+def same_memory(run: Path, state: State) -> set[str]:
+    """The clients keep on their disks what a simulation has in its state; of what name."""
+    names = set(state.memory) - {"begun"}
+    for i in range(M):
+        held = kept(run, i)
+        assert held.keys() - {"tick"} == names
+        assert held.get("tick", state.tick) == state.tick
+        for name in names:
+            assert held[name].tobytes() == state.memory[name][i].tobytes(), name
+    return names
+
+
+KEPT = {
+    "wecfl": {"momentum"}, "scaffold": set[str](), "fedadam": {"momentum"},
+    "ditto": {"personal", "personal_momentum", "momentum"}, "fedper": {"private", "momentum"},
+    "local": {"personal", "momentum"},
+}  # fmt: skip
+"""By method, what stays with a client."""
+KEPT_BY_THE_SERVER = {
+    "wecfl": {}, "scaffold": {"known": {"control"}}, "fedadam": {"cluster": {"m", "v"}},
+    "ditto": {}, "fedper": {}, "local": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", KEPT)
 def test_a_killed_server_goes_on_to_the_same_bits(
-    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path
+    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path, method: str
 ) -> None:
-    """Also where clients had trained a round that the server forgot."""
+    """Also where clients had trained a round that the server forgot: at the server and at them."""
 
     class Dying(FakeGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -444,26 +514,60 @@ def test_a_killed_server_goes_on_to_the_same_bits(
                 raise RuntimeError("killed")
             return super().pull_messages(message_ids)
 
+    how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}
     with pytest.raises(RuntimeError, match="killed"):
-        served(Dying(nodes), rounds=5)
+        served(Dying(nodes), rounds=5, **how)
     (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
     assert nodes[90].seen.count("train") == 3
-    again = served(rounds=5)
+    assert kept(tmp_path / "run", 0).get("tick", 3) == 3  # one more than the server knows of
+    again = served(rounds=5, **how)
     assert nodes[90].seen.count("train") == 6
-    same_result(again, simulated(fed, rounds=5))
-    whole = served(rounds=5, out=str(tmp_path / "whole"))
-    same_result(again, whole)
+    assert not any("restarted" in record.get("network", {}) for record in again.records)
+    here = simulated(fed, method, how["clusters"], rounds=5)
+    whole = served(rounds=5, out=str(tmp_path / "whole"), **how)
+    for other in (here, whole):
+        same_result(again, other)
+        for owner in ("cluster", "known", "whole"):
+            one, two = (getattr(each.states[0], owner) for each in (again, other))
+            assert one.keys() == two.keys() == KEPT_BY_THE_SERVER[method].get(owner, set())
+            assert all(one[name].tobytes() == two[name].tobytes() for name in one)
+    for run in ("run", "whole"):
+        assert same_memory(tmp_path / run, here.states[0]) == KEPT[method]
 
 
+def ruin(file: Path) -> None:
+    file.write_bytes(b"garbage")
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 7)
+
+
+@pytest.mark.parametrize("damage", [ruin, cut, Path.unlink])
+@pytest.mark.parametrize("method", ["wecfl", "ditto", "fedper", "local"])
 def test_a_client_that_lost_its_state_says_so(
-    nodes: Nodes, served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    served(rounds=2)
+    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, method: str, damage: Callable[[Path], None],
+) -> None:  # fmt: skip
+    """And starts as at its first contact: momentum from zero, models from what it received."""
+    how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}
+    served(rounds=2, **how)
     for file in (tmp_path / "c1").rglob("*.safetensors"):
-        file.write_bytes(b"garbage")
-    result = served(rounds=3)
+        damage(file)
+    result = served(rounds=3, **how)
     assert result.records[2]["network"]["restarted"] == ["c1"]
     assert "client c1 has lost its state" in caplog.text
+
+    before = simulated(fed, method, how["clusters"], rounds=2).states[0]
+    memory = {name: rows.copy() for name, rows in before.memory.items()}
+    for rows in memory.values():
+        rows[1] = 0  # of `begun`: not yet
+    chosen = method_of(Config(method=method, clusters=how["clusters"]))
+    with NativeEngine(fed, make_model(), workers=1) as runner:
+        setting = Setting(chosen, runner, Plan(steps=3, lr=0.05), seed=3)
+        expected = next(iterate(setting, before.replace(memory=memory)))
+    np.testing.assert_array_equal(result.centers, expected.centers)
+    assert same_memory(tmp_path / "run", expected) == KEPT[method]
 
 
 def test_a_run_goes_on_with_its_own_clients_only(

@@ -266,7 +266,7 @@ class Gradients(_Look):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Truth by prediction (C, C) of the models that answer for a client, at each moment."""
+    """A tally of the models that answer for a client, at each moment."""
 
     serve: Serving = Center()  # noqa: RUF009  (frozen)
     split: Split = "test"
@@ -278,7 +278,7 @@ class Score:
     @property
     def replies(self) -> Mapping[str, Field]:
         """One table for each moment."""
-        return dict.fromkeys(self.serve.moments, Field(("C", "C"), "int64"))
+        return dict.fromkeys(self.serve.moments, Field(("tally",), "float64"))
 
     def keeps(self, plan: Plan) -> Mapping[str, Field]:
         """What the local update keeps: it is read, and never written."""
@@ -288,9 +288,9 @@ class Score:
         """Nothing can be wrong."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """(n, C, C) each."""
+        """(n, …) each."""
         served = self.serve(site, sent, memory, plan)
-        tables = [site.confusion(rows, self.split) for rows in served]
+        tables = [site.tally(rows, self.split) for rows in served]
         return dict(zip(self.serve.moments, tables, strict=True)), {}
 
 

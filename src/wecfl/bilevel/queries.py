@@ -14,7 +14,7 @@ from wecfl.core.plan import Plan
 from wecfl.core.program import Job, Sent
 from wecfl.core.state import F32, F64, Bool, Int, Reply, Split, State, Table
 
-__all__ = ["confusion", "gradients", "losses", "risk", "scores"]
+__all__ = ["gradients", "losses", "risk", "served_tallies", "tallies"]
 
 
 def losses(
@@ -62,16 +62,18 @@ def gradients(
     return found
 
 
-def confusion(engine: Engine, models: F32, split: Split) -> Int:
-    """(m, C, C), truth by prediction of rows (m, P), or of the mean logits of (m, J, P)."""
+def tallies(engine: Engine, models: F32, split: Split) -> F64:
+    """(m, …), what the task counts of rows (m, P), or of the mean outputs of (m, J, P)."""
     name = "models" if models.ndim == 3 else "model"
     job = Job(Score(Center(), split))
-    found: Int = _answers(engine, job, Sent({name: models}), None, lost=0)["after"]
+    found: F64 = _answers(engine, job, Sent({name: models}), None, lost=0)["after"]
     return found
 
 
-def scores(engine: Engine, method: Method, state: State, plan: Plan, seed: int) -> dict[str, Int]:
-    """(m, C, C) on test data for each moment at which the method serves its clients."""
+def served_tallies(
+    engine: Engine, method: Method, state: State, plan: Plan, seed: int
+) -> dict[str, F64]:
+    """(m, …) on test data for each moment at which the method serves its clients."""
     job = Job(
         Score(method.serve, "test", method.local), plan, seed, state.round, state.tick,
         method.shared,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import F32, Int, Table
+from wecfl.core.task import Task
 from wecfl.layout import Layout
 
 __all__ = ["Engine"]
@@ -36,8 +37,12 @@ class Engine(Protocol):
         """(m,), |D_i|."""
 
     @property
-    def classes(self) -> int:
-        """C, how many there are."""
+    def task(self) -> Task:
+        """What is learned."""
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample: C, the classes."""
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = ...) -> Answers:
         """Let clients run a program: the n in `who`, by rising number; all by default.

@@ -33,8 +33,8 @@ class Field:
     """
 
     shape: tuple[int | str, ...]
-    """`P`, `trainable`, `K` and `C` stand for the width of a model, how many leading columns of it
-    are trained, the models that were sent, and the classes."""
+    """`P`, `trainable`, `K` and `tally` stand for the width of a model, how many leading columns of
+    it are trained, the models that were sent, and the shape of a tally of the task."""
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
     """Of memory at the first contact, and after a result that was not finite: zeros, or (of width
@@ -43,9 +43,10 @@ class Field:
     """Of a reply: it is what became of the model that was sent. This is what noise and clipping
     protect, attackers forge, and the server refuses if it is far too long."""
 
-    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def sized(self, sizes: Mapping[str, int | tuple[int, ...]]) -> tuple[int, ...]:
         """The shape in numbers."""
-        return tuple(sizes[n] if isinstance(n, str) else n for n in self.shape)
+        known = [sizes[n] if isinstance(n, str) else n for n in self.shape]
+        return tuple(n for each in known for n in (each if isinstance(each, tuple) else (each,)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +74,6 @@ class Site(Protocol):
     @property
     def sizes(self) -> Int:
         """(n,), |D_i|."""
-
-    @property
-    def classes(self) -> int:
-        """C."""
 
     @property
     def round(self) -> int:
@@ -112,8 +109,8 @@ class Site(Protocol):
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         """(n, trainable), ∇L(ω_i, D_i), the gradient of what `risk` gives; BatchNorm as there."""
 
-    def confusion(self, rows: F32, split: Split) -> Int:
-        """(n, C, C), truth by prediction; of (n, J, P) the mean logits of J models decide."""
+    def tally(self, rows: F32, split: Split) -> F64:
+        """(n, …), what the task counts; of (n, J, P) the mean outputs of J models decide."""
 
 
 class Program(Protocol):
@@ -159,8 +156,7 @@ class Job:
     def keeps(self, layout: Layout) -> dict[str, Field]:
         """What stays at a client: of the program, and the columns that don't travel."""
         kept = dict(self.program.keeps(self.plan))
-        private = hidden(layout, self.shared)
-        if private is not None and "model" in self.program.replies:
+        if (private := hidden(layout, self.shared)) is not None:
             kept["private"] = Field((len(private),), start="received")
         return kept
 
@@ -230,10 +226,10 @@ def perform(
         raise ConfigError(f"{job.program.name} must reply what it declares: {sorted(missing)}")
     if not job.keep:
         return reply, {}
-    if "private" in fields:
+    if private is not None and "model" in reply:
         after = {**after, "private": reply["model"][:, private]}
     results = [reply[name] for name, field in job.program.replies.items() if field.update]
-    bad = ~_finite(n, results + [after[name] for name in received])
+    bad = ~_finite(n, results + [after[name] for name in received if name in after])
     if bad.any():
         after = {
             name: np.where(_along(bad, rows), start(name), rows) for name, rows in after.items()

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -19,11 +18,13 @@ from wecfl import rng
 from wecfl.core.plan import Correction, Plan
 from wecfl.core.program import Answers, Job, Sent, perform
 from wecfl.core.state import F32, F64, Bool, Int, Split, Table
+from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 from wecfl.memory import empty as memory_of
 from wecfl.models.rows import layout_of, reinitialized, row_of
+from wecfl.tasks import Classification
 
 __all__ = [
     "EVALUATION_BATCH",
@@ -95,6 +96,7 @@ class BaseEngine(ABC):
         workers: int | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         batch: int = 32,
+        task: Task = Classification(),  # noqa: B008  (frozen)
     ) -> None:
         self.workers = min(cores() if workers is None else workers, len(federation))
         if self.workers < 1:
@@ -107,6 +109,7 @@ class BaseEngine(ABC):
         self._model = deepcopy(model)
         self._batchnorm = batchnorm
         self._batch = batch
+        self.task = task
 
     @property
     @abstractmethod
@@ -114,8 +117,8 @@ class BaseEngine(ABC):
         """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
 
     @property
-    def classes(self) -> int:
-        """C, how many there are."""
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample."""
         return self._federation.classes
 
     @abstractmethod
@@ -187,7 +190,7 @@ class LocalEngine(BaseEngine):
                     kept[name] = _like(memory.get(name), made, m, everyone)
                 kept[name][clients[here]] = made
         if not n:
-            rows = _nothing(job, self.layout, sent, self.classes)
+            rows = _nothing(job, self.layout, sent, self.task.shape(self.outputs))
         if not job.keep or not n:
             return Answers(rows, np.zeros(n, np.int8), memory)
         return Answers(rows, np.zeros(n, np.int8), {**memory, **kept})
@@ -218,31 +221,25 @@ class LocalEngine(BaseEngine):
         return [samples.of(self._federation, int(client)) for client in clients]
 
     def _loss(self, models: F32, which: Int, samples: Samples, clients: Int) -> F64:
-        """Mean cross-entropy of each of these clients on its samples."""
+        """Mean loss of each of these clients on its samples."""
         logits = self._logits(models, which, samples, clients).astype(np.float64)
         rows = self._rows(samples, clients)
-        truth = self._federation.y[np.concatenate(rows)]
-        top = logits.max(axis=1, keepdims=True)
-        log_sum = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
-        loss = log_sum - logits[np.arange(len(truth)), truth]
+        loss = self.task.losses(logits, self._federation.y[np.concatenate(rows)])
         counts = np.array([len(chosen) for chosen in rows])
         sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
         means: F64 = sums / counts
         return means
 
-    def _confusion(self, models: F32, split: Split, clients: Int) -> Int:
-        """(n, C, C), truth by prediction of the mean logits of (J, n, P)."""
-        federation, classes, own = self._federation, self.classes, np.arange(len(clients))
+    def _tally(self, models: F32, split: Split, clients: Int) -> F64:
+        """(n, …), what the task counts of the mean outputs of (J, n, P)."""
+        own, rows = np.arange(len(clients)), self._rows(Samples(split), clients)
         votes = [
             self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
             for member in models
         ]
-        guess = sum(votes[1:], start=votes[0]).argmax(axis=1)
-        rows = self._rows(Samples(split), clients)
-        owner = np.repeat(own, [len(indices) for indices in rows])
-        cell = (owner * classes + federation.y[np.concatenate(rows)]) * classes + guess
-        shape = (len(rows), classes, classes)
-        return np.bincount(cell, minlength=prod(shape)).reshape(shape).astype(np.int64)
+        owners = np.repeat(own, [len(indices) for indices in rows])
+        targets = self._federation.y[np.concatenate(rows)]
+        return self.task.tally(sum(votes[1:], start=votes[0]), targets, owners, len(clients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +310,6 @@ class Block:
         """(n,), |D_i|."""
         return self.engine.sizes[self.clients]
 
-    @property
-    def classes(self) -> int:
-        """C."""
-        return self.engine.classes
-
     def train(
         self,
         rows: F32,
@@ -378,10 +370,10 @@ class Block:
         samples = self.engine._drawn(batches, self.seed, self.round)
         return self.engine._gradients(rows, samples, self.clients)
 
-    def confusion(self, rows: F32, split: Split) -> Int:
-        """(n, C, C), truth by prediction (`wecfl.core.program.Site`)."""
+    def tally(self, rows: F32, split: Split) -> F64:
+        """(n, …), what the task counts (`wecfl.core.program.Site`)."""
         stack = rows[None] if rows.ndim == 2 else np.moveaxis(rows, 1, 0)
-        return self.engine._confusion(stack, split, self.clients)
+        return self.engine._tally(stack, split, self.clients)
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
@@ -406,11 +398,13 @@ def _like(before: NDArray[Any] | None, made: NDArray[Any], m: int, everyone: boo
     return table
 
 
-def _nothing(job: Job, layout: Layout, sent: Sent, classes: int) -> dict[str, NDArray[Any]]:
+def _nothing(
+    job: Job, layout: Layout, sent: Sent, tally: tuple[int, ...]
+) -> dict[str, NDArray[Any]]:
     """The replies of no clients."""
     models = sent.common.get("models")
-    sizes = {
-        "P": layout.width, "trainable": layout.trainable, "C": classes,
+    sizes: dict[str, int | tuple[int, ...]] = {
+        "P": layout.width, "trainable": layout.trainable, "tally": tally,
         "K": 0 if models is None else len(models),
     }  # fmt: skip
     return {

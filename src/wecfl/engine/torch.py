@@ -30,14 +30,15 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from wecfl.core.state import F32, Bool, Int
+from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples, Walk
 from wecfl.errors import EngineError, ModelError
 from wecfl.layout import Layout
 from wecfl.models.rows import layout_of, named_tensors, row_of
+from wecfl.tasks import Classification
 
 __all__ = ["TorchEngine"]
 
@@ -49,10 +50,10 @@ class TorchEngine(LocalEngine):
     Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
 
     >>> from torch import nn
-    >>> from wecfl.bilevel.queries import confusion
+    >>> from wecfl.bilevel.queries import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> with TorchEngine(fed, nn.Linear(4, 4), workers=1) as engine:
-    ...     confusion(engine, np.zeros((2, 20), np.float32), "test").shape
+    ...     tallies(engine, np.zeros((2, 20), np.float32), "test").shape
     (2, 4, 4)
     """
 
@@ -66,13 +67,16 @@ class TorchEngine(LocalEngine):
         workers: int | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         batch: int = 32,
+        task: Task = Classification(),  # noqa: B008  (frozen)
     ) -> None:
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
-        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
+        super().__init__(
+            federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
+        )
         self._board = _Board.shared(federation, self.layout)
         self._channels_last = True
-        local = _Local(federation, self._model, self._board, batchnorm, batch)
+        local = _Local(federation, self._model, self._board, batchnorm, batch, task)
         fork = mp.get_context("fork")
         # The lock is the workers' alone: if one is killed while it holds it, nobody but them hangs.
         self._next, lock = fork.RawValue("q", 0), fork.Lock()
@@ -297,9 +301,16 @@ class _Local:
     """What a worker does for one client: train, or compute logits."""
 
     def __init__(
-        self, federation: Federation, model: nn.Module, board: _Board, batchnorm: str, batch: int
+        self,
+        federation: Federation,
+        model: nn.Module,
+        board: _Board,
+        batchnorm: str,
+        batch: int,
+        task: Task,
     ) -> None:
         self.federation = federation
+        self.task = task
         self.board = board
         self.batchnorm = batchnorm
         self.channels_last = True
@@ -381,7 +392,8 @@ class _Local:
         self.model.train()
         for rows in way.batches(self.federation.train[client], key, int(board.steps[turn])):
             g.zero_()
-            loss = cross_entropy(self.model(self.samples(rows)), self.y[torch.from_numpy(rows)])
+            output = self.model(self.samples(rows))
+            loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
             torch.autograd.backward(loss)
             if weight_decay:
                 g.add_(w, alpha=weight_decay)
@@ -412,7 +424,7 @@ class _Local:
         count = 0
         self.gradient.zero_()
         for rows, output in self.evaluated(client, self.board.models[turn], Samples(**samples)):
-            loss = cross_entropy(output, self.y[torch.from_numpy(rows)], reduction="sum")
+            loss = self.task.objective(output, self.y[torch.from_numpy(rows)], "sum")
             torch.autograd.backward(loss)
             count += len(rows)
         self.board.gradients[turn] = (self.gradient / count).numpy()

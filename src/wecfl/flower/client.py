@@ -109,7 +109,7 @@ class _Here:
         ) as engine:  # fmt: skip
             answers = engine.ask(job, self._completed(job, sent), None, memory)
         if job.keep:
-            after = {name: answers.memory[name][0] for name in fields}
+            after = {name: answers.memory[name][0] for name in fields if name in answers.memory}
             store.save(job.tick + 1, after, keep=int(config["kept"]))
         rows = {name: made[0] for name, made in answers.rows.items()}
         if job.keep and "model" in rows:

@@ -31,6 +31,7 @@ from wecfl.flower.wire import (
     request,
 )
 from wecfl.models.rows import layout_of, reinitialized, row_of
+from wecfl.tasks import Classification
 
 __all__ = ["FlowerEngine"]
 
@@ -63,6 +64,7 @@ class FlowerEngine:
     """
 
     name = "flower"
+    task = Classification()
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class FlowerEngine:
                 "known": job.met is not None and bool(job.met[j]),
             }
             contents[i] = request(config | each, own, common)
-        shapes = self._shapes(job, sent)
+        shapes, declared = self._shapes(job, sent), job.program.replies
         kind = "train" if job.keep else "query.ask"
         answers, outcome = self._exchange(kind, job.round, contents, shapes, insist=job.keep)
         rows: dict[str, NDArray[Any]] = {
@@ -176,10 +178,8 @@ class FlowerEngine:
             for name, made in answers.get(i, {}).items():
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
-                elif made.dtype == np.int64 and (made < 0).any():
-                    self._refuse(
-                        self._roster.names[i], f"{job.program.name}: {name} must not be negative"
-                    )
+                elif declared[name].shape == ("tally",) and (why := self.task.complaint(made)):
+                    self._refuse(self._roster.names[i], f"{job.program.name}: {why}")
                     outcome[i] = Reply.MALFORMED
                 else:
                     rows[name][j] = made
@@ -188,9 +188,9 @@ class FlowerEngine:
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """Of the arrays that must come."""
         models = sent.common.get("models")
-        sizes = {
+        sizes: dict[str, int | tuple[int, ...]] = {
             "P": len(np.arange(self.layout.width)[self.layout.columns(job.shared)]),
-            "trainable": self.layout.trainable, "C": self._roster.classes,
+            "trainable": self.layout.trainable, "tally": self.task.shape(self.outputs),
             "K": 0 if models is None else len(models),
         }  # fmt: skip
         return {
@@ -198,8 +198,8 @@ class FlowerEngine:
         }
 
     @property
-    def classes(self) -> int:
-        """C, how many there are."""
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample."""
         return self._roster.classes
 
     def starts(self, which: Sequence[int], seed: int) -> F32:

@@ -43,7 +43,7 @@ class Store:
     ) -> dict[str, NDArray[Any]]:
         """What was kept by the last of the first `tick` exchanges that the client took part in.
 
-        Empty if there is nothing, or if it can't be read: `fields` are the types and shapes.
+        Of the `fields`, by type and shape, those that are there; none if it can't be read.
         """
         before = [number for number in self._ticks() if number <= tick]
         if not before or not fields:
@@ -53,9 +53,7 @@ class Store:
         except RunFolderError:
             return {}
         found = {name: (str(array.dtype), array.shape) for name, array in kept.items()}
-        if any(found.get(name) != promised for name, promised in fields.items()):
-            return {}
-        return {name: kept[name] for name in fields}
+        return {name: kept[name] for name, due in fields.items() if found.get(name) == due}
 
     def save(self, tick: int, tensors: Mapping[str, NDArray[Any]], *, keep: int) -> None:
         """After `tick` exchanges; of those up to then the last `keep` stay, and none later."""

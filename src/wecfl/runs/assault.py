@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from wecfl import metrics
-from wecfl.bilevel.queries import confusion
+from wecfl.bilevel.queries import tallies
 from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose
 from wecfl.core.engine import Engine
 from wecfl.core.state import F32, Bool, Int
@@ -62,5 +62,8 @@ class Assault:
             return found
         baited = np.isin(self.federation.keys, self.bait.keys)
         rows = models[..., baited, :]
-        table = confusion(trap, rows if rows.ndim == 2 else np.moveaxis(rows, 0, 1), "test")
-        return {**found, "success": metrics.weighted(metrics.accuracy(table), trap.sizes)}
+        table = tallies(trap, rows if rows.ndim == 2 else np.moveaxis(rows, 0, 1), "test")
+        return {
+            **found,
+            "success": metrics.weighted(trap.task.scores(table)["accuracy"], trap.sizes),
+        }

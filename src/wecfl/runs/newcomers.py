@@ -22,9 +22,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wecfl import metrics
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.queries import confusion, losses, risk
+from wecfl.bilevel.queries import losses, risk, tallies
 from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.channel.privacy import Privacy
 from wecfl.core.engine import Engine
@@ -259,8 +258,9 @@ class Reception:
             nearest = self.reference.clusters[far.argmin(axis=1)]
             models = np.ascontiguousarray(self.centers[:, nearest])
             stack = models[0] if len(models) == 1 else np.moveaxis(models, 0, 1)
-            table = confusion(setting.engine, stack, "test")
-        accuracy, macro_f1 = metrics.accuracy(table), metrics.macro_f1(table)
+            table = tallies(setting.engine, stack, "test")
+            scores = setting.engine.task.scores(table)
+        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
         return [
             Assignment(
                 client=newcomers.names[i],

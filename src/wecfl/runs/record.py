@@ -11,7 +11,7 @@ import numpy as np
 
 from wecfl import metrics
 from wecfl.bilevel.criteria import F, R
-from wecfl.bilevel.queries import confusion, scores
+from wecfl.bilevel.queries import served_tallies, tallies
 from wecfl.bilevel.representation import Columns
 from wecfl.core.engine import Engine
 from wecfl.core.program import hidden
@@ -131,8 +131,9 @@ class Recorder:
         began = perf_counter()
         state, before = states[0], self._before
         tables = self._scores(states)
-        last = tables.pop("after")
-        accuracy, macro_f1 = metrics.accuracy(last), metrics.macro_f1(last)
+        judged = self._engine.task.scores
+        scores = judged(tables.pop("after"))
+        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._apart
@@ -156,8 +157,9 @@ class Recorder:
             },
         }
         for moment, table in tables.items():
-            both = {"accuracy": metrics.accuracy(table), "macro_f1": metrics.macro_f1(table)}
-            record[moment] = {name: metrics.weighted(s, counted) for name, s in both.items()}
+            record[moment] = {
+                name: metrics.weighted(each, counted) for name, each in judged(table).items()
+            }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
             record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
@@ -181,13 +183,13 @@ class Recorder:
         self._clear()
         return record
 
-    def _scores(self, states: Sequence[State]) -> dict[str, Int]:
-        """(m, C, C), truth by prediction at each moment; a soft vote is one of models sent."""
+    def _scores(self, states: Sequence[State]) -> dict[str, F64]:
+        """(m, …), tallies at each moment; a soft vote is one of models sent."""
         if len(states) > 1:
             stack = served(states, self._engine.layout, self._method.shared)
-            return {"after": confusion(self._engine, np.moveaxis(stack, 0, 1), "test")}
+            return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
         plan = replace(self._setting.plan, lr=self._setting.rates(states[0]))
-        return scores(self._engine, self._method, states[0], plan, self._setting.seed)
+        return served_tallies(self._engine, self._method, states[0], plan, self._setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
         """(m, p) and (K, p), clients and centers, copied: the models are large.

@@ -16,11 +16,13 @@ from torch import nn
 
 from wecfl import memory, rng
 from wecfl.core.state import F32, Int
+from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples
 from wecfl.engine.native.chain import Unsupported, chain
 from wecfl.errors import EngineError
 from wecfl.models.rows import row_of
+from wecfl.tasks import Classification
 
 try:
     from wecfl.engine.native import _native
@@ -50,10 +52,10 @@ class NativeEngine(LocalEngine):
     of them. `isa` chooses an instruction set (default: the best of this machine). Raises
     `Unsupported` where the model has a layer the kernels don't know.
 
-    >>> from wecfl.bilevel.queries import confusion
+    >>> from wecfl.bilevel.queries import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> engine = NativeEngine(fed, nn.Linear(4, 4))
-    >>> confusion(engine, np.zeros((2, 20), np.float32), "test").shape
+    >>> tallies(engine, np.zeros((2, 20), np.float32), "test").shape
     (2, 4, 4)
     """
 
@@ -65,6 +67,7 @@ class NativeEngine(LocalEngine):
         workers: int | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         batch: int = 32,
+        task: Task = Classification(),  # noqa: B008  (frozen)
         isa: str = "",
     ) -> None:
         if _native is None:
@@ -72,7 +75,11 @@ class NativeEngine(LocalEngine):
                 "the native engine was not built, because no C++ compiler was found when wecfl was "
                 "installed"
             )
-        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
+        if task.kernel != "cross-entropy":
+            raise Unsupported(f"the kernels don't know the loss of the task {task.name}")
+        super().__init__(
+            federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
+        )
         self._layers = chain(self._model, self.layout, federation.shape, federation.classes)
         try:
             self._runner = self._make(self._layers, isa)

@@ -26,6 +26,7 @@ from torch import nn
 
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Int, Table
+from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EMPTY, BaseEngine
 from wecfl.engine.ray.actor import Actor
@@ -33,6 +34,7 @@ from wecfl.engine.ray.cluster import check_address, connect, first_line, importe
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
 from wecfl.memory import empty as memory_of
+from wecfl.tasks import Classification
 
 __all__ = ["Progress", "RayEngine"]
 
@@ -69,18 +71,21 @@ class RayEngine(BaseEngine):
         workers: int | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         batch: int = 32,
+        task: Task = Classification(),  # noqa: B008  (frozen)
         address: str | None = None,
         inside: Literal["auto", "native", "torch"] = "auto",
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(federation, model, workers=workers, batchnorm=batchnorm, batch=batch)
+        super().__init__(
+            federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
+        )
         if address is not None:
             check_address(address)
         self._ray = imported()
         self._progress = progress or (lambda work, done, total: None)
         self._shards: list[_Shard] = []
         self._name = ""
-        options = {"batchnorm": batchnorm, "batch": batch, "workers": 1}
+        options = {"batchnorm": batchnorm, "batch": batch, "workers": 1, "task": task}
         kind = _kind(inside, federation, model, options)
         self._mine = connect(address, self.workers)
         try:

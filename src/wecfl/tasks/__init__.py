@@ -1,0 +1,5 @@
+"""What is learned, and how it is judged."""
+
+from wecfl.tasks.classification import Classification
+
+__all__ = ["Classification"]
