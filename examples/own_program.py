@@ -1,6 +1,6 @@
 """What a client does is a value too: here a pull towards its cluster that grows with the rounds.
 
-Over a network a client must know it as well: `wecfl.bilevel.local.register(Tightening)` on both sides.
+Over a network clients must know it as well: `wecfl.bilevel.local.register(Tightening)`, both sides.
 """
 
 from collections.abc import Mapping

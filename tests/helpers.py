@@ -142,7 +142,7 @@ class BowlSite:
         rows: F32,
         plan: Plan,
         *,
-        correction: Correction = Correction(),
+        correction: Correction | None = None,
         velocity: F32 | None = None,
         free: Bool | None = None,
         part: slice = slice(None),
@@ -173,7 +173,7 @@ class BowlSite:
         return np.ones((len(self.sizes), 1, 1))
 
 
-def local_update(
+def local_update(  # noqa: PLR0917
     engine: Any,
     state: State,
     plan: Plan,

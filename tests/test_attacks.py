@@ -181,7 +181,9 @@ def test_accuracy_on_triggered_samples_is_the_success_of_the_backdoor(fed: Feder
         result = run_flat(data, methods.fedavg, model=model, rounds=15, lr=0.1, workers=1)
         rows = result.states[0].models[np.isin(fed.keys, hit.keys)]
         with TorchEngine(hit, model, workers=1) as engine:
-            return float(engine.task.scores(queries.tallies(engine, rows, "test"))["accuracy"].mean())
+            return float(
+                engine.task.scores(queries.tallies(engine, rows, "test"))["accuracy"].mean()
+            )
 
     assert success(backdoor.poison(fed, np.ones(5, bool), seed=0)) > 0.9
     assert success(fed) < 0.6

@@ -49,7 +49,7 @@ PUBLIC = {
 }
 WITHOUT_EXAMPLE = {
     "Gradients", "Losses", "Risk", "Score", "check", "confusion", "digest", "gradients", "learn",
-    "losses", "offset", "register", "risk", "scores",
+    "losses", "offset", "register", "risk", "served_tallies", "tallies",
     "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
     "Partition", "Source",
 }  # fmt: skip

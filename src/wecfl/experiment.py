@@ -374,8 +374,9 @@ def run(
     """Train a federation with a method; the parameters are the fields of `Experiment`."""
     return Experiment(
         federation, method,
-        model=model, task=task, rounds=rounds, plan=plan, seed=seed, conditions=conditions, privacy=privacy,
-        newcomers=newcomers, measure=measure, engine=engine, folder=folder, watch=watch,
+        model=model, task=task, rounds=rounds, plan=plan, seed=seed, conditions=conditions,
+        privacy=privacy, newcomers=newcomers, measure=measure, engine=engine, folder=folder,
+        watch=watch,
     ).run()  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Layout:
     representation, and what is averaged and distributed but never clustered or trained:
 
     - ``head``: the weight matrix of the last linear layer (the authors' code);
-    - ``classifier``: weights and bias of the last linear layer, so that ``~classifier`` is the body;
+    - ``classifier``: weights and bias of the last linear layer; ``~classifier`` is the body;
     - ``linear``: weights and biases of all fully connected layers (the paper's text);
     - ``statistics``: running mean and variance of BatchNorm;
     - ``frozen``: parameters that do not require a gradient.

@@ -52,8 +52,8 @@ __all__ = [
     "lg_fedavg",
     "local",
     "named",
-    "scaffold",
     "options",
+    "scaffold",
     "structure",
     "wecfl",
 ]
@@ -372,8 +372,8 @@ def components(method: Method) -> dict[str, str]:
     said = {
         field: _word(getattr(method, field))
         for field in (
-            "representation", "distance", "clustering", "importance", "aggregation", "local", "serve",
-            "shared", "start", "members",
+            "representation", "distance", "clustering", "importance", "aggregation", "local",
+            "serve", "shared", "start", "members",
         )
     }  # fmt: skip
     steps = {name: " ".join(map(str, getattr(method, name))) for name in ("opening", "steps")}

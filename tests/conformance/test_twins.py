@@ -1,4 +1,4 @@
-"""The methods with memory beside their naive twins, on both engines, also where clients are absent."""
+"""The methods with memory beside their naive twins, on both engines, also with absent clients."""
 
 from collections.abc import Callable
 from dataclasses import replace

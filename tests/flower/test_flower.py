@@ -319,7 +319,9 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     record = served().records[-1]
     assert record["clients"]["accuracy"][0] is None
     assert record["accuracy"] > 0.2
-    assert record["network"]["refused"] == [["c0", "score: counts must be whole numbers and not negative"]]
+    assert record["network"]["refused"] == [
+        ["c0", "score: counts must be whole numbers and not negative"]
+    ]
     shown = page([tmp_path / "run"])
     assert 'c0</th><td class="number">355</td><td class="number">–</td>' in shown
 

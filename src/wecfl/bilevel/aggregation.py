@@ -49,8 +49,8 @@ class Mean:
     the clustering (FeSEM clusters uniformly and averages by data size): `importance`, if given,
     replaces the method's λ here.
 
-    >>> state = State(1, {"model": np.array([[0.0], [4.0]], np.float32)}, np.full((2, 1), 9, np.float32),
-    ...               labels=np.array([0, 0]))
+    >>> models = {"model": np.array([[0.0], [4.0]], np.float32)}
+    >>> state = State(1, models, np.full((2, 1), 9, np.float32), labels=np.array([0, 0]))
     >>> Mean()(state, np.array([3.0, 1.0]), sizes=np.array([3, 1])).centers.tolist()
     [[1.0], [9.0]]
     """
@@ -99,8 +99,8 @@ class Median:
     mean, and a member with more than half of λ decides alone. While dishonest members hold less
     than half of λ, every column stays between values of honest members.
 
-    >>> state = State(1, {"model": np.array([[0], [1], [99]], np.float32)}, np.zeros((1, 1), np.float32),
-    ...               labels=np.array([0, 0, 0]))
+    >>> models = {"model": np.array([[0], [1], [99]], np.float32)}
+    >>> state = State(1, models, np.zeros((1, 1), np.float32), labels=np.array([0, 0, 0]))
     >>> Median()(state, np.array([1.0, 1, 1]), sizes=np.ones(3, int)).centers.tolist()
     [[1.0]]
     >>> Median()(state, np.array([2.0, 1, 1]), sizes=np.ones(3, int)).centers.tolist()
@@ -178,7 +178,8 @@ class Krum:
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
     >>> Krum(0.2)(state, np.ones(5), sizes=np.ones(5, int)).centers.tolist()
     [[1.0]]
-    >>> Krum(0.2, several=True)(state, np.array([1.0, 2, 2, 3, 9]), np.ones(5, int)).centers.tolist()
+    >>> several = Krum(0.2, several=True)
+    >>> several(state, np.array([1.0, 2, 2, 3, 9]), np.ones(5, int)).centers.tolist()
     [[1.75]]
     """
 
@@ -222,8 +223,8 @@ class GeometricMedian:
     Two members: the one with the greater λ, their mean if equal. While dishonest members hold a
     share α < ½ of λ, ‖z − c‖ ≤ 2(1 − α)/(1 − 2α) · max ‖ω_i − c‖ over honest i, for any c.
 
-    >>> state = State(1, {"model": np.array([[0], [1], [99]], np.float32)}, np.zeros((1, 1), np.float32),
-    ...               labels=np.array([0, 0, 0]))
+    >>> models = {"model": np.array([[0], [1], [99]], np.float32)}
+    >>> state = State(1, models, np.zeros((1, 1), np.float32), labels=np.array([0, 0, 0]))
     >>> GeometricMedian()(state, np.ones(3), sizes=np.ones(3, int)).centers.round(3).tolist()
     [[1.0]]
     """

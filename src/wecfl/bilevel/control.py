@@ -1,15 +1,16 @@
-"""Control variates: what a client's gradients are off those of its cluster, and the cure for it.
+"""Control variates: how far a client's gradients are off those of its cluster, and the cure.
 
-SCAFFOLD (Karimireddy et al., ICML 2020) lets every client i step along g − c_i + c, where c_i is its
-own mean gradient in its last round and c the mean of all c_i. The server knows the model x that a
-client received, the model y that came back, the K steps in between and their η, so it can hold c_i
-itself (option II of the paper):
+SCAFFOLD (Karimireddy et al., ICML 2020) lets every client i step along g − c_i + c, where c_i is
+its own mean gradient in its last round and c the mean of all c_i. The server knows the model x that
+a client received, the model y that came back, the K steps in between and their η, so it can hold
+c_i itself (option II of the paper):
 
     c_i ← c_i − c + (x − y) / (K·η),   c_k = Σ_{i∈k} λ_i c_i / Σ_{i∈k} λ_i.
 
 The paper weighs all clients alike; with λ both here and in the mean of the models it is the run's
-own objective R that is minimized, and with equal λ it is the paper's. Nothing more is uploaded, a lost reply changes nothing, stragglers count the steps they took, and a
-client that changes its cluster takes its c_i along.
+own objective R that is minimized, and with equal λ it is the paper's. Nothing more is uploaded, a
+lost reply changes nothing, stragglers count the steps they took, and a client that changes its
+cluster takes its c_i along.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     >>> from wecfl import Layout, methods
     >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1]))
     >>> models, centers = np.array([[0], [4]], np.float32), np.array([[1]], np.float32)
-    >>> F(State(1, {"model": models}, centers, np.array([0, 0])), methods.wecfl(1), engine)  # (3·1 + 1·9) / 4
+    >>> state = State(1, {"model": models}, centers, np.array([0, 0]))
+    >>> F(state, methods.wecfl(1), engine)                                  # (3·1 + 1·9) / 4
     3.0
     """
     distances = method.representation.own(state, engine, method.distance)
@@ -76,7 +77,8 @@ def gaps(state: State, method: Method, engine: Engine) -> F64:
     >>> from wecfl import Layout, methods
     >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1]))
     >>> models, centers = np.array([[0], [4]], np.float32), np.array([[1]], np.float32)
-    >>> gaps(State(1, {"model": models}, centers, np.array([0, 0])), methods.wecfl(1), engine).tolist()
+    >>> state = State(1, {"model": models}, centers, np.array([0, 0]))
+    >>> gaps(state, methods.wecfl(1), engine).tolist()
     [1.0, 3.0]
     """
     return np.sqrt(method.representation.own(state, engine, method.distance))

@@ -270,7 +270,7 @@ class Score:
 
     serve: Serving = Center()  # noqa: RUF009  (frozen)
     split: Split = "test"
-    of: Program = Train()  # noqa: RUF009  (frozen)
+    of: Program = Train()
     """What has made the memory that is looked at."""
     name: ClassVar[str] = "score"
     version: ClassVar[int] = 1

@@ -1,9 +1,9 @@
 """Server optimizers: the M-step as a gradient step, with moments kept for each cluster.
 
 The pseudo-gradient of a cluster is Δ_k = mean of its members' ω_i − Ω_k, so that a plain step of
-length 1 is the mean itself (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021; FedAvgM: Hsu
-et al., 2019). There is no bias correction. Clusters nobody was heard of do not step, and a cluster
-that is parted leaves its moments to both parts. BatchNorm statistics are averaged.
+length 1 is the mean itself (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021; FedAvgM:
+Hsu et al., 2019). There is no bias correction. Clusters nobody was heard of do not step, and a
+cluster that is parted leaves its moments to both parts. BatchNorm statistics are averaged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Second = Callable[[F64, F64, float], F64]
 
 
 def adagrad(v: F64, squared: F64, beta2: float) -> F64:
-    """v + Δ².
+    """V + Δ².
 
     >>> adagrad(np.array([1.0]), np.array([4.0]), 0.99).tolist()
     [5.0]
@@ -44,7 +44,7 @@ def adam(v: F64, squared: F64, beta2: float) -> F64:
 
 
 def yogi(v: F64, squared: F64, beta2: float) -> F64:
-    """v − (1 − β₂)·Δ²·sign(v − Δ²).
+    """V − (1 − β₂)·Δ²·sign(v − Δ²).
 
     >>> yogi(np.array([1.0]), np.array([4.0]), 0.5).tolist()
     [3.0]

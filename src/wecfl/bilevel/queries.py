@@ -87,6 +87,7 @@ def _answers(
     sent: Sent,
     who: Int | None,
     memory: Table | None = None,
+    *,
     lost: float = np.nan,
 ) -> dict[str, Any]:
     """What clients say, and `lost` of those that don't."""

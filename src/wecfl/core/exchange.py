@@ -42,7 +42,9 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
             )
     outcome = np.full(m, Reply.ABSENT, np.int8)
     outcome[who] = answers.outcome
-    replies, came = channel.received(state, answers.rows, who, outcome, job, engine.layout)
+    replies, came = channel.received(
+        state, answers.rows, who, outcome, job=job, layout=engine.layout
+    )
     after = replace(
         state,
         round=state.round + (ask.program is None),

@@ -78,11 +78,11 @@ Rate = Callable[[F64, State, Engine, Plan, int], F32]
 the state it makes, the engine, the plan and the seed."""
 
 Send = Callable[[State, "Setting"], Table]
-"""(m, …), what clients are sent beside their model, by name; from the state and the run's setting."""
+"""(m, …), what clients are sent beside their model, by name; from the state and the setting."""
 
 Learn = Callable[[State, State, Table, Plan], State]
 """What the server makes of the replies at once: from the state before the exchange, the state with
-the replies, what clients were sent beside their model, and the plan with η and steps of each (m,)."""
+the replies, what clients were sent beside their model, and the plan with η and steps of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,7 @@ class Channel:
         rows: Mapping[str, NDArray[Any]],
         who: Int,
         outcome: Int8,
+        *,
         job: Job,
         layout: Layout,
     ) -> tuple[dict[str, NDArray[Any]], Int8 | None]:

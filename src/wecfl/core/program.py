@@ -93,8 +93,9 @@ class Site(Protocol):
         """(n, P) and (n, trainable), rows and momentum after a `part` of the round's steps.
 
         Equal parts see equal batches. Only columns that are `free` (P,) move, also of BatchNorm's
-        running statistics; the others keep their momentum as well. Momentum starts from `velocity`, or from zero; it is None where
-        the plan has none. The rows are written to `out`, which may be `rows`, or to a new matrix.
+        running statistics; the others keep their momentum as well. Momentum starts from `velocity`,
+        or from zero; it is None where the plan has none. The rows are written to `out`, which may
+        be `rows`, or to a new matrix.
         """
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
@@ -240,7 +241,7 @@ def perform(
 
 
 def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), whose rows are. Float32 numbers can't overflow a float64 sum: it is just where they are."""
+    """(n,), whose rows are: float32 numbers can't overflow a float64 sum."""
     finite = np.ones(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for rows in tables:

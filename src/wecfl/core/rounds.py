@@ -1,22 +1,19 @@
 """Algorithm 1: expectation, maximization, distribution, local update – each `State -> State`.
 
 Every method runs through these steps and this loop; what differs between methods is data
-(`Method`), also which steps there are and in what order. A round is counted at the local update: a
-run opens with the steps that come before the first one (on the common start all clients coincide,
-so they share one cluster). A round closes with the distribution, when ω_i = Ω_k, and that is where
-scores are taken.
+(`Method`), also which steps there are and in what order. A round is counted at the local update; it
+closes with the distribution, when ω_i = Ω_k, and that is where scores are taken.
 
 Three clients with one parameter each, two of them alike; the first holds three times the data:
 
 >>> from types import SimpleNamespace
->>> from wecfl import Layout, methods
->>> from wecfl.core.plan import Plan
->>> from wecfl.core.program import Answers
+>>> from wecfl import Layout, core, methods
 >>> def ask(job, sent, who, memory):                           # these clients just add 1
-...     return Answers({"model": sent.own["model"] + 1}, np.zeros(len(who), np.int8))
+...     rows = {"model": sent.own["model"] + 1}
+...     return core.program.Answers(rows, np.zeros(len(who), np.int8))
 >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
 ...                          ask=ask, starts=lambda which, seed: np.zeros((1, 1), np.float32))
->>> setting = Setting(methods.wecfl(k=2), engine, Plan())
+>>> setting = Setting(methods.wecfl(k=2), engine, core.plan.Plan())
 >>> opening(setting).labels.tolist()                           # one start: one cluster
 [0, 0, 0]
 >>> models = np.array([[0], [4], [99]], np.float32)            # ω after some local update
@@ -31,8 +28,6 @@ Three clients with one parameter each, two of them alike; the first holds three 
 >>> state = distribution(state, setting)
 >>> state.models.tolist()
 [[1.0], [1.0], [99.0]]
->>> exchange(state, setting).models.tolist()
-[[2.0], [2.0], [100.0]]
 >>> next(iterate(setting, state)).round                        # L, E, M, D: one round further
 2
 """
@@ -59,9 +54,8 @@ __all__ = ["Observer", "distribution", "expectation", "iterate", "maximization",
 def expectation(state: State, setting: Setting) -> State:
     """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
 
-    Who was not heard in this round keeps its label and counts where the server last placed it; a
-    cluster that only such clients are in keeps its G. Who is heard for the first time joins the
-    nearest cluster: it did not start where the others did. K may grow (`Clustering`).
+    Who was not heard in this round keeps its label and counts where the server last placed it. Who
+    is heard for the first time joins the nearest cluster. K may grow (`Clustering`).
     """
     seen = Seen.of(state, setting)
     if not seen.known.any():
@@ -89,9 +83,8 @@ def maximization(state: State, setting: Setting) -> State:
 def distribution(state: State, setting: Setting) -> State:
     """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay with it.
 
-    Also who was absent, which will find it there when it takes part again; who was never heard has
-    no cluster yet and finds the mean of all. A learning rate that follows the run is set here,
-    where both ω_i and Ω_k are at hand.
+    Who was never heard has no cluster yet and finds the mean of all. A learning rate that follows
+    the run is set here, where both ω_i and Ω_k are at hand.
     """
     method, engine, met = setting.method, setting.engine, state.met
     whole = without(["moved", "stranger"], state.whole)
@@ -128,10 +121,7 @@ def opening(setting: Setting) -> State:
 
 
 def iterate(setting: Setting, state: State, *observers: Observer) -> Iterator[State]:
-    """The states after each further round, without end; the observers see every step.
-
-    `state` comes from `opening` or from an earlier round.
-    """
+    """The states after each further round, without end; the observers see every step."""
     while True:
         for step in setting.method.steps:
             began = perf_counter()

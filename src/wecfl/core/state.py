@@ -137,7 +137,7 @@ class State:
 
     @property
     def trained(self) -> F32 | None:
-        """(m, P), the clients' models since the last local update; None: they have what was sent."""
+        """(m, P), the clients' models since the last local update; None: as they were sent."""
         return None if self.replies is None else self.replies.get("model")
 
     def fresh(self, who: Int) -> F32:

@@ -149,7 +149,7 @@ class BaseEngine(ABC):
         m = len(self.sizes)
         clients = np.arange(m) if who is None else np.asarray(who, dtype=np.int64)
         if len(clients) and not (
-            0 <= clients[0] and clients[-1] < m and (np.diff(clients) > 0).all()
+            clients[0] >= 0 and clients[-1] < m and (np.diff(clients) > 0).all()
         ):
             raise ConfigError(f"clients must rise between 0 and {m - 1}, got {clients}")
         return clients

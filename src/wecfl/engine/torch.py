@@ -76,7 +76,9 @@ class TorchEngine(LocalEngine):
         )
         self._board = _Board.shared(federation, self.layout)
         self._channels_last = True
-        local = _Local(federation, self._model, self._board, batchnorm, batch, task)
+        local = _Local(
+            federation, self._model, self._board, batchnorm=batchnorm, batch=batch, task=task
+        )
         fork = mp.get_context("fork")
         # The lock is the workers' alone: if one is killed while it holds it, nobody but them hangs.
         self._next, lock = fork.RawValue("q", 0), fork.Lock()
@@ -305,6 +307,7 @@ class _Local:
         federation: Federation,
         model: nn.Module,
         board: _Board,
+        *,
         batchnorm: str,
         batch: int,
         task: Task,

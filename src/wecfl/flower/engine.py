@@ -58,7 +58,7 @@ class FlowerEngine:
     error and can be resumed. Every answer is checked (`wecfl.flower.wire`), and what is refused is
     written to the log with its reason.
 
-    What clients keep – momentum, a personal model, the columns that are not shared – is at their own
+    What clients keep – momentum, a personal model, columns that are not shared – is at their own
     place; of private columns the server's rows hold the common start. `kept` says of how many
     exchanges, so that the server can go back to a checkpoint.
     """

@@ -1,7 +1,7 @@
-"""What a client keeps between exchanges, on its own disk: momentum, personal models, private columns.
+"""What a client keeps between exchanges, on its own disk: momentum, a personal model, own columns.
 
-A file for each exchange, written whole or not at all, so that the server may go back to a checkpoint
-and ask again: the client then starts from what it had before that exchange.
+A file for each exchange, written whole or not at all, so that the server may go back to a
+checkpoint and ask again: the client then starts from what it had before that exchange.
 """
 
 from __future__ import annotations

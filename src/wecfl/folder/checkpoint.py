@@ -3,8 +3,9 @@
 Two files for a round, in `checkpoints/`:
 
 - ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
-  named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`, `J.cluster.NAME`,
-  `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not end with D;
+  named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
+  `J.cluster.NAME`, `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not
+  end with D;
 - ``000012.json``: the manifest, which is written last and makes the checkpoint valid: format,
   round, size and SHA-256 of the former, length of the files that grow from round to round, the run
   it belongs to, and a SHA-256 of all that.
@@ -33,8 +34,8 @@ from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors
 __all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "tidy", "write"]
 
 FORMAT = 2
-"""Of run folders. Folders without a number are older; they have no checkpoints. Before 2 a state was
-not sorted by owner."""
+"""Of run folders. Folders without a number are older; they have no checkpoints. Before 2 a state
+was not sorted by owner."""
 KEPT = 2
 """Checkpoints that stay."""
 FOLDER = "checkpoints"
