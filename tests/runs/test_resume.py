@@ -16,8 +16,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from helpers import run_flat, same_folders, same_states
-from wecfl import Federation, methods
+from wecfl import Federation, NativeEngine, methods
 from wecfl.config import Config
+from wecfl.engine.native import _native
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.experiment import run_config
 from wecfl.folder import checkpoint, files
@@ -312,9 +313,18 @@ def test_old_run_folders_stay_readable(format: int, tmp_path: Path, wecfl: "Wecf
     assert wecfl("report", "old").code == 0
 
 
-def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") -> None:
-    """For two more rounds, and comes to what the same run comes to that is made now in one go."""
+def test_a_run_of_format_1_goes_on_to_the_bit(
+    tmp_path: Path, wecfl: "Wecfl", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For two more rounds, and comes to what the same run comes to that is made now in one go.
+
+    By the instructions that it was begun with, where this machine has them.
+    """
     stored = TESTS / "folders" / "format-1"
+    isa = json.loads((stored / "env.json").read_text())["engine"].removeprefix("native-")
+    if isa in _native.instruction_sets():
+        made = NativeEngine._make
+        monkeypatch.setattr(NativeEngine, "_make", lambda self, layers, _: made(self, layers, isa))
     folder = Path(shutil.copytree(stored, tmp_path / "old"))
     assert wecfl("resume", "old", "--rounds", "4").code == 0
     assert read_summary(folder)["rounds"] == len(read_metrics(folder)) == 4
@@ -338,6 +348,7 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
         tmp_path / "now" / "assignments.csv"
     ).read_bytes()
     np.testing.assert_allclose(state.centers, fresh.centers, rtol=1e-4, atol=1e-5)
+    assert (env["engine"] == again["engine"]) == (isa in _native.instruction_sets())
     if env["engine"] == again["engine"]:  # else the two agree in all but the last digits
         same_states(state, fresh)
         one, two = (load_file(each / "models.safetensors") for each in (folder, tmp_path / "now"))
