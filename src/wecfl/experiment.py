@@ -281,7 +281,8 @@ class Experiment:
             ]  # fmt: skip
             recorder = Recorder(
                 settings[0], self.members.groups,
-                objectives=self._objectives, assault=assault, trap=trap,
+                objectives=self._objectives, score_every=self.measure.score_every,
+                rounds=self.rounds, assault=assault, trap=trap,
             )  # fmt: skip
             yield Opened(settings, recorder, guests)
 
