@@ -135,7 +135,7 @@ def options_of(config: Config) -> dict[str, Any]:
             config.trace,
             config.score_every,
             config.batchnorm,
-        ),  # fmt: skip
+        ),
         "engine": Compute(config.engine, config.workers, config.ray_address),
     }
 

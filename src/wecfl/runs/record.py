@@ -28,8 +28,8 @@ __all__ = [
     "KEYS",
     "Record",
     "Recorder",
-    "last_attack",
     "last_choice",
+    "last_parts",
     "last_rounds",
     "replies",
     "served",
@@ -266,20 +266,23 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
     return means
 
 
-def last_attack(records: Sequence[Record], count: int = 3) -> dict[str, dict[str, float | None]]:
-    """What an attack came to, as means over the last rounds; nothing without an attack.
+def last_parts(
+    records: Sequence[Record], name: str, count: int = 3
+) -> dict[str, dict[str, float | None]]:
+    """What a part of the records came to, as means over the last rounds; nothing without it.
 
-    >>> last_attack([{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)])
+    >>> attacks = [{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)]
+    >>> last_parts(attacks, "attack")
     {'attack': {'isolated': 0.75, 'exposed': None}}
-    >>> last_attack([{}])
+    >>> last_parts([{}], "before")
     {}
     """
-    told = [record["attack"] for record in records[-count:] if "attack" in record]
+    told = [record[name] for record in records[-count:] if name in record]
     if not told:
         return {}
     values = {key: [each[key] for each in told if each[key] is not None] for key in told[0]}
     return {
-        "attack": {
+        name: {
             key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
         }
     }
