@@ -85,7 +85,7 @@ def choice_words(choice: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What must not be overlooked about a run: its K, adaptation, lies, privacy, newcomers, refusals.
+    """What must not be overlooked: its K, adaptation, lies, privacy, newcomers, refusals.
 
     `refused` says in how many rounds the reply of each client was.
 
