@@ -1,7 +1,7 @@
 """Kills runs at random moments and goes on with them: `python tests/kills.py --times 100`.
 
-Of each of the methods on each of the engines, if several are named; a line for each pair, which also
-says what the run kept by owner (`wecfl.core.state.State`) and how many clusters it had by round.
+Of each of the methods on each of the engines, if several are named; a line for each pair, which
+also says what the run kept by owner (`wecfl.core.state.State`) and its clusters by round.
 
 A run is begun in a child process, which is killed (SIGKILL) after a random time, or by itself
 in the middle of writing a file; another child goes on with it; and so on until it is finished.
@@ -163,17 +163,24 @@ def kill_and_resume(config: Config, times: int, seed: int, place: Path) -> dict[
                 told["while writing"] += bool(inject)
                 # The last file of a run: what was killed after it had nothing left to do.
                 finished = (folder / "summary.json").is_file()
+        if other := names(place / "whole") ^ names(folder):
+            raise AssertionError(f"{config.method}: only one of two runs has {sorted(other)}")
         same_folders(place / "whole", folder)
         told["runs"] += 1
     return told | kept(place / "whole")
 
 
+def names(folder: Path) -> set[str]:
+    """The files of a run."""
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
 def kept(folder: Path) -> dict[str, Any]:
     """What there was to lose: the names of the arrays by owner, and the clusters by round."""
     [state, *_] = read_states(folder)
-    names = {owner: sorted(getattr(state, owner)) for owner in OWNERS}
+    held = {owner: sorted(getattr(state, owner)) for owner in OWNERS}
     sizes = [len(record["sizes"]) for record in read_metrics(folder)]
-    return {"kept": {owner: held for owner, held in names.items() if held}, "clusters": sizes}
+    return {"kept": {owner: told for owner, told in held.items() if told}, "clusters": sizes}
 
 
 def main() -> None:

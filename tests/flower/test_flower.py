@@ -177,7 +177,7 @@ def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -
 def test_what_is_a_clients_own_is_in_no_message(
     name: str, nodes: Nodes, served: Served, tmp_path: Path
 ) -> None:
-    """Neither a personal model nor a private column, nor any long part of one, to or from a client."""
+    """Neither a personal model nor a private column, nor any long part of one, either way."""
     answers: list[Message] = []
 
     def watch(message: Message) -> Message:
@@ -548,8 +548,8 @@ def cut(file: Path) -> None:
 @pytest.mark.parametrize("damage", [ruin, cut, Path.unlink])
 @pytest.mark.parametrize("method", ["wecfl", "ditto", "fedper", "local"])
 def test_a_client_that_lost_its_state_says_so(
-    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture, method: str, damage: Callable[[Path], None],
+    fed: Federation, served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    *, method: str, damage: Callable[[Path], None],
 ) -> None:  # fmt: skip
     """And starts as at its first contact: momentum from zero, models from what it received."""
     how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}

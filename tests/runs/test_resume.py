@@ -313,7 +313,7 @@ def test_old_run_folders_stay_readable(format: int, tmp_path: Path, wecfl: "Wecf
 
 
 def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") -> None:
-    """For two more rounds; as the same run made now, which says whether those before are the same."""
+    """For two more rounds, and comes to what the same run comes to that is made now in one go."""
     stored = TESTS / "folders" / "format-1"
     folder = Path(shutil.copytree(stored, tmp_path / "old"))
     assert wecfl("resume", "old", "--rounds", "4").code == 0
