@@ -92,12 +92,10 @@ def _check_whole(folder: Path) -> None:
     name, parts = written.get("method", ""), written.get("components")
     if isinstance(name, dict):  # a table with the options of the method
         name = name.get("name", "")
+    whole = True
     if parts is not None:
         whole = parts["shared"] == "all" and parts.get("local") != "Alone()"
-    else:
-        made = (
-            named(name, **({"k": 2} if "k" in options(name) else {})) if name in METHODS else None
-        )
-        whole = made is None or made.whole_centers
+    elif name in METHODS:
+        whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
     if not whole:
         raise ConfigError(NOT_WHOLE.format(name))

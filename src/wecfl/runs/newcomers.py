@@ -57,8 +57,8 @@ By = Literal["update", "losses"]
 ALARMS = 0.025
 """The share of newcomers like the members that may be taken for novel."""
 NOT_WHOLE = (
-    "the clusters of {} have no whole models, since clients keep their own or a part of it: there is "
-    "nothing that a newcomer, or whoever serves it, could use"
+    "the clusters of {} have no whole models, since clients keep their own or a part of it: there "
+    "is nothing that a newcomer, or whoever serves it, could use"
 )
 """Why the models of some methods are of no use to others."""
 NO_BUDGET = (
