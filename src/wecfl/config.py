@@ -181,6 +181,9 @@ class Config(BaseModel):
     trace: bool | None = Field(
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
     )
+    score_every: int = Field(
+        1, ge=1, description="Rounds between two tests of the clients; the last is always tested."
+    )
     checkpoint_every: int = Field(1, ge=1, description="Rounds between two checkpoints.")
 
     @field_validator("options", mode="before")
@@ -256,7 +259,7 @@ PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
 
 INCIDENTAL = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
-    "checkpoint_every",
+    "score_every", "checkpoint_every",
 )  # fmt: skip
 """Choices that do not make another experiment."""
 

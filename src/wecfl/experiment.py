@@ -52,7 +52,7 @@ from wecfl.options import (
 )
 from wecfl.runs.assault import Assault
 from wecfl.runs.kept_out import parted
-from wecfl.runs.newcomers import NO_BUDGET, Blueprint, Reference, Visit
+from wecfl.runs.newcomers import NO_BUDGET, NOT_WHOLE, Blueprint, Reference, Visit
 from wecfl.runs.observe import OnRound, Watcher
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
@@ -241,6 +241,8 @@ class Experiment:
                 "objectives": self._objectives,
             })  # fmt: skip
             self.privacy.epsilon(1)  # what can't be told in the end is not begun
+        if self.late and not method.whole_centers:
+            raise ConfigError(NOT_WHOLE.format(method.name))
         if self.late and self._overspent:
             raise ConfigError(NO_BUDGET)
         self._channel.check(plan, len(members))
@@ -281,7 +283,8 @@ class Experiment:
             ]  # fmt: skip
             recorder = Recorder(
                 settings[0], self.members.groups,
-                objectives=self._objectives, assault=assault, trap=trap,
+                objectives=self._objectives, score_every=self.measure.score_every,
+                rounds=self.rounds, assault=assault, trap=trap,
             )  # fmt: skip
             yield Opened(settings, recorder, guests)
 
@@ -332,6 +335,8 @@ class Experiment:
 
         `state` is the last one of the run, or of that member of a soft vote.
         """
+        if not self.method.whole_centers:
+            raise ConfigError(NOT_WHOLE.format(self.method.name))
         if self._overspent:
             raise ConfigError(NO_BUDGET)
         if not isinstance(self.members, Federation):

@@ -129,7 +129,13 @@ def options_of(config: Config) -> dict[str, Any]:
         "conditions": _conditions(config),
         "privacy": privacy,
         "newcomers": newcomers,
-        "measure": Measure(config.objectives, config.diagnostics, config.trace, config.batchnorm),
+        "measure": Measure(
+            config.objectives,
+            config.diagnostics,
+            config.trace,
+            config.score_every,
+            config.batchnorm,
+        ),
         "engine": Compute(config.engine, config.workers, config.ray_address),
     }
 

@@ -1,4 +1,4 @@
-"""The paper's seven methods and two that need no K, each one value of `Method`.
+"""The methods, each one value of `Method`: the paper's seven, and those it names.
 
 >>> from wecfl import methods
 >>> methods.wecfl(k=10).clustering
@@ -346,6 +346,8 @@ def named(name: str, **chosen: Any) -> Method:
 
 def _fitting(name: str, option: Parameter, value: Any) -> Any:
     """The value of an option in the type that the method asks for."""
+    if option.annotation is option.empty:  # of a factory that a user has added
+        return value
     try:
         return TypeAdapter(option.annotation).validate_python(value)
     except ValidationError as error:

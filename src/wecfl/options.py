@@ -182,8 +182,13 @@ class Measure:
     """Also what the theory speaks of (`docs/theory.md`)."""
     trace: bool | None = None
     """The clients' distances, in the run folder; by default of up to 500 clients."""
+    score_every: int = 1
+    """Rounds between two tests of the clients; the last round is always one with a test."""
     batchnorm: Literal["running", "batch"] = "running"
     """BatchNorm in tests: `running` statistics or those of each test `batch`."""
+
+    def __post_init__(self) -> None:
+        check_whole(score_every=(self.score_every, 1))
 
 
 @dataclass(frozen=True, slots=True)

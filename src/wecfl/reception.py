@@ -16,7 +16,7 @@ from wecfl.folder.readers import config_of, read_config
 from wecfl.folder.reference import REFERENCE, read_reference, write_reference
 from wecfl.from_config import options_of
 from wecfl.models import layout_of
-from wecfl.runs.newcomers import Reception, Visit, columns
+from wecfl.runs.newcomers import NOT_WHOLE, Reception, Visit, columns
 
 __all__ = ["reception_of"]
 
@@ -38,6 +38,8 @@ def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, C
     rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
     centers = np.array(rows, np.float32)
     method = chosen["method"]
+    if not method.whole_centers:
+        raise ConfigError(NOT_WHOLE.format(method.name))
     width = np.arange(layout.width)[layout.columns(columns(method, layout).which)].size
     if not (folder / REFERENCE).exists():
         _make_reference(folder, config)

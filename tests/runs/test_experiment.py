@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 import wecfl
-from helpers import run_flat
+from helpers import run_flat, same_bits
 from wecfl import Federation, Method, Result, State, methods
 from wecfl.config import resolve
 from wecfl.core.method import Ask
@@ -347,6 +347,26 @@ def test_without_ground_truth_there_is_no_ari(fed: Federation, tmp_path: Path) -
     assert result.records[-1]["ari"] is None
     assert result.summary["ari"] is None
     assert read_clients(tmp_path / "run")["group"].isna().all()
+
+
+def test_clients_are_tested_now_and_then_and_in_the_last_round(fed: Federation) -> None:
+    every = run_flat(fed, methods.fedavg_ft(), rounds=5, **QUICK)
+    some = run_flat(fed, methods.fedavg_ft(), rounds=5, score_every=2, **QUICK)
+    tested = [record["accuracy"] is not None for record in some.records]
+    assert tested == [False, True, False, True, True]
+    for whole, thin in zip(every.records, some.records, strict=True):
+        if thin["accuracy"] is None:
+            assert set(thin["clients"]["accuracy"]) == {None}
+            assert "before" not in thin
+        else:
+            assert thin["accuracy"] == whole["accuracy"]
+            assert thin["before"] == whole["before"]
+    assert some.summary["accuracy"] == pytest.approx(
+        np.mean([r["accuracy"] for r in every.records[3:]])
+    )
+    same_bits(every, some)
+    with pytest.raises(ConfigError, match="score_every must be a whole number"):
+        run_flat(fed, methods.fedavg, score_every=0, **QUICK)
 
 
 def test_objectives_can_be_left_out(fed: Federation) -> None:

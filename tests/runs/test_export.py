@@ -15,6 +15,7 @@ import wecfl
 from conftest import federation
 from helpers import run_flat
 from wecfl import Result, methods
+from wecfl.errors import ConfigError
 from wecfl.folder.models import export
 from wecfl.models import Vote, build
 
@@ -92,3 +93,27 @@ def test_what_can_t_be_exported_is_said_in_one_line(wecfl: "Wecfl", tmp_path: Pa
         code, _, err = wecfl("export", *tokens)
         assert (code, err.count("\n")) == (2, 1), (tokens, err)
         assert problem in err, (tokens, err)
+
+
+@pytest.mark.parametrize("name", ["fedper", "local"])
+def test_models_that_are_not_whole_are_not_given_away(
+    name: str, tmp_path: Path, wecfl: "Wecfl"
+) -> None:
+    method = methods.named(name)
+    result = trained("mlp", tmp_path / "values", method)
+    flags = ["--clients", "6", "--groups", "2", "--rounds", "1", "--method", name]
+    assert wecfl("run", *flags, "--out", "flags").code == 0
+    x = np.zeros((8, 1, 8, 8), np.float32)
+    np.savez(tmp_path / "late.npz", x=x, y=np.arange(8) % 3)
+    for tokens in (
+        ("export", str(tmp_path / "values"), "--cluster", "0"),
+        ("export", "flags", "--cluster", "0"),
+        ("assign", "flags", str(tmp_path / "late.npz")),
+        ("run", *flags, "--newcomers", "0.3"),
+    ):
+        outcome = wecfl(*tokens)
+        assert outcome.code == 2
+        assert outcome.err.count("\n") == 1
+        assert f"the clusters of {name} have no whole models" in outcome.err
+    with pytest.raises(ConfigError, match="no whole models"):
+        result.assign(x, np.arange(8) % 3)

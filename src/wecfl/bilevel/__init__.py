@@ -1,1 +1,1 @@
-"""The choices that make a method: g, d, λ, clustering, local objective, aggregation – and F, R."""
+"""The choices that make a method: g, d, λ, clustering, programs, aggregation – and F, R."""

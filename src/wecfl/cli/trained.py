@@ -13,10 +13,12 @@ from wecfl.data.arrays import read_npz
 from wecfl.errors import ConfigError
 from wecfl.folder.models import Format
 from wecfl.folder.models import export as write_model
+from wecfl.folder.readers import read_config
+from wecfl.methods import METHODS, named, options
 from wecfl.reception import reception_of
 from wecfl.report.newcomers import rich_newcomers
 from wecfl.runs.kept_out import table
-from wecfl.runs.newcomers import By
+from wecfl.runs.newcomers import NOT_WHOLE, By
 
 __all__ = ["assign", "export"]
 
@@ -80,4 +82,20 @@ def export(
     """
     path = out or folder / f"cluster-{cluster}.{format}"
     check_place(path, "model")
+    _check_whole(folder)
     terminal.show(f"model: {write_model(folder, cluster, format, path, replace=replace)}")
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse a run whose clients keep a part of their models."""
+    written = read_config(folder)
+    name, parts = written.get("method", ""), written.get("components")
+    if isinstance(name, dict):  # a table with the options of the method
+        name = name.get("name", "")
+    whole = True
+    if parts is not None:
+        whole = parts["shared"] == "all" and parts.get("local") != "Alone()"
+    elif name in METHODS:
+        whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
+    if not whole:
+        raise ConfigError(NOT_WHOLE.format(name))

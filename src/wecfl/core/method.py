@@ -282,6 +282,11 @@ class Method:
             raise ConfigError(f"{self.name}: a soft vote is one of centers, not of personal models")
 
     @property
+    def whole_centers(self) -> bool:
+        """Whether the model of a cluster can serve alone: clients keep no part of it."""
+        return self.shared == "all" and "model" in self.local.replies
+
+    @property
     def at_start(self) -> int:
         """K at the start of a run."""
         return 1 if self.k == "auto" else self.k

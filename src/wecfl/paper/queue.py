@@ -43,7 +43,7 @@ from wecfl.from_config import method_of
 from wecfl.paper.definitions import Cell, Run
 from wecfl.paper.pictures import Pictures
 from wecfl.runs.observe import OnRound
-from wecfl.runs.record import Record, last_attack, last_rounds
+from wecfl.runs.record import Record, last_parts, last_rounds
 
 __all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
@@ -337,7 +337,7 @@ def _scores(records: Sequence[Record]) -> Stored:
         key: None if mean is None else round(mean, 6)
         for key, mean in last_rounds(records, LAST).items()
     }
-    return {**means, **last_attack(records, LAST), "curve": curve}
+    return {**means, **last_parts(records, "attack", LAST), "curve": curve}
 
 
 def _choices(config: Config) -> dict[str, Any]:

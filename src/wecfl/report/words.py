@@ -85,7 +85,7 @@ def choice_words(choice: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What must not be overlooked about a run: its K, lies, privacy, newcomers, clients refused.
+    """What must not be overlooked: its K, adaptation, lies, privacy, newcomers, refusals.
 
     `refused` says in how many rounds the reply of each client was.
 
@@ -96,6 +96,8 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     8 replies refused: look at client a (7 of 10 rounds)
     """
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
+    if (before := summary.get("before")) and before["accuracy"] is not None:
+        lines.append(f"before local adaptation: accuracy {100 * before['accuracy']:.1f} %")
     if attack := summary.get("attack"):
         found = [
             f"{100 * attack[key]:.0f} % {words}"

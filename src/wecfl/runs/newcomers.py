@@ -40,6 +40,7 @@ from wecfl.layout import Layout
 from wecfl.models import Model, Module, Vote, auto, build, fill
 
 __all__ = [
+    "NOT_WHOLE",
     "NO_BUDGET",
     "Assignment",
     "Blueprint",
@@ -55,6 +56,11 @@ By = Literal["update", "losses"]
 
 ALARMS = 0.025
 """The share of newcomers like the members that may be taken for novel."""
+NOT_WHOLE = (
+    "the clusters of {} have no whole models, since clients keep their own or a part of it: there "
+    "is nothing that a newcomer, or whoever serves it, could use"
+)
+"""Why the models of some methods are of no use to others."""
 NO_BUDGET = (
     "newcomers are compared with every member's reply to the common start; with clip, and "
     "participation below 1 or several starts, that is one more than the privacy budget counts"

@@ -28,8 +28,8 @@ __all__ = [
     "KEYS",
     "Record",
     "Recorder",
-    "last_attack",
     "last_choice",
+    "last_parts",
     "last_rounds",
     "replies",
     "served",
@@ -82,6 +82,9 @@ DIAGNOSTIC_KEYS = {
 class Recorder:
     """Watches the steps of a round and makes its record.
 
+    Clients are tested every `score_every` rounds, and in the last of `rounds`; in between their
+    scores are unknown.
+
     Under an `assault` scores are those of honest clients; `trap` is an engine for its bait.
     """
 
@@ -91,12 +94,15 @@ class Recorder:
         groups: Int | None,
         *,
         objectives: bool = True,
+        score_every: int = 1,
+        rounds: int = 0,
         assault: Assault | None = None,
         trap: Engine | None = None,
     ) -> None:
         self._setting, self._method, self._engine = setting, setting.method, setting.engine
         self._groups = groups
         self._objectives = objectives
+        self._every, self._last = score_every, rounds
         self._assault, self._trap = assault, trap
         self._honest = 1 if assault is None else ~assault.attackers
         self._before: Int | None = None
@@ -130,9 +136,10 @@ class Recorder:
         """After the last step: the record of the round, soft-voted over `states`."""
         began = perf_counter()
         state, before = states[0], self._before
-        tables = self._scores(states)
-        judged = self._engine.task.scores
-        scores = judged(tables.pop("after"))
+        task = self._engine.task
+        tables = self._scores(states) if self._scored(state.round) else {}
+        nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
+        scores = task.scores(tables.pop("after", nothing))
         accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
@@ -158,7 +165,7 @@ class Recorder:
         }
         for moment, table in tables.items():
             record[moment] = {
-                name: metrics.weighted(each, counted) for name, each in judged(table).items()
+                name: metrics.weighted(each, counted) for name, each in task.scores(table).items()
             }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
@@ -182,6 +189,10 @@ class Recorder:
         self._before = state.labels
         self._clear()
         return record
+
+    def _scored(self, round: int) -> bool:
+        """Every so many rounds, and in the last one."""
+        return round % self._every == 0 or round == self._last
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), tallies at each moment; a soft vote is one of models sent."""
@@ -255,20 +266,23 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
     return means
 
 
-def last_attack(records: Sequence[Record], count: int = 3) -> dict[str, dict[str, float | None]]:
-    """What an attack came to, as means over the last rounds; nothing without an attack.
+def last_parts(
+    records: Sequence[Record], name: str, count: int = 3
+) -> dict[str, dict[str, float | None]]:
+    """What a part of the records came to, as means over the last rounds; nothing without it.
 
-    >>> last_attack([{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)])
+    >>> attacks = [{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)]
+    >>> last_parts(attacks, "attack")
     {'attack': {'isolated': 0.75, 'exposed': None}}
-    >>> last_attack([{}])
+    >>> last_parts([{}], "before")
     {}
     """
-    told = [record["attack"] for record in records[-count:] if "attack" in record]
+    told = [record[name] for record in records[-count:] if name in record]
     if not told:
         return {}
     values = {key: [each[key] for each in told if each[key] is not None] for key in told[0]}
     return {
-        "attack": {
+        name: {
             key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
         }
     }

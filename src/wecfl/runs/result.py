@@ -28,8 +28,8 @@ from wecfl.runs.newcomers import (
 )
 from wecfl.runs.record import (
     Record,
-    last_attack,
     last_choice,
+    last_parts,
     last_rounds,
     replies,
     served,
@@ -180,7 +180,9 @@ class Result:
     @property
     def _told(self) -> dict[str, Any]:
         """What a run that chose K, or one with attackers or privacy, has to tell besides."""
-        told: dict[str, Any] = {**last_choice(self.records), **last_attack(self.records)}
+        told: dict[str, Any] = last_choice(self.records)
+        for name in ("before", "attack"):
+            told |= last_parts(self.records, name)
         if self.privacy:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
             # Of each soft-voted run a client sends a model.

@@ -377,8 +377,8 @@ def _assumptions(run: _Run) -> Iterator[Assumption]:
         else "no BatchNorm" + ("" if named else "; Dropout can't be told from the folder"),
     )  # fmt: skip
     logistic = run.model == "logistic"
-    curved = min((r["theory"]["curvature"], r["round"]) for r in measured
-                 if r["theory"]["curvature"] is not None) if measured else (0.0, 0)  # fmt: skip
+    bent = [(r["theory"]["curvature"], r["round"]) for r in measured]
+    curved = min((each for each in bent if each[0] is not None), default=(0.0, 0))
     seen = f"⟨Δ∇, Δω⟩ < 0 in round {curved[1]}" if curved[0] < 0 else "no secant refutes it"
     yield Assumption(
         "convex", logistic or (False if named or curved[0] < 0 else None),
