@@ -53,7 +53,8 @@ def cfl_adam(eps1: float, eps2: float) -> Method:
     return parted.replace(name="cfl-adam", aggregation=Adaptive(adam, 0.1))
 
 
-METHODS.update({"wecfl-adam": wecfl_adam, "cfl-adam": cfl_adam})
+COMBINED = {"wecfl-adam": wecfl_adam, "cfl-adam": cfl_adam}
+"""Methods that only this script knows."""
 
 PARTING: dict[str, Any] = {"eps1": 0.4, "eps2": 0.2, "lr": 0.01}
 """CFL parts its clusters in rounds 2, 3 and 4, not never, as it would on so little data."""
@@ -184,6 +185,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    METHODS.update(COMBINED)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=8)

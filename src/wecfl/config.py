@@ -290,6 +290,8 @@ def resolve(
     """
     said = _read(file) if file else {}
     where = f"{file}: " if file else ""
+    if not isinstance(said.get("options", {}), dict):
+        raise ConfigError(f"{where}options must be a table, got {said['options']!r}")
     if isinstance(said.get("method"), dict):
         said = _table(said, where)
     written = said.pop("preset", "default")

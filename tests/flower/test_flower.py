@@ -18,8 +18,10 @@ import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
 from helpers import local_update, run_flat
 from wecfl import Federation, NativeEngine, State, methods
+from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
+from wecfl.core.method import Ask
 from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
@@ -171,6 +173,21 @@ def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -
         for array in record.values()
     }
     assert widths == {np.arange(runner.layout.width)[columns].size}
+
+
+def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
+    """A round with two exchanges, whose programs remember different things."""
+    method = methods.fedavg.replace(steps=(Ask(program=Alone()), "L", "E", "M", "D"))
+    roster = Roster(M, classes=CLASSES)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
+    runner.enrol(M, 5)
+    roster.sort()
+    options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
+    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
+    here = run_flat(fed, method, model=make_model(), **options)
+    np.testing.assert_array_equal(over.centers, here.centers)
+    assert not any("restarted" in record.get("network", {}) for record in over.records)
+    assert over.states[0].tick == here.states[0].tick == 6
 
 
 @pytest.mark.parametrize("name", ["ditto", "local", "fedper", "lg-fedavg", "fedrep"])

@@ -35,7 +35,7 @@ def test_the_parameters_of_run_are_the_fields_of_an_experiment() -> None:
     parameters = signature(wecfl.run).parameters
     expected = {each.name: each.default for each in fields(Experiment) if each.name != "written"}
     assert list(parameters) == list(expected)
-    assert len(parameters) <= 13
+    assert len(parameters) <= 14
     for name in list(expected)[2:]:
         assert parameters[name].default == expected[name]
 

@@ -99,23 +99,33 @@ class _Here:
         if "clip" in config:
             raise ConfigError(NO_NETWORK)
         job = read_job(config)
-        fields, store = job.keeps(self.layout), self._store(config)
-        shapes = {name: field.sized(self._sizes) for name, field in fields.items()}
-        kept = store.load(job.tick, {name: (fields[name].dtype, shapes[name]) for name in shapes})
-        memory = {name: rows[None] for name, rows in kept.items()}
+        store, sizes = self._store(config), self._sizes
+        found = store.load(job.tick)
+        due = {
+            name: (field.dtype, field.sized(sizes))
+            for name, field in job.keeps(self.layout).items()
+        }
+        fitting = {
+            name: rows
+            for name, rows in found.items()
+            if name not in due or (str(rows.dtype), rows.shape) == due[name]
+        }
+        memory = {name: fitting[name][None] for name in due if name in fitting}
         with make_engine(
             "auto", self.federation, self.model,
             workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"],
         ) as engine:  # fmt: skip
             answers = engine.ask(job, self._completed(job, sent), None, memory)
+        lost = False
         if job.keep:
-            after = {name: answers.memory[name][0] for name in fields if name in answers.memory}
-            store.save(job.tick + 1, after, keep=int(config["kept"]))
+            after = {name: answers.memory[name][0] for name in due if name in answers.memory}
+            # What other programs keep stays.
+            store.save(job.tick + 1, {**fitting, **after}, keep=int(config["kept"]))
+            lost = bool(config["known"]) and not after.keys() <= fitting.keys()
         rows = {name: made[0] for name, made in answers.rows.items()}
         if job.keep and "model" in rows:
             rows["model"] = rows["model"][self.layout.columns(job.shared)]
-        restarted = bool(job.keep and config["known"] and fields and not kept)
-        return reply(rows, samples=self.samples, restarted=int(restarted))
+        return reply(rows, samples=self.samples, restarted=int(lost))
 
     @property
     def _sizes(self) -> dict[str, int]:

@@ -28,7 +28,7 @@ class Store:
     ...     store = Store(Path(place), run="a1", member="0")
     ...     for tick in (1, 2, 3):
     ...         store.save(tick, {"momentum": np.full(2, tick, np.float32)}, keep=2)
-    ...     [store.load(tick, {"momentum": ("float32", (2,))}) for tick in (1, 2, 7)]
+    ...     [store.load(tick) for tick in (1, 2, 7)]
     [{}, {'momentum': array([2., 2.], dtype=float32)}, {'momentum': array([3., 3.], dtype=float32)}]
     """
 
@@ -38,22 +38,16 @@ class Store:
                 raise RunFolderError(f"a run is named by letters and digits, got {name!r}")
         self._folder = place / run / member
 
-    def load(
-        self, tick: int, fields: Mapping[str, tuple[str, tuple[int, ...]]]
-    ) -> dict[str, NDArray[Any]]:
+    def load(self, tick: int) -> dict[str, NDArray[Any]]:
         """What was kept by the last of the first `tick` exchanges that the client took part in.
 
-        Of the `fields`, by type and shape, those that are there; none if it can't be read.
+        Empty if there is nothing, or if it can't be read.
         """
         before = [number for number in self._ticks() if number <= tick]
-        if not before or not fields:
-            return {}
         try:
-            kept = read_tensors(self._file(before[-1]))
+            return read_tensors(self._file(before[-1])) if before else {}
         except RunFolderError:
             return {}
-        found = {name: (str(array.dtype), array.shape) for name, array in kept.items()}
-        return {name: kept[name] for name, due in fields.items() if found.get(name) == due}
 
     def save(self, tick: int, tensors: Mapping[str, NDArray[Any]], *, keep: int) -> None:
         """After `tick` exchanges; of those up to then the last `keep` stay, and none later."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from safetensors.numpy import save_file
 from scipy.spatial.distance import squareform
 
 from wecfl.bilevel.distance import distances
@@ -26,6 +25,7 @@ from wecfl.bilevel.threads import one_thread
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.state import F32, F64, Real, State
+from wecfl.folder.files import replace_tensors
 from wecfl.folder.schema import read_tensors, reading
 
 __all__ = ["MOST", "Trace", "cosines", "read_trace", "traced_rounds"]
@@ -56,7 +56,8 @@ class Trace:
         if step == "M":
             centers = _geometry("centers", self._shown.centers(state, self._engine))
             self._folder.mkdir(exist_ok=True)
-            save_file(self._clients | centers, self._folder / f"{state.round:04}.safetensors")
+            file = self._folder / f"{state.round:04}.safetensors"
+            replace_tensors(file, {**self._clients, **centers})
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
