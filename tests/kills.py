@@ -53,7 +53,7 @@ def cfl_adam(eps1: float, eps2: float) -> Method:
     return parted.replace(name="cfl-adam", aggregation=Adaptive(adam, 0.1))
 
 
-COMBINED = {"wecfl-adam": wecfl_adam, "cfl-adam": cfl_adam}
+COMBINED: dict[str, Callable[..., Method]] = {"wecfl-adam": wecfl_adam, "cfl-adam": cfl_adam}
 """Methods that only this script knows."""
 
 PARTING: dict[str, Any] = {"eps1": 0.4, "eps2": 0.2, "lr": 0.01}
