@@ -15,6 +15,7 @@ from helpers import method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
+from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.core.method import Ask, Clusters, Method
 from wecfl.core.plan import Plan
@@ -211,6 +212,36 @@ def test_private_columns_stay_with_their_client(fed: wecfl.Federation) -> None:
     assert len(np.unique(models[:, shared], axis=0)) == 1
     start = row_of(build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED))
     np.testing.assert_array_equal(result.centers[0, private], start[private])  # never sent
+
+
+@pytest.mark.parametrize("make", [methods.wecfl, methods.ifca])
+def test_a_plain_step_of_a_servers_optimizer_is_the_mean_in_every_cluster(
+    make: Callable[[int], Method], fed: wecfl.Federation
+) -> None:
+    """Δ_k = mean − Ω_k, also of clients that E has just moved: η = 1, β = 0 changes nothing."""
+    plain = run(fed, make(3))
+    stepped = run(fed, make(3).replace(aggregation=Momentum(lr=1.0, beta=0.0)))
+    np.testing.assert_array_equal(plain.labels, stepped.labels)
+    np.testing.assert_allclose(plain.centers, stepped.centers, atol=1e-6)
+    assert stepped.states[0].cluster["m"].shape == stepped.centers.shape
+    moved = run(fed, make(3).replace(aggregation=Momentum(lr=1.0, beta=0.9)))
+    assert np.abs(plain.centers - moved.centers).max() > 1e-3
+
+
+def test_methods_with_memory_combine_with_clusters(fed: wecfl.Federation) -> None:
+    """With one cluster each combination is the method it takes its part from."""
+    scaffold, ditto, fedadam = methods.scaffold(), methods.ditto(), methods.fedadam()
+    cases: list[tuple[Method, dict[str, Any]]] = [
+        (scaffold, {"steps": scaffold.steps, "plan": scaffold.plan}),
+        (ditto, {"local": ditto.local, "serve": ditto.serve}),
+        (fedadam, {"aggregation": fedadam.aggregation}),
+    ]
+    for alone, part in cases:
+        inside = run(fed, methods.wecfl(1).replace(**part))
+        same_bits(run(fed, alone), inside)
+        several = run(fed, methods.wecfl(3).replace(**part))
+        assert len(np.unique(several.labels)) == 3
+        assert [r["round"] for r in several.records] == [r["round"] for r in inside.records]
 
 
 def test_what_else_clients_are_sent(fed: wecfl.Federation) -> None:
