@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from wecfl.core.plan import Plan
 from wecfl.core.program import Sent, Site
 from wecfl.core.state import F32, Table
+from wecfl.errors import ConfigError
 
 __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
 
@@ -65,6 +66,10 @@ class Tuned:
     version: ClassVar[int] = 1
     needs_memory: ClassVar[bool] = True
     moments: ClassVar[tuple[str, ...]] = ("before", "after")
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"tuning_steps must be at least 1, got {self.steps}")
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
         """Both."""

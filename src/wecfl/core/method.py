@@ -268,10 +268,16 @@ class Method:
                 f"{self.name} can't form {self.k} clusters of {m} clients; "
                 f"ask for at most {m} clusters"
             )
+        body = [entry.name for entry in layout.entries if "classifier" not in entry.tags]
+        if "classifier" in self.shared and not body:
+            raise ModelError(
+                f"{self.name} parts the last layer from the others, but this model has one layer "
+                f"only: choose a model with more of them"
+            )
         if self.shared != "all" and hidden(layout, self.shared) is None:
             raise ModelError(
                 f"{self.name} shares '{self.shared}', which is all of this model: nothing would be "
-                f"the client's own; choose a model with more layers"
+                f"the client's own"
             )
         self.representation.check(self.shared, layout)
         self.local.check(plan, layout)
