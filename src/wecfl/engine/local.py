@@ -35,6 +35,7 @@ __all__ = [
     "Samples",
     "Walk",
     "cores",
+    "table_for",
 ]
 
 EVALUATION_BATCH = 64
@@ -187,7 +188,7 @@ class LocalEngine(BaseEngine):
                     kept[name] = made
                     continue
                 if name not in kept:
-                    kept[name] = _like(memory.get(name), made, m, everyone)
+                    kept[name] = table_for(made, m, memory.get(name))
                 kept[name][clients[here]] = made
         if not n:
             rows = _nothing(job, self.layout, sent, self.task.shape(self.outputs))
@@ -389,12 +390,11 @@ def _maybe(name: str, value: F32 | None, shape: tuple[int, ...]) -> F32 | None:
     return None if value is None else _array(name, value, shape)
 
 
-def _like(before: NDArray[Any] | None, made: NDArray[Any], m: int, everyone: bool) -> NDArray[Any]:
-    """(m, …), to be filled by what clients keep; the others have what they had, or zeros."""
-    shape = (m, *made.shape[1:])
+def table_for(made: NDArray[Any], count: int, before: NDArray[Any] | None = None) -> NDArray[Any]:
+    """(count, …), to be filled with such rows; where none come, what was there before, or zeros."""
+    shape = (count, *made.shape[1:])
     table = memory_of(shape) if made.dtype == np.float32 else np.empty(shape, made.dtype)
-    if not everyone:
-        table[...] = 0 if before is None else before
+    table[...] = 0 if before is None else before
     return table
 
 

@@ -28,12 +28,11 @@ from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Int, Table
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
-from wecfl.engine.local import EMPTY, BaseEngine
+from wecfl.engine.local import EMPTY, BaseEngine, table_for
 from wecfl.engine.ray.actor import Actor
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
-from wecfl.memory import empty as memory_of
 from wecfl.tasks import Classification
 
 __all__ = ["Progress", "RayEngine"]
@@ -110,11 +109,11 @@ class RayEngine(BaseEngine):
         for at, (reply, after) in self._each(job, sent, clients, memory):
             for name, made in reply.items():
                 if name not in rows:
-                    rows[name] = _table(None, made, len(clients))
+                    rows[name] = table_for(made, len(clients))
                 rows[name][np.searchsorted(clients, at)] = made
             for name, made in after.items():
                 if name not in kept:
-                    kept[name] = _table(memory.get(name), made, m)
+                    kept[name] = table_for(made, m, memory.get(name))
                 kept[name][at] = made
         return Answers(rows, np.zeros(len(clients), np.int8), {**memory, **kept})
 
@@ -274,14 +273,6 @@ class RayEngine(BaseEngine):
         if isinstance(cause, WecflError):
             return cause
         return EngineError(f"the Ray engine failed in {work}: {first_line(cause or error)}")
-
-
-def _table(before: NDArray[Any] | None, made: NDArray[Any], count: int) -> NDArray[Any]:
-    """(count, …), to be filled with such rows; where nothing comes, what was there, or zeros."""
-    shape = (count, *made.shape[1:])
-    table = memory_of(shape) if made.dtype == np.float32 else np.empty(shape, made.dtype)
-    table[...] = 0 if before is None else before
-    return table
 
 
 @dataclass(slots=True, eq=False)
