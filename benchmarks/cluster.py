@@ -17,8 +17,8 @@ import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
 from wecfl import Config, Federation, make_engine
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine.local import BaseEngine, cores
@@ -64,10 +64,10 @@ def _clocks() -> np.ndarray:
 
 def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tuple[float, bytes]]:
     """Round after round: the mean test accuracy and the centers."""
-    plan = Plan(config.steps, config.batch, float(config.lr), config.momentum)
+    plan = LocalPlan(config.steps, config.batch, float(config.lr), config.momentum)
     setting = Setting(method_of(config), engine, plan, config.seed)
     for state in iterate(setting, opening(setting)):
-        score = weighted(accuracy(queries.tallies(engine, state.models, "test")), fed.sizes)
+        score = weighted(accuracy(evaluation.tallies(engine, state.models, "test")), fed.sizes)
         yield score, state.centers.tobytes()
 
 

@@ -34,7 +34,7 @@ from wecfl import Config, Engine, Federation, Plan, State
 from wecfl.bilevel.local import Train
 from wecfl.config import resolve
 from wecfl.core.program import Job, Sent
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.datasets import KNOWN, Dataset
 from wecfl.from_config import federation_of
 from wecfl.models import build

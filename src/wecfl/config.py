@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 from wecfl.errors import ConfigError, unknown
 
 __all__ = [
-    "INCIDENTAL",
+    "INCIDENTAL_KEYS",
     "METHOD_OPTIONS",
     "PAPER_PARTITIONS",
-    "PARTITIONING",
+    "PARTITION_KEYS",
     "PRESETS",
     "Config",
     "check_together",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-MOST = 1_000_000
+MAX_COUNT = 1_000_000
 """Rounds, steps, clients, …: more is a slip of the finger, and would end in a full memory."""
 
 
@@ -42,7 +42,7 @@ class Config(BaseModel):
     options: tuple[tuple[str, bool | int | float | str], ...] = Field(
         (), description="Further options of the method, by name and value."
     )
-    clusters: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] = Field(
+    clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
         10, description="K, clusters (or members of a soft vote); auto: wecfl, fesem choose it."
     )
     criterion: Literal["both", "silhouette", "bic"] = Field(
@@ -52,7 +52,9 @@ class Config(BaseModel):
         0.4, ge=0, description="CFL parts clusters whose mean update is shorter than this,"
     )
     eps2: float = Field(1.0, ge=0, description="while the longest update is longer than this.")
-    cluster_round: int = Field(1, ge=1, le=MOST, description="The round in which FL+HC clusters.")
+    cluster_round: int = Field(
+        1, ge=1, le=MAX_COUNT, description="The round in which FL+HC clusters."
+    )
     threshold: float = Field(
         0.5, gt=0, description="The distance up to which FL+HC merges clusters of updates."
     )
@@ -74,7 +76,7 @@ class Config(BaseModel):
     loss_batches: int | None = Field(
         None,
         ge=1,
-        le=MOST,
+        le=MAX_COUNT,
         description="Mini-batches on which IFCA estimates a loss (default: all data).",
     )
 
@@ -89,9 +91,9 @@ class Config(BaseModel):
     classes_per: tuple[int, ...] | None = Field(
         None, description="Classes per group and client of an n-class partition: 3 2."
     )
-    clients: int = Field(50, ge=1, le=MOST, description="m, the number of clients.")
+    clients: int = Field(50, ge=1, le=MAX_COUNT, description="m, the number of clients.")
     groups: int = Field(
-        10, ge=1, le=MOST, description="Generating groups of a cluster-wise partition."
+        10, ge=1, le=MAX_COUNT, description="Generating groups of a cluster-wise partition."
     )
     holdout: float = Field(
         0.2, gt=0, lt=1, description="Test share of clients that bring no test data."
@@ -101,11 +103,11 @@ class Config(BaseModel):
     )
 
     model: str = Field("auto", description="cnn-fashion, cnn-cifar, mlp, logistic or auto.")
-    rounds: int = Field(30, ge=1, le=MOST, description="T, communication rounds.")
+    rounds: int = Field(30, ge=1, le=MAX_COUNT, description="T, communication rounds.")
     steps: int = Field(
-        10, ge=1, le=MOST, description="Q, mini-batches of local training in a round."
+        10, ge=1, le=MAX_COUNT, description="Q, mini-batches of local training in a round."
     )
-    batch: int = Field(32, ge=1, le=MOST, description="Samples in a mini-batch.")
+    batch: int = Field(32, ge=1, le=MAX_COUNT, description="Samples in a mini-batch.")
     lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
         0.001, description="η, the learning rate; theory: Theorem 1's bound, anew in every round."
     )
@@ -172,7 +174,10 @@ class Config(BaseModel):
         None, description="A Ray cluster that this machine is a node of: HOST:PORT or auto."
     )
     workers: int | None = Field(
-        None, ge=1, le=MOST, description="Threads, processes or actors (default: one per core)."
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Threads, processes or actors (default: one per core).",
     )
     objectives: bool | None = Field(
         None, description="Measure R on all training data twice a round (default: unless --clip)."
@@ -213,7 +218,7 @@ class Config(BaseModel):
     def toml(self) -> dict[str, Any]:
         """The choices that TOML can hold: all but those left open."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"options"})
-        further = {name: value for name, value in self.options if name not in KEYS}
+        further = {name: value for name, value in self.options if name not in KEY_OF_OPTION}
         return values | ({"options": further} if further else {})
 
 
@@ -239,7 +244,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """By name, what differs from the defaults. `paper`: the experiment of the paper's tables."""
 
-TOGETHER = {
+REQUIRES = {
     "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
 }  # fmt: skip
 """Choices that need another one."""
@@ -252,12 +257,12 @@ METHOD_OPTIONS = {
 """Choices that are options of some methods, and what the methods call them. They apply where a
 method has the option; those that are not in this list are `options`."""
 
-KEYS = {option: key for key, option in METHOD_OPTIONS.items()}
+KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 
-PARTITIONING = ("partition", "alpha", "classes_per", "clients", "groups")
+PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about sharing a data set out; they don't apply to a folder of clients."""
 
-INCIDENTAL = (
+INCIDENTAL_KEYS = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
     "score_every", "checkpoint_every",
 )  # fmt: skip
@@ -272,7 +277,7 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
 """The paper's parameters of its four partitions, used where none are given."""
 
 
-LONGEST = 1_000_000
+MAX_FILE_BYTES = 1_000_000
 """Bytes of a configuration file."""
 
 
@@ -305,7 +310,11 @@ def resolve(
     values = {**PRESETS[preset], **said, **flags}
     if "options" in said:
         same = flags.get("method", said.get("method")) == said.get("method")
-        kept = {name: each for name, each in said["options"].items() if KEYS.get(name) not in flags}
+        kept = {
+            name: each
+            for name, each in said["options"].items()
+            if KEY_OF_OPTION.get(name) not in flags
+        }
         values["options"] = {**(kept if same else {}), **flags.get("options", {})}
     for key in values:
         if key not in Config.model_fields:
@@ -327,7 +336,7 @@ def check_together(where: str = "", **choices: Any) -> None:
     ...
     wecfl.errors.ConfigError: attackers says nothing without attack
     """
-    for part, whole in TOGETHER.items():
+    for part, whole in REQUIRES.items():
         if choices.get(part) is not None and choices[whole] is None:
             raise ConfigError(f"{where}{part} says nothing without {whole}")
     if choices.get("ray_address") is not None and choices["engine"] != "ray":
@@ -344,7 +353,9 @@ def _table(said: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "name" not in options:
         raise ConfigError(f"{where}the table [method] has no name")
     name = options.pop("name")
-    known = {KEYS[option]: value for option, value in options.items() if option in KEYS}
+    known = {
+        KEY_OF_OPTION[option]: value for option, value in options.items() if option in KEY_OF_OPTION
+    }
     if twice := sorted(known.keys() & said.keys()):
         raise ConfigError(f"{where}{twice[0]} is said twice: as a key and in [method]")
     return {**said, **known, "method": name, "options": {**said.get("options", {}), **options}}
@@ -353,9 +364,9 @@ def _table(said: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
-            text = stream.read(LONGEST + 1)
-        if len(text) > LONGEST:  # a device or another kind of file, perhaps without an end
-            raise ConfigError(f"{file}: more than {LONGEST} bytes are no configuration")
+            text = stream.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:  # a device or another kind of file, perhaps without an end
+            raise ConfigError(f"{file}: more than {MAX_FILE_BYTES} bytes are no configuration")
         return tomllib.loads(text.decode())
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {file}") from None

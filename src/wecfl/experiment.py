@@ -21,16 +21,18 @@ from typing import Any
 
 from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
-from wecfl.bilevel.rate import check_theory, theory
+from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import NO_NETWORK, Privacy, check_private
 from wecfl.config import Config
-from wecfl.core import plan as core
+from wecfl.core.channel import Channel
+from wecfl.core.clients import Clients
+from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method, Rate
-from wecfl.core.presence import Channel
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import Observer
 from wecfl.core.setting import Setting
-from wecfl.core.state import Clients, State
+from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
@@ -38,7 +40,6 @@ from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_free
 from wecfl.from_config import federation_of, options_of, written
-from wecfl.loop import Opened, train
 from wecfl.models import Model, Module, layout_of, make
 from wecfl.options import (
     Compute,
@@ -50,13 +51,15 @@ from wecfl.options import (
     Plan,
     check_whole,
 )
-from wecfl.runs.assault import Assault
-from wecfl.runs.kept_out import parted
-from wecfl.runs.newcomers import NO_BUDGET, NOT_WHOLE, Blueprint, Reference, Visit
-from wecfl.runs.observe import OnRound, Watcher
+from wecfl.runs.blueprint import Blueprint
+from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup, Reference
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
+from wecfl.runs.simulated_attack import SimulatedAttack
+from wecfl.runs.simulated_newcomers import separated
+from wecfl.runs.watcher import OnRound, Watcher
 from wecfl.tasks import Classification
+from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
 
@@ -96,7 +99,7 @@ class Experiment:
     folder: Folder | str | Path | None = None
     """A run folder to write; `Folder` also goes on with one."""
     watch: Sequence[Watcher | OnRound] = ()
-    """Told when the run begins, after each round and when it ends, see `wecfl.runs.observe`; a
+    """Told when the run begins, after each round and when it ends, see `wecfl.runs.watcher`; a
     function is called after each round."""
     written: Mapping[str, Any] | None = None
     """What to write into `config.toml`; by default a description of these values. It is no
@@ -150,7 +153,7 @@ class Experiment:
         return self._parted[0]
 
     @property
-    def late(self) -> Federation | None:
+    def kept_out(self) -> Federation | None:
         """The clients that are kept out, if some are."""
         return self._parted[1]
 
@@ -158,7 +161,7 @@ class Experiment:
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
         if self.newcomers is None:
             return self.federation, None
-        return parted(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
+        return separated(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
 
     @cached_property
     def _module(self) -> Module:
@@ -166,15 +169,15 @@ class Experiment:
         return make(self.model, shape=fed.shape, classes=fed.classes, seed=self.seed)
 
     @cached_property
-    def _assault(self) -> Assault | None:
+    def _attack(self) -> SimulatedAttack | None:
         if self.conditions.attack is None:
             return None
         if not isinstance(self.members, Federation):
             raise ConfigError("attacks are simulated: they need the clients' data")
-        return Assault.on(self.members, self.conditions.attack, self.seed)
+        return SimulatedAttack.on(self.members, self.conditions.attack, self.seed)
 
     @property
-    def _plan(self) -> core.Plan:
+    def _plan(self) -> LocalPlan:
         return self.plan.complete(self.method.plan)
 
     @property
@@ -209,10 +212,10 @@ class Experiment:
 
     @cached_property
     def _channel(self) -> Channel:
-        assault = self._assault
+        attack = self._attack
         return self.conditions.channel(
-            attack=assault.forging if assault else None,
-            attackers=assault.attackers if assault else None,
+            attack=attack.forging if attack else None,
+            attackers=attack.attackers if attack else None,
             privacy=self.privacy,
             keys=self.members.keys,
             seed=self.seed,
@@ -241,10 +244,10 @@ class Experiment:
                 "objectives": self._objectives,
             })  # fmt: skip
             self.privacy.epsilon(1)  # what can't be told in the end is not begun
-        if self.late and not method.whole_centers:
-            raise ConfigError(NOT_WHOLE.format(method.name))
-        if self.late and self._overspent:
-            raise ConfigError(NO_BUDGET)
+        if self.kept_out and not method.whole_centers:
+            raise ConfigError(NO_WHOLE_MODELS.format(method.name))
+        if self.kept_out and self._overspent:
+            raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         if self._compute:
             if self._compute.engine not in ENGINES:
@@ -259,20 +262,22 @@ class Experiment:
     @contextmanager
     def open(
         self, *, members: Sequence[int] | None = None, progress: Progress | None = None
-    ) -> Iterator[Opened]:
+    ) -> Iterator[OpenExperiment]:
         """Its engines, settings and recorder, while they last.
 
         `members` says which of a soft vote's independent runs are trained, by number; by default
         all. `progress` is told how many clients are done with a step; only `ray` tells.
         """
         self.check()
-        method, assault = self._trained, self._assault
+        method, attack = self._trained, self._attack
         numbers = range(method.members) if members is None else members
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
-            engine = started(assault.federation if assault else self.members)
-            trap = started(assault.bait) if assault and assault.bait else None
-            guests = started(self.late) if self.late else None
+            engine = started(attack.federation if attack else self.members)
+            trigger_engine = (
+                started(attack.triggered_test) if attack and attack.triggered_test else None
+            )
+            newcomer_engine = started(self.kept_out) if self.kept_out else None
             settings = [
                 Setting(
                     method, engine, self._plan,
@@ -284,9 +289,9 @@ class Experiment:
             recorder = Recorder(
                 settings[0], self.members.groups,
                 objectives=self._objectives, score_every=self.measure.score_every,
-                rounds=self.rounds, assault=assault, trap=trap,
+                rounds=self.rounds, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
-            yield Opened(settings, recorder, guests)
+            yield OpenExperiment(settings, recorder, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: Progress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
@@ -336,9 +341,9 @@ class Experiment:
         `state` is the last one of the run, or of that member of a soft vote.
         """
         if not self.method.whole_centers:
-            raise ConfigError(NOT_WHOLE.format(self.method.name))
+            raise ConfigError(NO_WHOLE_MODELS.format(self.method.name))
         if self._overspent:
-            raise ConfigError(NO_BUDGET)
+            raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
             raise ConfigError("to compare newcomers with its clients takes the clients' data")
         workers = self._compute.workers if self._compute else None
@@ -350,9 +355,9 @@ class Experiment:
     def _name(self) -> str:
         return self._compute.engine if self._compute else "auto"
 
-    def visit(self, setting: Setting) -> Visit:
+    def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""
-        return Visit(
+        return NewcomerSetup(
             setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
             setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
             self.privacy,

@@ -11,8 +11,9 @@ from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.channel.privacy import Privacy
-from wecfl.config import METHOD_OPTIONS, PARTITIONING, Config
-from wecfl.core.method import Aggregation, Method
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
+from wecfl.core.components import Aggregation
+from wecfl.core.method import Method
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import KNOWN, Dataset, load
 from wecfl.data.federation import Federation
@@ -103,7 +104,7 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
     return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
 
 
-PLANNED = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
+PLAN_KEYS = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
 """Choices that make the plan, for which a method may have defaults of its own."""
 
 
@@ -124,7 +125,7 @@ def options_of(config: Config) -> dict[str, Any]:
         "method": method_of(config),
         "model": config.model,
         "rounds": config.rounds,
-        "plan": Plan(**config.model_dump(include=PLANNED & config.model_fields_set)),
+        "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
         "seed": config.seed,
         "conditions": _conditions(config),
         "privacy": privacy,
@@ -154,7 +155,7 @@ def _conditions(config: Config) -> Conditions:
 def written(config: Config, method: Method) -> dict[str, Any]:
     """`config.toml`: the choices that applied, so that it repeats the run."""
     config = config.completed()
-    idle = PARTITIONING if holds_clients(config) else ()
+    idle = PARTITION_KEYS if holds_clients(config) else ()
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
     chosen = {key: value for key, value in config.toml().items() if key not in idle}
     return chosen | usual

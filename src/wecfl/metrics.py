@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.types import F64, Int, Real
 
 __all__ = [
     "accuracy",

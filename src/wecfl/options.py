@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
-from wecfl.core import plan as core
-from wecfl.core.presence import Channel
+from wecfl.core.channel import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -41,10 +41,11 @@ EngineName = Literal["auto", "native", "torch", "ray"]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How clients train, as far as it is said: the method has its own plan for the rest, or else
-    the usual one is taken (`wecfl.core.plan.Plan`).
+    the usual one is taken (`wecfl.core.plan.LocalPlan`).
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
-    Plan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0, done=None)
+    LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
+              done=None)
     """
 
     steps: int | None = None
@@ -67,14 +68,14 @@ class Plan:
             raise ConfigError(f"lr must be a number or 'theory', got '{self.lr}'")
         self.complete({})
 
-    def complete(self, usual: Mapping[str, Any]) -> core.Plan:
+    def complete(self, usual: Mapping[str, Any]) -> LocalPlan:
         """The whole plan: what is said, then what is usual for the method, then the defaults.
 
         Where a rule sets η in every round (`follows`), that of the plan is not used and 0.
         """
         said = {name: value for name, value in asdict(self).items() if value is not None}
         rate = {"lr": 0.0} if self.follows(usual) else {}
-        return core.Plan(**{**usual, **said, **rate})
+        return LocalPlan(**{**usual, **said, **rate})
 
     def follows(self, usual: Mapping[str, Any]) -> bool:
         """Whether η follows the run by Theorem 1."""

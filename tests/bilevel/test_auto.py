@@ -13,8 +13,8 @@ from wecfl.bilevel.auto import Auto, Criterion, Curve
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
-from wecfl.core.method import Clusters, View
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.components import Clusters, View
+from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
 

@@ -17,8 +17,10 @@ from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
-from wecfl.core.method import Ask, Clusters, Method
-from wecfl.core.plan import Plan
+from wecfl.core.ask import Ask
+from wecfl.core.components import Clusters
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import STEPS, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.folder.readers import read_states
@@ -83,7 +85,7 @@ def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
     model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
     before, _, after = order.partition("L")
     method = methods.wecfl(k=3).replace(opening=tuple(before), steps=("L", *after, *before))
-    setting = Setting(method, NativeEngine(fed, model), Plan(steps=3, lr=0.05), SEED)
+    setting = Setting(method, NativeEngine(fed, model), LocalPlan(steps=3, lr=0.05), SEED)
     begun = opening(setting)
     stored = State(
         0, {"model": begun.models.copy()}, begun.centers, begun.labels, whole=begun.whole

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.data import split as module
 from wecfl.data.partition import (
     PARTITIONS,

@@ -21,8 +21,8 @@ from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
-from wecfl.core.method import Ask
-from wecfl.core.plan import Plan
+from wecfl.core.ask import Ask
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
@@ -36,8 +36,8 @@ from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import row_of
 from wecfl.report.page import page
-from wecfl.runs.record import replies
 from wecfl.runs.result import Result
+from wecfl.runs.summary import replies
 
 M, CLASSES = 4, 10
 
@@ -253,7 +253,7 @@ def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Ser
     runner._common |= {"clip": 0.1, "noise": 4.0}
     state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
     with pytest.raises(EngineError, match="0 valid replies"):
-        local_update(runner, state, Plan(), wecfl.Correction(), 0)
+        local_update(runner, state, LocalPlan(), wecfl.Correction(), 0)
 
 
 # Replies that can't be used
@@ -583,7 +583,7 @@ def test_a_client_that_lost_its_state_says_so(
         rows[1] = 0  # of `begun`: not yet
     chosen = method_of(Config(method=method, clusters=how["clusters"]))
     with NativeEngine(fed, make_model(), workers=1) as runner:
-        setting = Setting(chosen, runner, Plan(steps=3, lr=0.05), seed=3)
+        setting = Setting(chosen, runner, LocalPlan(steps=3, lr=0.05), seed=3)
         expected = next(iterate(setting, before.replace(memory=memory)))
     np.testing.assert_array_equal(result.centers, expected.centers)
     assert same_memory(tmp_path / "run", expected) == KEPT[method]

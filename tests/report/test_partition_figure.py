@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pytest
 
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError
 from wecfl.report.charts import save
 from wecfl.report.partition_figure import bars

@@ -19,15 +19,15 @@ import wecfl
 from helpers import run_flat, same_bits
 from wecfl import Federation, Method, Result, State, methods
 from wecfl.config import resolve
-from wecfl.core.method import Ask
+from wecfl.core.ask import Ask
 from wecfl.core.setting import Setting
-from wecfl.core.state import Table
+from wecfl.core.types import Table
 from wecfl.engine.local import LocalEngine
 from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
-from wecfl.runs.record import KEYS, Record
+from wecfl.runs.record import RECORD_KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
@@ -86,7 +86,7 @@ def test_metrics_have_the_documented_keys_and_rounds_from_one(folder: tuple[Resu
     assert records == result.records
     assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
     for record in records:
-        assert record.keys() == KEYS.keys()
+        assert record.keys() == RECORD_KEYS.keys()
         assert record["F"].keys() == set("LEM")
         assert record["R"].keys() == set("LD")
         assert record["seconds"].keys() == {*"LEMD", "score", "objectives"}

@@ -15,7 +15,7 @@ import wecfl
 from helpers import run_flat, same_folders
 from wecfl import Federation, Result, methods
 from wecfl.config import Config
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError, DataError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_newcomers, read_summary
@@ -74,7 +74,7 @@ def naive_head(fed: Federation, i: int) -> Any:
     """The last layer after one local update from the common start, by torch's own SGD."""
     module = build("logistic", shape=fed.shape, classes=fed.classes, seed=0)
     sgd = torch.optim.SGD(module.parameters(), lr=PLAN["lr"], momentum=PLAN["momentum"])
-    for batch in Plan(4, 8).batches(len(fed.train[i]), 0, 0, int(fed.keys[i])):
+    for batch in LocalPlan(4, 8).batches(len(fed.train[i]), 0, 0, int(fed.keys[i])):
         rows = fed.train[i][batch]
         sgd.zero_grad()
         loss = cross_entropy(module(torch.from_numpy(fed.x[rows])), torch.from_numpy(fed.y[rows]))
@@ -105,7 +105,7 @@ def test_update_distance_confidence_and_limit(result: Result, members: Federatio
     for i in range(8):
         others = [j for j in range(8) if labels[j] == labels[i] and j != i]
         off.append(np.linalg.norm(heads[i] - mean([heads[j] for j in others], sizes[others])))
-    assert result.reception.reference.distances == pytest.approx(sorted(off), rel=1e-4)
+    assert result.assigner.reference.distances == pytest.approx(sorted(off), rel=1e-4)
     assert found.limit == pytest.approx(max(off), rel=1e-4)
     assert not found.novel
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from helpers import run_flat, same_folders, same_states
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.config import Config
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
 from wecfl.errors import ConfigError, RunFolderError
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
     assert arrays.keys() == known
     [state] = read_states(whole)
     np.testing.assert_array_equal(arrays["0.centers"], state.centers)
-    np.testing.assert_array_equal(state.models, state.own)
+    np.testing.assert_array_equal(state.models, state.own_centers)
 
 
 def test_private_columns_are_kept(fed: Federation, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
     fed = federation_of(config)
     model = build(config.model, shape=fed.shape, classes=fed.classes, seed=config.seed)
     with NativeEngine(fed, model, workers=1) as engine:
-        setting = Setting(method_of(config), engine, Plan(steps=10, lr=0.001), config.seed)
+        setting = Setting(method_of(config), engine, LocalPlan(steps=10, lr=0.001), config.seed)
         *_, expected = islice(iterate(setting, begun), 2)
     same_states(state, expected)
     fresh = run_config(config.model_copy(update={"rounds": 4})).states[0]

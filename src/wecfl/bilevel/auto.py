@@ -17,25 +17,25 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, ward
 from scipy.spatial.distance import squareform
 
-from wecfl.bilevel.clustering import Crowd, KMeans, isometric
+from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clusters, Distance, View
-from wecfl.core.state import F64, Int
+from wecfl.core.components import Clusters, Distance, View
+from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
 
-__all__ = ["CLEAR", "Auto", "Criterion", "Curve"]
+__all__ = ["MIN_SILHOUETTE", "Auto", "Criterion", "Curve"]
 
 Criterion = Literal["both", "silhouette", "bic"]
 """What K is chosen by."""
 
-CLEAR = 0.5
+MIN_SILHOUETTE = 0.5
 """A silhouette from which on there is "a reasonable structure" (Kaufman & Rousseeuw, 1990)."""
-CLOSE = 0.02
+SCORE_TOLERANCE = 0.02
 """Scores that differ by less are as good: of silhouettes, and of nats per client."""
-MOST = 50
+MAX_CLUSTERS = 50
 """K that are tried."""
-CROWDED = 2000
+MAX_CLIENTS = 2000
 """Clients among which K is looked for; of more, so many are drawn. Distances grow with m²."""
 
 
@@ -59,7 +59,7 @@ class Curve:
     """(most, n)."""
 
     @classmethod
-    def of(cls, points: F64, importance: F64, most: int = MOST) -> Self:
+    def of(cls, points: F64, importance: F64, most: int = MAX_CLUSTERS) -> Self:
         """For K up to `most`, and up to half of the clients."""
         n, weight = len(points), importance / importance.mean()
         far = distances(points)
@@ -85,16 +85,19 @@ class Curve:
     def best(self, criterion: Criterion, now: int = 1) -> int:
         """The K that the criterion likes best, and 1 where it is not clear.
 
-        Of silhouettes that are `CLOSE` to the best, BIC decides (`both`). `now` is the K at hand:
-        it is only left for one that is better by more than `CLOSE`.
+        With `both`, BIC decides among silhouettes that lie within `SCORE_TOLERANCE` of the best.
+        `now` is the current K: it changes only if another K is better by more than
+        `SCORE_TOLERANCE`.
         """
         if len(self.bic) == 1:
             return 1
         score = self.bic if criterion == "bic" else np.nan_to_num(self.silhouette, nan=-1.0)
-        good = np.flatnonzero(score >= score.max() - (CLOSE if criterion == "both" else 0))
+        good = np.flatnonzero(
+            score >= score.max() - (SCORE_TOLERANCE if criterion == "both" else 0)
+        )
         best = int(good[self.bic[good].argmax()]) + 1
-        stays = 1 < now <= len(score) and score[now - 1] >= score[best - 1] - CLOSE
-        best, clear = (now, CLEAR - CLOSE) if stays else (best, CLEAR)
+        stays = 1 < now <= len(score) and score[now - 1] >= score[best - 1] - SCORE_TOLERANCE
+        best, clear = (now, MIN_SILHOUETTE - SCORE_TOLERANCE) if stays else (best, MIN_SILHOUETTE)
         return best if self.silhouette[best - 1] >= clear else 1
 
 
@@ -119,7 +122,7 @@ class Auto:
 
     clustering: KMeans = field(default_factory=KMeans)
     criterion: Criterion = "both"
-    most: int = MOST
+    most: int = MAX_CLUSTERS
     patience: int = 3
 
     def __post_init__(self) -> None:
@@ -133,7 +136,7 @@ class Auto:
         if distance is not squared_euclidean:
             raise ConfigError("K is chosen by squared Euclidean distances: use squared_euclidean")
         inside = np.unique(view.labels)
-        crowd, start = Crowd.of(view), view.centers[inside]
+        crowd, start = DistinctClients.of(view), view.centers[inside]
         with one_thread():
             near, old = isometric(crowd.points, start)
             now, notes = len(inside), dict(view.notes)
@@ -161,8 +164,8 @@ class Auto:
     def _curve(self, points: F64, weight: F64, rng: np.random.Generator) -> tuple[Curve, Int]:
         """And of which clients it is made."""
         drawn = np.arange(len(points))
-        if len(points) > CROWDED:
-            drawn = np.sort(rng.choice(len(points), CROWDED, replace=False))
+        if len(points) > MAX_CLIENTS:
+            drawn = np.sort(rng.choice(len(points), MAX_CLIENTS, replace=False))
         return Curve.of(points[drawn], weight[drawn], self.most), drawn
 
 

@@ -13,11 +13,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clustering, Clusters, Distance, View
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.components import Clustering, Clusters, Distance, View
+from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "Crowd", "KMeans", "Nearest", "isometric"]
+__all__ = ["AtLeast", "DistinctClients", "KMeans", "Nearest", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class KMeans:
         """In the identity of the previous centers."""
         if distance is not squared_euclidean:
             raise ConfigError("KMeans minimizes squared Euclidean distances: use squared_euclidean")
-        crowd = Crowd.of(view)
+        crowd = DistinctClients.of(view)
         with one_thread():
             near, old = isometric(crowd.points, view.centers)
             return crowd.clusters(self.lloyd(near, old, crowd.weight, rng))
@@ -98,14 +98,14 @@ class KMeans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crowd:
+class DistinctClients:
     """The distinct clients of a view, in sorted order.
 
     So equal clients can't be parted by rounding, and the result does not depend on the order of the
     clients.
 
     >>> view = View(np.array([[5.0], [1.0], [5.0]]), np.zeros((1, 1)), np.ones(3), np.zeros(3, int))
-    >>> crowd = Crowd.of(view)
+    >>> crowd = DistinctClients.of(view)
     >>> crowd.points.tolist(), crowd.weight.tolist()
     ([[1.0], [5.0]], [1.0, 2.0])
     >>> crowd.clusters(np.array([0, 1])).labels.tolist()            # client 1 is nearer to 0
@@ -147,8 +147,8 @@ class Crowd:
 class AtLeast:
     """A clustering without small clusters: a cluster of one is a private model in the clear.
 
-    While a cluster has fewer than `least` clients, the smallest is dissolved (of equal ones the
-    last) and each of its clients goes to the nearest center that is left.
+    While some cluster has fewer than `min_cluster` clients, the smallest cluster is dissolved (of
+    equally small ones the last), and each of its clients goes to the nearest remaining center.
 
     >>> view = View(np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [9.0]]), np.ones(3),
     ...             np.zeros(3, int))
@@ -157,18 +157,18 @@ class AtLeast:
     """
 
     clustering: Clustering
-    least: int
+    min_cluster: int
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """A dissolved cluster keeps its center; one that is new is not even begun."""
         found = self.clustering(view, distance, rng)
-        if self.least == 1:
+        if self.min_cluster == 1:
             return found
         labels, k = found.labels.copy(), len(found.centers)
         far = distance(view.points, found.centers)
         while True:
             sizes = np.bincount(labels, minlength=k)
-            small = np.flatnonzero((sizes > 0) & (sizes < self.least))
+            small = np.flatnonzero((sizes > 0) & (sizes < self.min_cluster))
             if len(small) == 0 or np.count_nonzero(sizes) == 1:
                 break
             last = small[::-1][sizes[small[::-1]].argmin()]

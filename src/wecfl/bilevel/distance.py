@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wecfl.core.state import F64, Real
+from wecfl.core.types import F64, Real
 
 __all__ = ["component", "distances", "squared_euclidean"]
 

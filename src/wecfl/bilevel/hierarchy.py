@@ -16,8 +16,8 @@ from scipy.spatial.distance import squareform
 
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clusters, Distance, View
-from wecfl.core.state import F64, Bool, Int
+from wecfl.core.components import Clusters, Distance, View
+from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 __all__ = ["Batches", "data_size", "uniform"]
 

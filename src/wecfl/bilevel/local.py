@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.bilevel.serving import SERVINGS, Center
-from wecfl.core.method import Serving
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.program import Field, Program, Sent, Site
-from wecfl.core.state import Split, Table
+from wecfl.core.components import Serving
+from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site
+from wecfl.core.types import Split, Table
 from wecfl.errors import ConfigError, unknown
 from wecfl.layout import Layout
 
 __all__ = [
     "PROGRAMS",
     "Alone",
+    "ClusterLosses",
     "Ditto",
     "Gradients",
-    "Losses",
     "Parts",
     "Risk",
     "Score",
@@ -38,15 +38,14 @@ __all__ = [
     "register",
 ]
 
-Reply = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
-MODEL = {"model": Field(("P",), update=True)}
-MOMENTUM = Field(("trainable",))
-PERSONAL = Field(("P",), start="received")
+MODEL_REPLY = {"model": Field(("P",), update=True)}
+MOMENTUM_FIELD = Field(("trainable",))
+PERSONAL_FIELD = Field(("P",), start="received")
 
 
-def _momentum(plan: Plan, name: str = "momentum") -> dict[str, Field]:
+def _momentum(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
     """The momentum buffer, where it outlives a round."""
-    return {name: MOMENTUM} if plan.keep_momentum and plan.momentum > 0 else {}
+    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.momentum > 0 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +63,20 @@ class Train:
     mu: float = 0.0
     name: ClassVar[str] = "train"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < np.inf:
             raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """Momentum."""
         return _momentum(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train what came."""
         rows, correction = (
             sent.own["model"],
@@ -101,14 +100,14 @@ class Alone:
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {}
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The model, and momentum."""
-        return {"personal": PERSONAL, **_momentum(plan)}
+        return {"personal": PERSONAL_FIELD, **_momentum(plan)}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train what is here."""
         rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
         return {}, _kept(memory, personal=rows, momentum=velocity)
@@ -122,28 +121,28 @@ class Ditto:
     Robust Federated Learning Through Personalization*, ICML 2021). The personal model stays with
     the client.
 
-    >>> list(Ditto(lam=0.5).keeps(Plan(momentum=0.0)))
+    >>> list(Ditto(lam=0.5).keeps(LocalPlan(momentum=0.0)))
     ['personal']
     """
 
     lam: float = 1.0
     name: ClassVar[str] = "ditto"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < np.inf:
             raise ConfigError(f"lam must be finite and not negative, got {self.lam}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The personal model, and two momentum buffers."""
-        own = {"personal": PERSONAL, **_momentum(plan, "personal_momentum")}
+        own = {"personal": PERSONAL_FIELD, **_momentum(plan, "personal_momentum")}
         return {**own, **_momentum(plan)}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Both models, one after the other."""
         received = sent.own["model"]
         personal, drift = site.train(
@@ -171,17 +170,17 @@ class Parts:
     """None: half of them."""
     name: ClassVar[str] = "parts"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"head_steps must be at least 1, got {self.steps}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """Momentum."""
         return _momentum(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Both parts need columns, and a step."""
         layout.columns(self.first)
         layout.columns(f"~{self.first}")
@@ -191,10 +190,10 @@ class Parts:
                 f"the body: ask for more steps, or for other head_steps"
             )
 
-    def _steps(self, plan: Plan) -> int:
+    def _steps(self, plan: LocalPlan) -> int:
         return plan.steps // 2 if self.steps is None else self.steps
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """One part after the other, through the same walk over the data."""
         layout = site.layout
         first = np.zeros(layout.width, np.bool_)
@@ -212,16 +211,16 @@ class _Look:
 
     __slots__ = ()
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """Nothing."""
         return {}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Losses(_Look):
+class ClusterLosses(_Look):
     """The mean training loss of each of the K models that were sent, L(Ω_k, D_i)."""
 
     batches: int | None = None
@@ -230,7 +229,7 @@ class Losses(_Look):
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"losses": Field(("K",), "float64")}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """(n, K)."""
         return {"losses": site.losses(sent.common["models"], self.batches)}, {}
 
@@ -244,7 +243,7 @@ class Risk(_Look):
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"risk": Field((), "float64")}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """(n,)."""
         return {"risk": site.risk(sent.own["model"], self.split)}, {}
 
@@ -259,7 +258,7 @@ class Gradients(_Look):
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"gradient": Field(("trainable",))}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """(n, trainable)."""
         return {"gradient": site.gradients(sent.own["model"], self.batches)}, {}
 
@@ -280,14 +279,14 @@ class Score:
         """One table for each moment."""
         return dict.fromkeys(self.serve.moments, Field(("tally",), "float64"))
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """What the local update keeps: it is read, and never written."""
         return self.of.keeps(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """(n, …) each."""
         served = self.serve(site, sent, memory, plan)
         tables = [site.tally(rows, self.split) for rows in served]
@@ -295,7 +294,7 @@ class Score:
 
 
 PROGRAMS: dict[str, type[Program]] = {
-    each.name: each for each in (Train, Alone, Ditto, Parts, Losses, Risk, Gradients, Score)
+    each.name: each for each in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
 }
 """What clients can be asked for, by name."""
 

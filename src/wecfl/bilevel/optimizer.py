@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wecfl.bilevel.aggregation import Mean
-from wecfl.core.method import Aggregation
-from wecfl.core.state import F64, Int, State
+from wecfl.core.components import Aggregation
+from wecfl.core.state import State
+from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 

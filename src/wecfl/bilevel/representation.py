@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.queries import losses, risk
+from wecfl.bilevel.evaluation import losses, risk
+from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
-from wecfl.core.method import Distance
-from wecfl.core.program import hidden
-from wecfl.core.state import F32, F64, Bool, State
+from wecfl.core.program import private_columns
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
@@ -39,7 +40,7 @@ class Columns:
     def check(self, shared: str, layout: Layout) -> None:
         """The columns exist, and all of them travel."""
         columns = np.arange(layout.width)[layout.columns(self.which)]
-        private = hidden(layout, shared)
+        private = private_columns(layout, shared)
         if private is not None and np.isin(columns, private).any():
             raise ConfigError(
                 f"clients can't be compared by '{self.which}': they share '{shared}' only; choose "
@@ -58,7 +59,7 @@ class Columns:
         """(K, p)."""
         return state.centers[:, engine.layout.columns(self.which)]
 
-    def own(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), d(ω_i, G_{labels_i}) on the columns."""
         points, centers = self.clients(state, engine, 0), state.whole.get("moved")
         centers = self.centers(state, engine) if centers is None else centers
@@ -96,7 +97,7 @@ class Losses:
 
     def check(self, shared: str, layout: Layout) -> None:
         """Losses are those of whole models."""
-        if hidden(layout, shared) is not None:
+        if private_columns(layout, shared) is not None:
             raise ConfigError(f"losses are those of whole models: clients can't share '{shared}'")
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
@@ -110,6 +111,6 @@ class Losses:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def own(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), L(Ω_{labels_i}, D_i) on all local data."""
-        return risk(engine, state.own)
+        return risk(engine, state.own_centers)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Sent, Site
-from wecfl.core.state import F32, Table
+from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 
 __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
@@ -27,7 +27,7 @@ class Center:
     needs_memory: ClassVar[bool] = False
     moments: ClassVar[tuple[str, ...]] = ("after",)
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
         """What was sent."""
         return [sent.own["models"] if "models" in sent.own else sent.own["model"]]
 
@@ -45,7 +45,7 @@ class Personal:
     needs_memory: ClassVar[bool] = True
     moments: ClassVar[tuple[str, ...]] = ("after",)
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
         """What is kept."""
         return [memory["personal"]]
 
@@ -71,7 +71,7 @@ class Tuned:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"tuning_steps must be at least 1, got {self.steps}")
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
         """Both."""
         longer = plan if self.steps is None else replace(plan, steps=self.steps, done=None)
         rows, _ = site.train(sent.own["model"], longer)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITIONING, PRESETS, Config, resolve
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config, resolve
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
@@ -53,7 +53,7 @@ def choices(file: Path | None, preset: str | None, flags: Config) -> Config:
     """What file, preset and flags come to; flags that can't apply are refused, not ignored."""
     said = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, said)
-    idle = [name for name in PARTITIONING if name in said]
+    idle = [name for name in PARTITION_KEYS if name in said]
     if idle and holds_clients(chosen):
         raise ConfigError(
             f"{chosen.dataset} holds one file per client, so there is nothing to share out: "

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from wecfl.cli import terminal
 from wecfl.cli.choices import DataDirFlag
-from wecfl.config import PARTITIONING, Config
+from wecfl.config import PARTITION_KEYS, Config
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
@@ -40,8 +40,8 @@ from wecfl.paper.definitions import (
 from wecfl.paper.figures import draw
 from wecfl.paper.queue import Store, chosen, estimator, queue, work
 from wecfl.report.charts import FORMATS
-from wecfl.runs.observe import OnRound
 from wecfl.runs.record import Record
+from wecfl.runs.watcher import OnRound
 
 __all__ = ["reproduce"]
 
@@ -128,7 +128,7 @@ def _figure(
 
 def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
     """The clients of a configuration, made once for runs that follow each other."""
-    keys = {"dataset", "holdout", "validation", "seed", *PARTITIONING}
+    keys = {"dataset", "holdout", "validation", "seed", *PARTITION_KEYS}
 
     @lru_cache(maxsize=1)
     def made(choices: Config) -> Federation:

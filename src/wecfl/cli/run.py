@@ -31,7 +31,7 @@ from wecfl.report.figures import overview
 from wecfl.report.tables import results, rich_table
 from wecfl.report.track import TRACKERS, tracker
 from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.observe import Watcher
+from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
 

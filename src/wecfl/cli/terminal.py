@@ -24,7 +24,8 @@ from rich.progress import (
 )
 
 from wecfl.config import Config
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from wecfl.assigner import assigner_of
 from wecfl.cli import terminal
 from wecfl.cli.choices import check_place
 from wecfl.data.arrays import read_npz
@@ -15,10 +16,9 @@ from wecfl.folder.models import Format
 from wecfl.folder.models import export as write_model
 from wecfl.folder.readers import read_config
 from wecfl.methods import METHODS, named, options
-from wecfl.reception import reception_of
 from wecfl.report.newcomers import rich_newcomers
-from wecfl.runs.kept_out import table
-from wecfl.runs.newcomers import NOT_WHOLE, By
+from wecfl.runs.newcomers import NO_WHOLE_MODELS, By
+from wecfl.runs.simulated_newcomers import newcomer_table
 
 __all__ = ["assign", "export"]
 
@@ -45,13 +45,13 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"name a .npz for each newcomer: wecfl assign {folder} client.npz")
-    reception, config = reception_of(folder, workers)
+    assigner, config = assigner_of(folder, workers)
     found = []
     for file in clients:
         held = read_npz(file)
         test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
-        found.append(reception.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
-    frame = table(found).drop(columns="group")
+        found.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+    frame = newcomer_table(found).drop(columns="group")
     if json:
         print(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
@@ -98,4 +98,4 @@ def _check_whole(folder: Path) -> None:
     elif name in METHODS:
         whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
     if not whole:
-        raise ConfigError(NOT_WHOLE.format(name))
+        raise ConfigError(NO_WHOLE_MODELS.format(name))

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.core.method import Clusters, View
+from wecfl.core.components import Clusters, View
 from wecfl.core.setting import Setting
-from wecfl.core.state import Bool, Real, State, without
+from wecfl.core.state import State
+from wecfl.core.types import Bool, Real, without
 from wecfl.errors import ConfigError
 
-__all__ = ["Seen"]
+__all__ = ["KnownClients"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class KnownClients:
     """Whom the server can cluster, and whom it has just heard of."""
 
     points: Real
@@ -26,7 +27,7 @@ class Seen:
     """(m,), who was just heard of, and may change its cluster."""
 
     @classmethod
-    def of(cls, state: State, setting: Setting) -> Seen:
+    def of(cls, state: State, setting: Setting) -> KnownClients:
         """Where g follows from the models: those heard in some round before, and in this one.
 
         Where clients are asked for it, both are those that take part in the coming local update;

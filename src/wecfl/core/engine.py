@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import F32, Int, Table
 from wecfl.core.task import Task
+from wecfl.core.types import F32, Int, Table
 from wecfl.layout import Layout
 
 __all__ = ["Engine"]
@@ -54,5 +54,5 @@ class Engine(Protocol):
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P), initial models by number: 0 is the model as given, others are drawn anew."""
 
-    def notes(self) -> dict[str, Any]:
+    def network_report(self) -> dict[str, Any]:
         """What else is worth writing down about the round that ends; nothing of most engines."""

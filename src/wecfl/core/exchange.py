@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from wecfl.core.method import Ask
+from wecfl.core.ask import Ask
 from wecfl.core.program import Job, Sent
 from wecfl.core.setting import Setting
-from wecfl.core.state import Reply, State, without
+from wecfl.core.state import Reply, State
+from wecfl.core.types import without
 from wecfl.errors import EngineError
 
 __all__ = ["exchange"]

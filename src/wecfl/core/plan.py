@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 
-__all__ = ["Correction", "Plan"]
+__all__ = ["Correction", "LocalPlan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LocalPlan:
     """How a client trains in one round: Q steps of SGD on mini-batches.
 
     Client i walks through its shuffled data across rounds and shuffles anew at each pass, so the
@@ -44,7 +44,7 @@ class Plan:
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
-    def of(self, who: Int | slice) -> Plan:
+    def of(self, who: Int | slice) -> LocalPlan:
         """The plan of some of the clients, where it has an entry for each."""
         lr = self.lr[who] if isinstance(self.lr, np.ndarray) else self.lr
         return replace(self, lr=lr, done=None if self.done is None else self.done[who])
@@ -52,7 +52,7 @@ class Plan:
     def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
         """The mini-batches of a client with `size` samples after `round` rounds, as positions.
 
-        >>> [b.tolist() for b in Plan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
+        >>> [b.tolist() for b in LocalPlan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
         [[2, 1], [0], [2, 0], [1]]
         """
         per_pass = -(-size // self.batch)

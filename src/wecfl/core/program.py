@@ -16,12 +16,27 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Bool, Int, Int8, Split, Table
+from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Split, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Answers", "Field", "Job", "Program", "Sent", "Site", "hidden", "perform"]
+__all__ = [
+    "Answers",
+    "Field",
+    "Job",
+    "Program",
+    "ReplyAndMemory",
+    "Sent",
+    "Site",
+    "perform",
+    "private_columns",
+]
+
+
+ReplyAndMemory = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
+"""What a program gives back: the reply (n, …), which is sent to the server, and the memory (n, …),
+which stays with the clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +97,7 @@ class Site(Protocol):
     def train(
         self,
         rows: F32,
-        plan: Plan,
+        plan: LocalPlan,
         *,
         correction: Correction = ...,
         velocity: F32 | None = None,
@@ -120,19 +135,17 @@ class Program(Protocol):
     name: ClassVar[str]
     version: ClassVar[int]
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """What it keeps at the client until it is asked again, by name."""
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Refuse what can't be with this plan and this model, before anything is asked."""
 
     @property
     def replies(self) -> Mapping[str, Field]:
         """What it sends back, by name."""
 
-    def __call__(
-        self, site: Site, sent: Sent, memory: Table, plan: Plan
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The reply (n, …), and the memory (n, …) from now on, of all fields declared."""
 
 
@@ -141,7 +154,7 @@ class Job:
     """What is asked for in one exchange, the same for all clients."""
 
     program: Program
-    plan: Plan = field(default_factory=Plan)
+    plan: LocalPlan = field(default_factory=LocalPlan)
     """η and the number of steps may have one entry for each client that is asked."""
     seed: int = 0
     round: int = 0
@@ -157,7 +170,7 @@ class Job:
     def keeps(self, layout: Layout) -> dict[str, Field]:
         """What stays at a client: of the program, and the columns that don't travel."""
         kept = dict(self.program.keeps(self.plan))
-        if (private := hidden(layout, self.shared)) is not None:
+        if (private := private_columns(layout, self.shared)) is not None:
             kept["private"] = Field((len(private),), start="received")
         return kept
 
@@ -174,10 +187,10 @@ class Answers:
     """(m, …), of all clients, where the server simulates them; else empty."""
 
 
-def hidden(layout: Layout, shared: str) -> Int | None:
+def private_columns(layout: Layout, shared: str) -> Int | None:
     """The columns that don't travel; None: all do.
 
-    >>> hidden(Layout.of([("a", (2,), []), ("b", (1,), [])]), "a")
+    >>> private_columns(Layout.of([("a", (2,), []), ("b", (1,), [])]), "a")
     array([2])
     """
     if shared == "all":
@@ -187,9 +200,7 @@ def hidden(layout: Layout, shared: str) -> Int | None:
     return np.flatnonzero(mask) if mask.any() else None
 
 
-def perform(
-    job: Job, site: Site, sent: Sent, memory: Table
-) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     """Run a program at its clients: replies and memory (n, …).
 
     A model that comes is completed by the columns kept here. What starts from the model received
@@ -197,7 +208,7 @@ def perform(
     finite; its reply goes out as it is, and is refused by the server.
     """
     layout, n = site.layout, len(site.sizes)
-    private, fields = hidden(layout, job.shared), job.keeps(layout)
+    private, fields = private_columns(layout, job.shared), job.keeps(layout)
     own = dict(sent.own)
     model = own.get("model")
     sizes = {"P": layout.width, "trainable": layout.trainable}

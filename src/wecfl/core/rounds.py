@@ -13,7 +13,7 @@ Three clients with one parameter each, two of them alike; the first holds three 
 ...     return core.program.Answers(rows, np.zeros(len(who), np.int8))
 >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
 ...                          ask=ask, starts=lambda which, seed: np.zeros((1, 1), np.float32))
->>> setting = Setting(methods.wecfl(k=2), engine, core.plan.Plan())
+>>> setting = Setting(methods.wecfl(k=2), engine, core.plan.LocalPlan())
 >>> opening(setting).labels.tolist()                           # one start: one cluster
 [0, 0, 0]
 >>> models = np.array([[0], [4], [99]], np.float32)            # ω after some local update
@@ -41,12 +41,13 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.assignment import Seen
+from wecfl.core.ask import Ask
+from wecfl.core.assignment import KnownClients
 from wecfl.core.exchange import exchange
-from wecfl.core.method import Ask
-from wecfl.core.program import hidden
+from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
-from wecfl.core.state import State, without
+from wecfl.core.state import State
+from wecfl.core.types import without
 
 __all__ = ["Observer", "distribution", "expectation", "iterate", "maximization", "opening"]
 
@@ -57,7 +58,7 @@ def expectation(state: State, setting: Setting) -> State:
     Who was not heard in this round keeps its label and counts where the server last placed it. Who
     is heard for the first time joins the nearest cluster. K may grow (`Clustering`).
     """
-    seen = Seen.of(state, setting)
+    seen = KnownClients.of(state, setting)
     if not seen.known.any():
         return state.replace(known={**state.known, "met": seen.known})
     draws = rng.stream(setting.seed, "clustering", state.round)
@@ -74,7 +75,7 @@ def maximization(state: State, setting: Setting) -> State:
     heard &= setting.enough(state.labels[heard], len(state.centers))[state.labels]
     seen = state if heard.all() else state.take(heard)
     after = setting.method.aggregation(seen, importance[heard], engine.sizes[heard], engine.layout)
-    if (private := hidden(engine.layout, setting.method.shared)) is not None:
+    if (private := private_columns(engine.layout, setting.method.shared)) is not None:
         after.centers[:, private] = state.centers[:, private]  # nobody sends them
     whole = without(["moved"], state.whole)
     return state.replace(centers=after.centers, cluster=after.cluster, whole=whole)
@@ -94,7 +95,7 @@ def distribution(state: State, setting: Setting) -> State:
     sent = replace(state, replies=None, whole=whole)
     if setting.rate is None:
         return sent
-    gap = np.sqrt(method.representation.own(state, engine, method.distance))
+    gap = np.sqrt(method.representation.own_distances(state, engine, method.distance))
     lr = setting.rate(gap, sent, engine, setting.plan, setting.seed)
     return sent.replace(known={**state.known, "lr": lr})
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from wecfl.core.channel import Channel
+from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method, Rate
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
-from wecfl.core.state import F32, F64, Bool, Int, State
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["Setting"]
@@ -20,13 +22,13 @@ __all__ = ["Setting"]
 class Setting:
     """A method, an engine that holds its clients, and how they train.
 
-    >>> Setting(None, None, Plan(lr=0.5)).rates(State(0, None, *np.zeros((2, 1), int)))
+    >>> Setting(None, None, LocalPlan(lr=0.5)).rates(State(0, None, *np.zeros((2, 1), int)))
     0.5
     """
 
     method: Method
     engine: Engine
-    plan: Plan
+    plan: LocalPlan
     seed: int = 0
     member: int = 0
     """Which of the method's soft-voted runs this is; each starts from a model of its own."""

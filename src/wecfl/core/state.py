@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wecfl import memory
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Table, under
 
-__all__ = [
-    "F32",
-    "F64",
-    "Bool",
-    "Clients",
-    "Int",
-    "Int8",
-    "Real",
-    "Reply",
-    "Split",
-    "State",
-    "Table",
-    "under",
-    "without",
-]
-
-F32 = NDArray[np.float32]
-"""Models, as rows."""
-F64 = NDArray[np.float64]
-"""What is summed: distances, losses, importance."""
-Int = NDArray[np.int64]
-"""Labels, counts, positions."""
-Int8 = NDArray[np.int8]
-"""Codes."""
-Bool = NDArray[np.bool_]
-"""One yes or no per client, or per cluster."""
-Real = NDArray[np.floating]
-"""Representations, in whatever precision they come."""
-Table = Mapping[str, NDArray[Any]]
-"""Named arrays; where a table stands says what their first axis is."""
-Split = Literal["train", "test"]
-"""Of a client's data."""
+__all__ = ["Reply", "State"]
 
 
 class Reply(IntEnum):
@@ -72,7 +40,7 @@ class State:
     whole, and each client for itself. Over a network the last part is not here but at the clients.
 
     >>> centers = np.array([[1, 2], [3, 4]], np.float32)
-    >>> State(0, None, centers, labels=np.array([0, 1, 1])).own.tolist()
+    >>> State(0, None, centers, labels=np.array([0, 1, 1])).own_centers.tolist()
     [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
     """
 
@@ -149,7 +117,7 @@ class State:
         return np.stack([self.sent_to(i) for i in who]) if len(who) else self.centers[:0]
 
     @property
-    def own(self) -> F32:
+    def own_centers(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
         rows = memory.empty((len(self.labels), self.centers.shape[1]))
         # Any mode but "raise", which would go through a second matrix.
@@ -161,7 +129,7 @@ class State:
 
         A matrix of its own, made anew.
         """
-        rows = self.own
+        rows = self.own_centers
         if self.met is not None and "stranger" in self.whole:
             rows[~self.met] = self.whole["stranger"]
         return rows
@@ -200,60 +168,3 @@ class State:
             centers=self.centers[origin],
             cluster={name: rows[origin] for name, rows in self.cluster.items()},
         )
-
-
-def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
-    """Those whose name begins so, by the rest of it.
-
-    >>> under("a.", {"a.b": np.ones(1), "c": np.ones(1)})
-    {'b': array([1.])}
-    """
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-
-
-def without(names: Collection[str], arrays: Table) -> dict[str, NDArray[Any]]:
-    """All others.
-
-    >>> without(["a"], {"a": np.ones(1), "c": np.ones(1)})
-    {'c': array([1.])}
-    """
-    return {name: array for name, array in arrays.items() if name not in names}
-
-
-class Clients(Protocol):
-    """What a run knows of its clients, whether it holds their data (`Federation`) or not."""
-
-    def __len__(self) -> int:
-        """m, the number of clients."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """What to call each client."""
-
-    @property
-    def keys(self) -> Int:
-        """(m,), who each client is, for keyed randomness."""
-
-    @property
-    def sizes(self) -> Int:
-        """(m,), |D_i|."""
-
-    @property
-    def groups(self) -> Int | None:
-        """(m,), the hidden groups that generated the data, where they are known."""
-
-    @property
-    def held(self) -> Int | None:
-        """(classes, m), the training samples of each class, where they are known."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-
-    @property
-    def classes(self) -> int:
-        """C, how many there are."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells the clients of one run from those of another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Protocol
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 __all__ = ["Task"]
 

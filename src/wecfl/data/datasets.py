@@ -24,7 +24,7 @@ import numpy as np
 import platformdirs
 
 from wecfl import rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.arrays import (
     Array,
     as_labels,

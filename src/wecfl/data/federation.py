@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.arrays import Named, as_labels, count_classes, holdout, pool, read_npz
 from wecfl.data.datasets import Dataset, load
 from wecfl.data.partition import Partition

@@ -10,7 +10,7 @@ A user's app is two lines beside the data and the model (`wecfl deploy new DIR` 
 
 from typing import TYPE_CHECKING
 
-from wecfl._later import later
+from wecfl._lazy_import import lazy_import
 
 try:
     import flwr  # noqa: F401
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wecfl.flower.roster import Roster
     from wecfl.flower.server import server_app
 else:  # a client, started anew for each message, does without
-    __getattr__, __dir__ = later(
+    __getattr__, __dir__ = lazy_import(
         __name__,
         {
             "FlowerEngine": "wecfl.flower.engine:FlowerEngine",

@@ -18,7 +18,7 @@ from torch import nn
 from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import NO_NETWORK
 from wecfl.core.program import Job, Sent
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError, DataError

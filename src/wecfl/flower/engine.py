@@ -16,7 +16,8 @@ from torch import nn
 
 from wecfl.bilevel.local import digest
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.core.state import Reply
+from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import EMPTY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.roster import Place, Roster
@@ -117,7 +118,7 @@ class FlowerEngine:
         """Each has its own."""
         return len(self._roster)
 
-    def notes(self) -> dict[str, Any]:
+    def network_report(self) -> dict[str, Any]:
         """Who joined, what was refused and why, and how many replies came late, since last asked.
 
         `refused` holds the name of a client, or the number of an unknown node, and the reason.

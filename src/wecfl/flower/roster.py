@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.core.state import Clients, Int, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError
 from wecfl.flower.wire import Refused
 from wecfl.folder.files import replace_file

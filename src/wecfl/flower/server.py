@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.channel.privacy import NO_NETWORK
 from wecfl.config import METHOD_OPTIONS, Config, one_line, resolve
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel

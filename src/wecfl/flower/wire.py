@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from wecfl.bilevel.local import decoded, encoded
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job
 from wecfl.core.state import Reply
 from wecfl.layout import Layout
@@ -92,7 +92,7 @@ def job_config(job: Job) -> dict[str, Any]:
 
 def read_job(config: Mapping[str, Any]) -> Job:
     """The job as one client has to do it."""
-    plan = Plan(
+    plan = LocalPlan(
         steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
         weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),

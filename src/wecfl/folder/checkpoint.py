@@ -27,7 +27,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from wecfl.core.state import State, under
+from wecfl.core.state import State
+from wecfl.core.types import under
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors
 

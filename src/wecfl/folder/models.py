@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.data.datasets import KNOWN
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.files import replace_file, replace_tensors
@@ -22,7 +22,7 @@ from wecfl.folder.schema import read_tensors, reading
 from wecfl.layout import Layout
 from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
 from wecfl.models.onnx import to_onnx
-from wecfl.runs.newcomers import Blueprint
+from wecfl.runs.blueprint import Blueprint
 
 __all__ = ["Format", "Models", "export"]
 

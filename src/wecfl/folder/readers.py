@@ -12,7 +12,8 @@ import pandas as pd
 from safetensors import safe_open
 
 from wecfl.config import Config, resolve
-from wecfl.core.state import Int, State
+from wecfl.core.state import State
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import INCIDENTAL, Config, one_line, resolve
+from wecfl.config import INCIDENTAL_KEYS, Config, one_line, resolve
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import method_of
 
@@ -94,7 +94,7 @@ class Run:
         True
         """
         said = self.config.completed().model_dump(
-            mode="json", exclude=set(INCIDENTAL), exclude_defaults=True
+            mode="json", exclude=set(INCIDENTAL_KEYS), exclude_defaults=True
         )
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -10,7 +10,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from wecfl.bilevel.distance import distances
 from wecfl.config import Config
-from wecfl.core.state import F64, Int, Real, State
+from wecfl.core.state import State
+from wecfl.core.types import F64, Int, Real
 from wecfl.data.federation import Federation
 from wecfl.models import layout_of, make
 from wecfl.report.tsne import planes

@@ -31,8 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.config import INCIDENTAL, Config
-from wecfl.core.state import F32, State
+from wecfl.config import INCIDENTAL_KEYS, Config
+from wecfl.core.state import State
+from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.errors import DivergedError, EngineError
 from wecfl.experiment import Experiment
@@ -42,8 +43,9 @@ from wecfl.folder.writer import PACKAGES
 from wecfl.from_config import method_of
 from wecfl.paper.definitions import Cell, Run
 from wecfl.paper.pictures import Pictures
-from wecfl.runs.observe import OnRound
-from wecfl.runs.record import Record, last_parts, last_rounds
+from wecfl.runs.record import Record
+from wecfl.runs.summary import last_parts, last_rounds
+from wecfl.runs.watcher import OnRound
 
 __all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
@@ -342,7 +344,7 @@ def _scores(records: Sequence[Record]) -> Stored:
 
 def _choices(config: Config) -> dict[str, Any]:
     """What makes the result, in JSON's types."""
-    return config.completed().model_dump(mode="json", exclude=set(INCIDENTAL))
+    return config.completed().model_dump(mode="json", exclude=set(INCIDENTAL_KEYS))
 
 
 def _environment(config: Config) -> dict[str, Any]:

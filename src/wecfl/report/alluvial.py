@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 
 __all__ = ["Alluvial", "Block", "Ribbon", "alluvial", "telling"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import (
     read_assignments,

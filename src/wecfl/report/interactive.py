@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.report.room import apart
 
 __all__ = ["COLORS", "Series", "Spec", "Stroke", "limit", "lines", "plane", "stroke"]

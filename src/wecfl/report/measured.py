@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.auto import CLEAR
+from wecfl.bilevel.auto import MIN_SILHOUETTE
 from wecfl.report.interactive import COLORS, Series, Spec, Stroke, limit, lines, stroke
-from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS, Record
+from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS, Record
 
 __all__ = ["Chart", "choice", "objectives"]
 
 LOOKS = 6
 """Rounds whose choice of K is drawn."""
-ABOUT = KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
+ABOUT = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
 SCORES = ("accuracy", "macro_f1")
 ELSEWHERE = {"round", *SCORES, "ari", "nmi", "clusters", "sizes", "seconds", "clients", "notes"}
 """Keys of a record that the page shows in other ways than as lines over the rounds."""
@@ -124,7 +124,7 @@ def choice(records: Sequence[Record]) -> list[Chart]:
             for chart in _drawn(f"{name.capitalize()} update", each, rounds, "norm, by cluster")
         ]
     shown = looked if len(looked) <= LOOKS else [*looked[: LOOKS - 1], looked[-1]]
-    about = {"silhouette": f"clear from {CLEAR:g} on", "bic": "nats per client"}
+    about = {"silhouette": f"clear from {MIN_SILHOUETTE:g} on", "bic": "nats per client"}
     charts = []
     for name, words in about.items():
         curves = {f"round {t}": notes[name] for t, notes in shown}

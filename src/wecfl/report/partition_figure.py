@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 __all__ = ["Panel", "bars"]
 

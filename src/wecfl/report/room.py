@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from wecfl.core.state import F64
+from wecfl.core.types import F64
 
 __all__ = ["apart"]
 

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from wecfl.config import INCIDENTAL
+from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
 
 __all__ = ["cells", "experiments", "results", "rich_table", "score"]
@@ -119,7 +119,7 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     choices = {
         f"config.{key}": value
         for key, value in _leaves(config)
-        if key not in (*INCIDENTAL, "method", "clusters", "rounds")
+        if key not in (*INCIDENTAL_KEYS, "method", "clusters", "rounds")
         and not key.startswith("structure.")
     }
     # A run without ground truth has no ARI, one stopped in its first round no score at all: None

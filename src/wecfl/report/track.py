@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.folder.writer import toml
 from wecfl.report.charts import save
 from wecfl.report.figures import overview
-from wecfl.runs.observe import Watcher
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
+from wecfl.runs.watcher import Watcher
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "numbers", "tracker"]
 

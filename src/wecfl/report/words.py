@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.auto import CLEAR
-from wecfl.core.state import Int
+from wecfl.bilevel.auto import MIN_SILHOUETTE
+from wecfl.core.types import Int
 
 OFTEN = 0.1
 """Of the rounds: a client refused in more of them is named."""
@@ -80,7 +80,9 @@ def choice_words(choice: Mapping[str, Any]) -> str:
     if value is None:
         return "too few clients to choose K: all in one cluster"
     found = "clients are alike" if value < WEAK else "no clear grouping"
-    best = f"silhouette {value:.2f} at best (K = {choice['best']}), {CLEAR:g} would be clear"
+    best = (
+        f"silhouette {value:.2f} at best (K = {choice['best']}), {MIN_SILHOUETTE:g} would be clear"
+    )
     return f"{found}, so all in one cluster: {best}"
 
 

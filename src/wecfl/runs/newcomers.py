@@ -23,45 +23,46 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.queries import losses, risk, tallies
+from wecfl.bilevel.evaluation import losses, risk, tallies
 from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.channel.privacy import Privacy
+from wecfl.core.channel import Channel
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32, F64, Clients, Int, State
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
-from wecfl.models import Model, Module, Vote, auto, build, fill
+from wecfl.models import Module, Vote, fill
+from wecfl.runs.blueprint import Blueprint
 
 __all__ = [
-    "NOT_WHOLE",
-    "NO_BUDGET",
+    "NO_WHOLE_MODELS",
+    "OVER_BUDGET",
+    "Assigner",
     "Assignment",
-    "Blueprint",
     "By",
-    "Reception",
+    "NewcomerSetup",
     "Reference",
-    "Visit",
-    "columns",
+    "compared_columns",
 ]
 
 By = Literal["update", "losses"]
 """What a newcomer is compared by: its model after one local update, or the clusters' losses."""
 
-ALARMS = 0.025
+FALSE_ALARM_RATE = 0.025
 """The share of newcomers like the members that may be taken for novel."""
-NOT_WHOLE = (
+NO_WHOLE_MODELS = (
     "the clusters of {} have no whole models, since clients keep their own or a part of it: there "
     "is nothing that a newcomer, or whoever serves it, could use"
 )
 """Why the models of some methods are of no use to others."""
-NO_BUDGET = (
+OVER_BUDGET = (
     "newcomers are compared with every member's reply to the common start; with clip, and "
     "participation below 1 or several starts, that is one more than the privacy budget counts"
 )
@@ -95,53 +96,14 @@ class Assignment:
         return self.limit is not None and self.distance > self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """What it takes to build the models of a run again, beside their tensors.
-
-    >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
-    Blueprint(model='mlp', shape=(1, 8, 8), classes=10)
-    """
-
-    model: str
-    """A name of `wecfl.models.MODELS`, or the class of a module of the user's own."""
-    shape: tuple[int, ...]
-    """Of a sample."""
-    classes: int
-
-    @classmethod
-    def of(cls, model: Model, module: Module, federation: Clients) -> Blueprint:
-        """Of the module that was made for a federation."""
-        name = model if isinstance(model, str) else type(module).__name__
-        name = auto(federation.shape) if name == "auto" else name
-        return cls(name, federation.shape, federation.classes)
-
-    def written(self) -> dict[str, str]:
-        """As metadata of a safetensors file."""
-        shape = " ".join(map(str, self.shape))
-        return {"model": self.model, "shape": shape, "classes": str(self.classes)}
-
-    @classmethod
-    def read(cls, about: Mapping[str, str]) -> Blueprint:
-        """From such metadata."""
-        shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
-        if min(*shape, classes) < 1:
-            raise ValueError(f"no model takes samples of shape {shape} and gives {classes} classes")
-        return cls(about["model"], shape, classes)
-
-    def build(self, seed: int = 0) -> Module:
-        """A module of this kind, as a run with this seed begins with it."""
-        return build(self.model, shape=self.shape, classes=self.classes, seed=seed)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Visit:
+class NewcomerSetup:
     """How a client is trained outside of the rounds: once, as in the first of them."""
 
     method: Method
     blueprint: Blueprint
     module: Module
-    plan: Plan
+    plan: LocalPlan
     seed: int
     engine: Literal["auto", "native", "torch"]
     options: Mapping[str, Any]
@@ -197,7 +159,7 @@ class Reference:
                 # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
                 away = np.sqrt(squared_euclidean(own, centers[-1][None])[:, 0])
                 distances.append(away * counted.sum() / (counted.sum() - counted))
-        served = risk(setting.engine, state.own, "test")
+        served = risk(setting.engine, state.own_centers, "test")
         return cls(
             clusters,
             np.array(centers, np.float32),
@@ -207,23 +169,23 @@ class Reference:
         )
 
     def limit(self, by: By) -> float | None:
-        """The least value that all but a share `ALARMS` of the members stay below.
+        """The least value that all but a share `FALSE_ALARM_RATE` of the members stay below.
 
-        Of n members it is the ⌈(1 − ALARMS)·(n + 1)⌉-th: then a newcomer that is exchangeable with
-        them lies beyond it with at most that probability (split conformal prediction); the largest
-        one where there are too few of them to promise it.
+        With α = `FALSE_ALARM_RATE` and n members it is the ⌈(1 − α)·(n + 1)⌉-th: a newcomer that is
+        exchangeable with the members then lies beyond it with probability α at most (split
+        conformal prediction). Where n is too small for that promise, it is the largest value.
         """
         known = self.distances if by == "update" else self.losses
         if not len(known):
             return None
-        return float(known[min(ceil((1 - ALARMS) * (len(known) + 1)), len(known)) - 1])
+        return float(known[min(ceil((1 - FALSE_ALARM_RATE) * (len(known) + 1)), len(known)) - 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reception:
+class Assigner:
     """All it takes to receive newcomers."""
 
-    visit: Visit
+    setup: NewcomerSetup
     reference: Reference
     centers: F32
     """(J, K, P), the clusters' models of each soft-voted run."""
@@ -238,7 +200,7 @@ class Reception:
         name: str = "newcomer",
     ) -> Assignment:
         """One newcomer from its samples (`wecfl.Result.assign`)."""
-        kind, seed = self.visit.blueprint, self.visit.seed
+        kind, seed = self.setup.blueprint, self.setup.seed
         newcomer = Federation.from_arrays(
             [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
             classes=kind.classes, names=[name], seed=seed,
@@ -259,7 +221,7 @@ class Reception:
         """
         if by not in ("update", "losses"):
             raise ConfigError(f"newcomers are compared by 'update' or by 'losses', got '{by}'")
-        with self.visit.of(newcomers, engine) as setting:
+        with self.setup.of(newcomers, engine) as setting:
             far = self._updates(setting, newcomers) if by == "update" else self._losses(setting)
             nearest = self.reference.clusters[far.argmin(axis=1)]
             models = np.ascontiguousarray(self.centers[:, nearest])
@@ -285,7 +247,7 @@ class Reception:
 
     def model(self, cluster: int) -> Module:
         """The module that serves a cluster."""
-        members = [fill(self.visit.module, rows[cluster]) for rows in self.centers]
+        members = [fill(self.setup.module, rows[cluster]) for rows in self.centers]
         return members[0] if len(members) == 1 else Vote(members).eval()
 
     def _updates(self, setting: Setting, newcomers: Federation) -> F64:
@@ -324,7 +286,7 @@ def _first_update(setting: Setting) -> tuple[State, float]:
     return exchange(state, setting), eta
 
 
-def columns(method: Method, layout: Layout) -> Columns:
+def compared_columns(method: Method, layout: Layout) -> Columns:
     """What clients are compared by: the columns that are clustered, or else the last layer."""
     chosen = method.representation
     return chosen if isinstance(chosen, Columns) else last_layer(layout)
@@ -332,7 +294,7 @@ def columns(method: Method, layout: Layout) -> Columns:
 
 def _compared(setting: Setting, state: State) -> F32:
     engine = setting.engine
-    return columns(setting.method, engine.layout).clients(state, engine, setting.seed)
+    return compared_columns(setting.method, engine.layout).clients(state, engine, setting.seed)
 
 
 def _confidence(far: F64) -> float | None:

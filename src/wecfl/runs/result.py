@@ -14,27 +14,16 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from wecfl.channel.privacy import Privacy
+from wecfl.core.clients import Clients
 from wecfl.core.method import Method
-from wecfl.core.state import F32, Clients, Int, Reply, State
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
-from wecfl.runs.kept_out import outcome
-from wecfl.runs.newcomers import (
-    Assignment,
-    By,
-    Reception,
-    Reference,
-    Visit,
-)
-from wecfl.runs.record import (
-    Record,
-    last_choice,
-    last_parts,
-    last_rounds,
-    replies,
-    served,
-    settled,
-)
+from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
+from wecfl.runs.record import Record, served
+from wecfl.runs.simulated_newcomers import newcomer_summary
+from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
@@ -67,7 +56,7 @@ class Result:
     """What trained the clients, as part of the reproducibility key."""
     seconds: float
     seed: int
-    visit: Visit
+    newcomer_setup: NewcomerSetup
     """How a newcomer is trained."""
     refer: Callable[[State], Reference]
     """Asks all members for what newcomers are compared with."""
@@ -141,13 +130,15 @@ class Result:
         (np.True_, False, True)
 
         """
-        return self.reception.assign(x, y, test=test, by=by)
+        return self.assigner.assign(x, y, test=test, by=by)
 
     @cached_property
-    def reception(self) -> Reception:
+    def assigner(self) -> Assigner:
         """All it takes to receive newcomers; if need be, all members are asked for one update."""
         reference = self.reference or self.refer(self.states[0])
-        return Reception(self.visit, reference, np.stack([state.centers for state in self.states]))
+        return Assigner(
+            self.newcomer_setup, reference, np.stack([state.centers for state in self.states])
+        )
 
     @property
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -194,7 +185,7 @@ class Result:
                 "replies": most,
             }
         if self.newcomers is not None:
-            told["newcomers"] = outcome(self.newcomers, self.clients, self.unseen)
+            told["newcomers"] = newcomer_summary(self.newcomers, self.clients, self.unseen)
         return told
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from wecfl.bilevel.criteria import Convergence
+from wecfl.bilevel.bounds import Convergence
 from wecfl.config import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary, tensor_names

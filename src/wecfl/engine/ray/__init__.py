@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import Int, Table
 from wecfl.core.task import Task
+from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EMPTY, BaseEngine, table_for
 from wecfl.engine.ray.actor import Actor

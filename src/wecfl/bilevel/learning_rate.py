@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from wecfl.bilevel.criteria import gradient_bound, lr_bound_1, secants
+from wecfl.bilevel.bounds import gradient_bound, lr_bound_1, secants
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.queries import gradients
+from wecfl.bilevel.evaluation import gradients
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
-from wecfl.core.state import F32, F64, State
+from wecfl.core.plan import LocalPlan
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64
 from wecfl.errors import ConfigError
 
 __all__ = ["check_theory", "theory"]
@@ -20,7 +21,7 @@ PROBE_LENGTH = 1e-2
 """Of the model's own length: short enough for a Hessian, long enough for float32."""
 
 
-def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32:
+def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
     """Theorem 1's bound for each client, η_i = ‖ω_i − Ω_k‖ / (Q·U).
 
     U is measured anew in every round: the largest norm over the clients of one mini-batch gradient
@@ -37,10 +38,10 @@ def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32
     >>> engine = SimpleNamespace(layout=Layout.of([("w", (2,), ["head"])]), ask=ask)
     >>> models = np.array([[1, 1], [2, 0]], np.float32)
     >>> state = State(0, {"model": models}, np.zeros((1, 2)), np.zeros(2, int))
-    >>> theory(np.zeros(2), state, engine, Plan(), seed=0).round(4).tolist()     # 1/β
+    >>> theory(np.zeros(2), state, engine, LocalPlan(), seed=0).round(4).tolist()     # 1/β
     [0.25, 0.25]
     >>> later = state.replace(round=1)
-    >>> theory(np.array([0.0, 8.0]), later, engine, Plan(), seed=0).round(4)
+    >>> theory(np.array([0.0, 8.0]), later, engine, LocalPlan(), seed=0).round(4)
     array([0.   , 0.194], dtype=float32)
     """
     if state.round == 0:
@@ -51,11 +52,11 @@ def theory(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32
     return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # no gradient, no step
 
 
-def check_theory(method: Method, plan: Plan) -> None:
+def check_theory(method: Method, plan: LocalPlan) -> None:
     """Refuse what Theorem 1 does not speak about, before the first round.
 
     >>> from wecfl import methods
-    >>> check_theory(methods.wecfl(k=3), Plan(momentum=0.9))
+    >>> check_theory(methods.wecfl(k=3), LocalPlan(momentum=0.9))
     Traceback (most recent call last):
     ...
     wecfl.errors.ConfigError: lr theory is about plain gradient steps: set momentum to 0, not 0.9

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:

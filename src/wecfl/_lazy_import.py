@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-__all__ = ["later"]
+__all__ = ["lazy_import"]
 
 
-def later(
+def lazy_import(
     package: str, places: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and the `__dir__` of a package some of whose names are elsewhere.
 
-    >>> find, names = later("wecfl", {"half": "fractions:Fraction"})
+    >>> find, names = lazy_import("wecfl", {"half": "fractions:Fraction"})
     >>> find("half")
     <class 'fractions.Fraction'>
     >>> find("third")

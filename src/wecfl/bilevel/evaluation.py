@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.local import Gradients, Losses, Risk, Score
+from wecfl.bilevel.local import ClusterLosses, Gradients, Risk, Score
 from wecfl.bilevel.serving import Center
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job, Sent
-from wecfl.core.state import F32, F64, Bool, Int, Reply, Split, State, Table
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 
 __all__ = ["gradients", "losses", "risk", "served_tallies", "tallies"]
 
@@ -27,7 +28,7 @@ def losses(
     who: Int | None = None,
 ) -> F64:
     """(n, K), the mean training loss of K models on each client of `who`; NaN without an answer."""
-    job = Job(Losses(batches), seed=seed, round=round)
+    job = Job(ClusterLosses(batches), seed=seed, round=round)
     found: F64 = _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
     return found
 
@@ -71,7 +72,7 @@ def tallies(engine: Engine, models: F32, split: Split) -> F64:
 
 
 def served_tallies(
-    engine: Engine, method: Method, state: State, plan: Plan, seed: int
+    engine: Engine, method: Method, state: State, plan: LocalPlan, seed: int
 ) -> dict[str, F64]:
     """(m, …) on test data for each moment at which the method serves its clients."""
     job = Job(

@@ -18,10 +18,11 @@ from __future__ import annotations
 import numpy as np
 
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Ask
-from wecfl.core.plan import Plan
+from wecfl.core.ask import Ask
+from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
-from wecfl.core.state import State, Table
+from wecfl.core.state import State
+from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
@@ -41,7 +42,7 @@ def offset(state: State, setting: Setting) -> Table:
     return {"offset": (means[labels] - own).astype(np.float32)}
 
 
-def learn(before: State, after: State, sent: Table, plan: Plan) -> State:
+def learn(before: State, after: State, sent: Table, plan: LocalPlan) -> State:
     """c_i of the clients that were heard; the others keep theirs."""
     heard, m = after.heard, len(after.labels)
     steps = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
@@ -57,7 +58,7 @@ def learn(before: State, after: State, sent: Table, plan: Plan) -> State:
     return after.replace(known={**after.known, "control": controls})
 
 
-def check(plan: Plan, layout: Layout) -> None:
+def check(plan: LocalPlan, layout: Layout) -> None:
     """Option II takes the mean gradient from the distance moved."""
     if plan.momentum:
         raise ConfigError(

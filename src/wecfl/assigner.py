@@ -16,12 +16,12 @@ from wecfl.folder.readers import config_of, read_config
 from wecfl.folder.reference import REFERENCE, read_reference, write_reference
 from wecfl.from_config import options_of
 from wecfl.models import layout_of
-from wecfl.runs.newcomers import NOT_WHOLE, Reception, Visit, columns
+from wecfl.runs.newcomers import NO_WHOLE_MODELS, Assigner, NewcomerSetup, compared_columns
 
-__all__ = ["reception_of"]
+__all__ = ["assigner_of"]
 
 
-def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, Config]:
+def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Config]:
     """All it takes to receive newcomers, and the configuration, of a run folder.
 
     What they are compared with is made, and kept in the folder, when it is first asked for.
@@ -39,17 +39,17 @@ def reception_of(folder: Path, workers: int | None = None) -> tuple[Reception, C
     centers = np.array(rows, np.float32)
     method = chosen["method"]
     if not method.whole_centers:
-        raise ConfigError(NOT_WHOLE.format(method.name))
-    width = np.arange(layout.width)[layout.columns(columns(method, layout).which)].size
+        raise ConfigError(NO_WHOLE_MODELS.format(method.name))
+    width = np.arange(layout.width)[layout.columns(compared_columns(method, layout).which)].size
     if not (folder / REFERENCE).exists():
         _make_reference(folder, config)
     plan = chosen["plan"].complete(method.plan)
-    visit = Visit(
+    setup = NewcomerSetup(
         method, kind, module, plan, config.seed, local(config.engine),
         {"workers": workers, "batchnorm": config.batchnorm, "batch": plan.batch},
         privacy=chosen["privacy"],
     )  # fmt: skip
-    return Reception(visit, read_reference(folder, centers.shape[1], width), centers), config
+    return Assigner(setup, read_reference(folder, centers.shape[1], width), centers), config
 
 
 def _make_reference(folder: Path, config: Config) -> None:

@@ -8,23 +8,23 @@ from typing import Self
 import numpy as np
 
 from wecfl import metrics
-from wecfl.bilevel.queries import tallies
+from wecfl.bilevel.evaluation import tallies
 from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose
 from wecfl.core.engine import Engine
-from wecfl.core.state import F32, Bool, Int
+from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.options import Attack
 
-__all__ = ["Assault"]
+__all__ = ["SimulatedAttack"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Assault:
+class SimulatedAttack:
     """The attack on a run.
 
     >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
-    >>> assault = Assault.on(Federation.from_arrays(xs, ys), Attack("label-flip"), seed=0)
-    >>> int(assault.attackers.sum()), assault.forging is None
+    >>> attacked = SimulatedAttack.on(Federation.from_arrays(xs, ys), Attack("label-flip"), seed=0)
+    >>> int(attacked.attackers.sum()), attacked.forging is None
     (1, True)
     """
 
@@ -33,7 +33,7 @@ class Assault:
     """(m,), who lies."""
     federation: Federation
     """What clients train on."""
-    bait: Federation | None
+    triggered_test: Federation | None
     """Honest clients' test samples with the trigger of a backdoor."""
 
     @classmethod
@@ -44,26 +44,33 @@ class Assault:
         if isinstance(attack, DataAttack):
             held = attack.poison(federation, attackers, seed)
         honest = np.flatnonzero(~attackers)
-        bait = isinstance(attack, Backdoor) and attack.triggered(federation.subset(honest))
-        return cls(attack, attackers, held, bait or None)
+        triggered_test = isinstance(attack, Backdoor) and attack.triggered(
+            federation.subset(honest)
+        )
+        return cls(attack, attackers, held, triggered_test or None)
 
     @property
     def forging(self) -> ModelAttack | None:
         """The attack, if it is on what clients send."""
         return None if isinstance(self.attack, DataAttack) else self.attack
 
-    def measured(self, labels: Int, models: F32, trap: Engine | None) -> dict[str, float | None]:
+    def measured(
+        self, labels: Int, models: F32, trigger_engine: Engine | None
+    ) -> dict[str, float | None]:
         """Who shares a cluster with attackers, and how often a backdoor's trigger works.
 
-        `models` (m, P), or a stack of them, serve the clients; `trap` is an engine for the `bait`.
+        `models` (m, P), or a stack of them (J, m, P), serve the clients; `trigger_engine` runs the
+        clients of `triggered_test`.
         """
         found = metrics.isolation(labels, self.attackers)
-        if trap is None or self.bait is None:
+        if trigger_engine is None or self.triggered_test is None:
             return found
-        baited = np.isin(self.federation.keys, self.bait.keys)
-        rows = models[..., baited, :]
-        table = tallies(trap, rows if rows.ndim == 2 else np.moveaxis(rows, 0, 1), "test")
+        tested = np.isin(self.federation.keys, self.triggered_test.keys)
+        rows = models[..., tested, :]
+        table = tallies(trigger_engine, rows if rows.ndim == 2 else np.moveaxis(rows, 0, 1), "test")
         return {
             **found,
-            "success": metrics.weighted(trap.task.scores(table)["accuracy"], trap.sizes),
+            "success": metrics.weighted(
+                trigger_engine.task.scores(table)["accuracy"], trigger_engine.sizes
+            ),
         }

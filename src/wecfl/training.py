@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from wecfl.core.channel import Channel
 from wecfl.core.engine import Engine
-from wecfl.core.presence import Channel
 from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.errors import ConfigError
@@ -21,26 +21,26 @@ from wecfl.folder.trace import MOST, Trace
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components, structure
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.kept_out import table
-from wecfl.runs.newcomers import Reception, Reference
-from wecfl.runs.observe import AfterRound, Watcher
+from wecfl.runs.newcomers import Assigner, Reference
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
+from wecfl.runs.simulated_newcomers import newcomer_table
+from wecfl.runs.watcher import AfterRound, Watcher
 
 if TYPE_CHECKING:
     from wecfl.experiment import Experiment
 
-__all__ = ["Opened", "train"]
+__all__ = ["OpenExperiment", "train"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class OpenExperiment:
     """An experiment that is ready to run: its engines are open."""
 
     settings: Sequence[Setting]
     """One for each soft-voted run."""
     recorder: Recorder
-    guests: Engine | None
+    newcomer_engine: Engine | None
     """The engine of the clients that are kept out, if some are."""
 
     @property
@@ -50,7 +50,10 @@ class Opened:
 
 
 def train(
-    experiment: Experiment, opened: Opened, folder: RunFolder | None, observe: Observer | None
+    experiment: Experiment,
+    opened: OpenExperiment,
+    folder: RunFolder | None,
+    observe: Observer | None,
 ) -> Result:
     """The rounds of an experiment that is open."""
     settings, recorder, engine = opened.settings, opened.recorder, opened.engine
@@ -86,7 +89,7 @@ def train(
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
-    visit, late = experiment.visit(setting), experiment.late
+    newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
@@ -101,18 +104,22 @@ def train(
             states = reached
             for watcher in watchers:
                 watcher.round(records[-1], states)
-        if late:
+        if kept_out:
             reference = Reference.of(setting, states[0])
-            reception = Reception(visit, reference, np.stack([state.centers for state in states]))
-            newcomers = table(reception.receive(late, engine=opened.guests), late.groups)
+            assigner = Assigner(
+                newcomer_setup, reference, np.stack([state.centers for state in states])
+            )
+            newcomers = newcomer_table(
+                assigner.receive(kept_out, engine=opened.newcomer_engine), kept_out.groups
+            )
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
         result = Result(
-            setting.method, clients, records, states, visit.module, engine.name,
-            perf_counter() - began, setting.seed, visit,
+            setting.method, clients, records, states, newcomer_setup.module, engine.name,
+            perf_counter() - began, setting.seed, newcomer_setup,
             partial(experiment.reference, member=setting.member), status,
             folder.path if folder else None, experiment.privacy, reference, newcomers,
             experiment.newcomers.unseen if experiment.newcomers else None,

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl import memory, rng
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job
-from wecfl.core.state import F32, F64, Bool, Int, Int8, Real, Reply, State
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Real
 from wecfl.errors import ConfigError, DivergedError
 from wecfl.layout import Layout
 
@@ -123,7 +124,7 @@ class Channel:
         if self.min_cluster < 1:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
-    def check(self, plan: Plan, m: int) -> None:
+    def check(self, plan: LocalPlan, m: int) -> None:
         """Refuse what can't be with this plan and m clients."""
         if self.stragglers and plan.steps < 2:
             raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
@@ -143,7 +144,7 @@ class Channel:
             here[np.argsort(draws, kind="stable")[count:]] = False
         return here
 
-    def steps(self, plan: Plan, m: int, round: int) -> Int | None:
+    def steps(self, plan: LocalPlan, m: int, round: int) -> Int | None:
         """(m,), how many of the Q steps each client gets to; None: all."""
         if not self.stragglers:
             return None

@@ -8,22 +8,23 @@ import numpy as np
 import pandas as pd
 
 from wecfl.channel.attacks import choose
-from wecfl.core.state import Clients, Int
+from wecfl.core.clients import Clients
+from wecfl.core.types import Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.runs.newcomers import Assignment
 
-__all__ = ["outcome", "parted", "table"]
+__all__ = ["newcomer_summary", "newcomer_table", "separated"]
 
 
-def parted(
+def separated(
     federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
 ) -> tuple[Federation | Clients, Federation | None]:
     """Members and newcomers: a share of the clients, and all of a generating group nobody sees.
 
     >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
     >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
-    >>> members, newcomers = parted(fed, 0.3, unseen=1, seed=0)
+    >>> members, newcomers = separated(fed, 0.3, unseen=1, seed=0)
     >>> members.names, newcomers.names
     (('0', '1'), ('2', '3', '4'))
     """
@@ -46,7 +47,7 @@ def parted(
     return federation.subset(np.flatnonzero(~apart)), federation.subset(np.flatnonzero(apart))
 
 
-def table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
+def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
     """One row per newcomer, as in `newcomers.csv`."""
     names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
              "accuracy", "macro_f1")  # fmt: skip
@@ -55,7 +56,7 @@ def table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFram
     return frame
 
 
-def outcome(
+def newcomer_summary(
     newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
 ) -> dict[str, float | None]:
     """How newcomers fared, as in `summary.json`.
@@ -68,7 +69,7 @@ def outcome(
     ...                         "accuracy": [0.8, 0.6, 1.0]})
     >>> new = pd.DataFrame({"samples": 1, "group": [4, 5, 9], "cluster": [0, 0, 1],
     ...                     "accuracy": [0.7, 0.5, 0.0], "novel": [False, False, True]})
-    >>> outcome(new, members, unseen=9)
+    >>> newcomer_summary(new, members, unseen=9)
     {'clients': 3, 'novel': 1, 'right': 0.5, 'accuracy': 0.6, 'members': 0.7,
      'recall': 1.0, 'false_alarms': 0.0}
     """
