@@ -30,7 +30,7 @@ from wecfl.channel import attacks
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.core import rounds
-from wecfl.data import arrays, datasets, federation, partition, split
+from wecfl.data import client_rows, datasets, federation, partition, samples
 from wecfl.methods import METHODS
 from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS
 
@@ -39,8 +39,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, clustering, criteria, distance, hierarchy, importance, local, optimizer,
     queries, serving, control, rate,
-    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
-    federation, partition, split,
+    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
+    federation, partition, client_rows,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -50,8 +50,8 @@ PUBLIC = {
 WITHOUT_EXAMPLE = {
     "Gradients", "Losses", "Risk", "Score", "check", "confusion", "digest", "gradients", "learn",
     "losses", "offset", "register", "risk", "served_tallies", "tallies",
-    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
-    "Partition", "Source",
+    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer",
+    "Package", "Partition", "Source",
 }  # fmt: skip
 
 

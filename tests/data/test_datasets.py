@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wecfl.data.arrays import as_labels, holdout, pool
-from wecfl.data.datasets import KNOWN, Package, catalogue, get, load, locate
+from wecfl.data.datasets import SOURCES, Package, catalogue, get, load, locate
+from wecfl.data.samples import as_labels, holdout, pool
 from wecfl.errors import DataError
 
 Bytes = NDArray[np.uint8]
-STEMS = tuple(name.removesuffix(".gz") for name in KNOWN["fashion-mnist"].files)
+STEMS = tuple(name.removesuffix(".gz") for name in SOURCES["fashion-mnist"].files)
 BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
@@ -38,9 +38,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("time.sleep", lambda _: None)
     package = Package("dataset-fashion-mnist", PurePosixPath(tmp_path / "debian"))
     for name in ("fashion-mnist", "cifar-10"):
-        source = replace(KNOWN[name], url=(tmp_path / "official").as_uri() + "/")
-        monkeypatch.setitem(KNOWN, name, source)
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], debian=package))
+        source = replace(SOURCES[name], url=(tmp_path / "official").as_uri() + "/")
+        monkeypatch.setitem(SOURCES, name, source)
+    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], debian=package))
     return tmp_path / "cache" / "wecfl"
 
 
@@ -124,11 +124,11 @@ def test_holdout_is_a_stratified_split(y: list[int], share: float, seed: int) ->
 
 def test_digits() -> None:
     data = load("digits")
-    assert data.x.shape == (1797, *KNOWN["digits"].shape)
+    assert data.x.shape == (1797, *SOURCES["digits"].shape)
     assert data.x.dtype == np.float32
     assert (data.x.min(), data.x.max()) == (-1, 1)
-    assert data.n_train == KNOWN["digits"].n_train
-    assert len(data.y) - data.n_train == KNOWN["digits"].n_test
+    assert data.n_train == SOURCES["digits"].n_train
+    assert len(data.y) - data.n_train == SOURCES["digits"].n_test
     whole, held = np.bincount(data.y), np.bincount(data.y[data.n_train :])
     assert np.abs(held - whole / 5).max() < 1
     np.testing.assert_array_equal(data.x, load("digits").x)
@@ -460,7 +460,9 @@ def test_the_official_address(
     assert "expected a file with MD5 c32a1d4a" in refused("cifar-10")
     assert locate("cifar-10") is None
     md5 = hashlib.md5(official.read_bytes()).hexdigest()
-    monkeypatch.setitem(KNOWN, "cifar-10", replace(KNOWN["cifar-10"], files={official.name: md5}))
+    monkeypatch.setitem(
+        SOURCES, "cifar-10", replace(SOURCES["cifar-10"], files={official.name: md5})
+    )
     data = load("cifar-10", progress=lambda name, *_: told.append(name))
     assert len(data.y) == 24
     assert set(told) == {official.name}
@@ -481,7 +483,7 @@ def test_debian_then_the_official_address(
         file.name: hashlib.md5(file.read_bytes()).hexdigest()
         for file in (tmp_path / "official").iterdir()
     }
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], files=sums))
+    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], files=sums))
     script(tmp_path / "bin" / "apt-get", "echo E: no lists >&2; exit 100")
     script(tmp_path / "bin" / "dpkg-deb", "exit 1")
     told: list[str] = []

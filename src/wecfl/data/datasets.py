@@ -25,21 +25,21 @@ import platformdirs
 
 from wecfl import rng
 from wecfl.core.state import F32, Int
-from wecfl.data.arrays import (
+from wecfl.data.downloads import DownloadProgress, download, has_apt, unpack_debian
+from wecfl.data.samples import (
     Array,
     as_labels,
     count_classes,
+    data_errors,
     fill_pixels,
     holdout,
     pool,
     read_npz,
-    reading,
 )
-from wecfl.data.fetch import Progress, download, has_apt, unpack_debian
 from wecfl.errors import DataError, unknown
 
 __all__ = [
-    "KNOWN",
+    "SOURCES",
     "Dataset",
     "Package",
     "Source",
@@ -49,7 +49,7 @@ __all__ = [
     "locate",
 ]
 
-HELD_OUT = 0.2
+HELD_OUT_SHARE = 0.2
 """The share of a data set without an official test set that becomes its test set."""
 
 
@@ -102,8 +102,8 @@ def load(
     data_dir: Path | None = None,
     *,
     fetch: bool = True,
-    progress: Progress | None = None,
-    test: float = HELD_OUT,
+    progress: DownloadProgress | None = None,
+    test: float = HELD_OUT_SHARE,
     seed: int = 0,
 ) -> Dataset:
     """The data set `name`, or the one in the ``.npz`` whose path is `name`.
@@ -116,7 +116,7 @@ def load(
     Traceback (most recent call last):
     wecfl.errors.DataError: unknown dataset 'digit'; did you mean 'digits'?
     """
-    if str(name) not in KNOWN and Path(name).suffix == ".npz":
+    if str(name) not in SOURCES and Path(name).suffix == ".npz":
         return _from_npz(Path(name), test, seed)
     source = _source(str(name))
     return source.read(source, get(source.name, data_dir, fetch=fetch, progress=progress))
@@ -128,7 +128,7 @@ def catalogue(data_dir: Path | None = None) -> list[tuple[Source, Path | None]]:
     >>> [source.name for source, _ in catalogue()]
     ['digits', 'fashion-mnist', 'cifar-10']
     """
-    return [(source, locate(name, data_dir)) for name, source in KNOWN.items()]
+    return [(source, locate(name, data_dir)) for name, source in SOURCES.items()]
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path | None:
@@ -147,7 +147,7 @@ def get(
     data_dir: Path | None = None,
     *,
     fetch: bool = True,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
 ) -> Path:
     """Where the data set lies on this machine, fetched into the user's cache if it must be.
 
@@ -178,9 +178,9 @@ def get(
 
 
 def _source(name: str) -> Source:
-    if name not in KNOWN:
-        raise DataError(unknown("dataset", name, KNOWN))
-    return KNOWN[name]
+    if name not in SOURCES:
+        raise DataError(unknown("dataset", name, SOURCES))
+    return SOURCES[name]
 
 
 def _cache() -> Path:
@@ -196,7 +196,7 @@ def _places(source: Source, data_dir: Path | None) -> list[Path]:
     return [Path(folder) for folder in folders if folder]
 
 
-_Way: TypeAlias = Callable[[Source, Path, Progress | None], None]
+_Way: TypeAlias = Callable[[Source, Path, DownloadProgress | None], None]
 
 
 def _ways(source: Source) -> Iterator[_Way]:
@@ -206,13 +206,13 @@ def _ways(source: Source) -> Iterator[_Way]:
         yield _from_url
 
 
-def _from_debian(source: Source, target: Path, progress: Progress | None) -> None:
+def _from_debian(source: Source, target: Path, progress: DownloadProgress | None) -> None:
     assert source.debian
     package, folder = source.debian
     unpack_debian(package, folder, source.files, target, progress=progress)
 
 
-def _from_url(source: Source, target: Path, progress: Progress | None) -> None:
+def _from_url(source: Source, target: Path, progress: DownloadProgress | None) -> None:
     for file, md5 in source.files.items():
         if not (target / file).exists():
             download(source.url + file, target / file, md5, progress=progress)
@@ -222,7 +222,7 @@ def _from_url(source: Source, target: Path, progress: Progress | None) -> None:
 
 
 def _held_out(
-    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT, seed: int = 0
+    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
 ) -> Dataset:
     """A data set without a test set: the held-out rows go to the end."""
     if len(y) < 2:
@@ -285,7 +285,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], most: int) -> Array:
     opener = gzip.open if path.suffix == ".gz" else open
     dims = 1 + len(shape)
     layout = struct.Struct(f">{1 + dims}I")
-    with reading(path), cast(BinaryIO, opener(path, "rb")) as file:
+    with data_errors(path), cast(BinaryIO, opener(path, "rb")) as file:
         header = file.read(layout.size)
         if len(header) < layout.size:
             raise DataError(
@@ -366,12 +366,12 @@ def _batches(path: Path, record: int, most: int) -> Iterator[tuple[str, Array]]:
     """Each batch and its (n, record) bytes; those of an archive without unpacking it to disk."""
     if path.is_dir():
         for name in _BATCHES:
-            with reading(path / name), (path / name).open("rb") as file:
+            with data_errors(path / name), (path / name).open("rb") as file:
                 size = (path / name).stat().st_size
                 yield name, _records(f"{path / name}", file, size, record, most)
         return
     with (
-        reading(path),
+        data_errors(path),
         _Bounded(path, most * record * (len(_BATCHES) + 1)) as stream,
         tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
     ):
@@ -413,7 +413,7 @@ def _records(where: str, file: BinaryIO, size: int, record: int, most: int) -> A
     return np.frombuffer(data, np.uint8).reshape(-1, record)
 
 
-KNOWN: dict[str, Source] = {
+SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         Source(

@@ -21,9 +21,9 @@ from urllib.request import urlopen
 
 from wecfl.errors import DataError
 
-__all__ = ["Progress", "download", "has_apt", "unpack_debian"]
+__all__ = ["DownloadProgress", "download", "has_apt", "unpack_debian"]
 
-Progress: TypeAlias = Callable[[str, int, int | None], None]
+DownloadProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with (file name, bytes so far, bytes in all or None if nobody knows)."""
 
 _BLOCK = 1 << 18
@@ -36,7 +36,7 @@ def download(
     target: Path,
     md5: str,
     *,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     attempts: int = 3,
     timeout: float = 20.0,
     pause: float = 1.0,
@@ -85,7 +85,7 @@ def unpack_debian(
     names: Iterable[str],
     target: Path,
     *,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
 ) -> None:
     """Move the files `names` that `package` would install in the folder `inside` to `target`.
 
@@ -118,7 +118,9 @@ def _staging(target: Path) -> tempfile.TemporaryDirectory[str]:
         raise DataError(f"{target}: can't be written ({_line(error)})") from error
 
 
-def _copy(url: str, file: BinaryIO, name: str, timeout: float, progress: Progress | None) -> str:
+def _copy(
+    url: str, file: BinaryIO, name: str, timeout: float, progress: DownloadProgress | None
+) -> str:
     """Write the body of `url` to `file`, safe on disk, and return its MD5 sum."""
     digest, done = hashlib.md5(usedforsecurity=False), 0
     with urlopen(url, timeout=timeout) as reply:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from wecfl.data.fetch import download, has_apt, unpack_debian
+from wecfl.data.downloads import download, has_apt, unpack_debian
 from wecfl.errors import DataError
 
 BODY = bytes(range(256)) * 4000
