@@ -30,7 +30,7 @@ from wecfl.channel import attacks
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.core import rounds
-from wecfl.data import client_rows, datasets, federation, partition, samples
+from wecfl.data import client_rows, datasets, federation, partition, samples, source
 from wecfl.methods import METHODS
 from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, KEYS
 
@@ -40,7 +40,7 @@ MODULES = [
     aggregation, auto, clustering, criteria, distance, hierarchy, importance, local, optimizer,
     queries, serving, control, rate,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
-    federation, partition, client_rows,
+    federation, partition, client_rows, source,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

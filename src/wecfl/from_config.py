@@ -14,9 +14,10 @@ from wecfl.channel.privacy import Privacy
 from wecfl.config import METHOD_OPTIONS, PARTITIONING, Config
 from wecfl.core.method import Aggregation, Method
 from wecfl.data import partition as partitions
-from wecfl.data.datasets import SOURCES, Dataset, load
+from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
+from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan

@@ -25,9 +25,9 @@ from rich.progress import (
 
 from wecfl.config import Config
 from wecfl.core.state import Clients, State
-from wecfl.data.datasets import Dataset
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
+from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of, holds_clients, load_pool
 from wecfl.report.charts import AnyChart, save
 from wecfl.runs.record import Record

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 from wecfl import rng
 from wecfl.core.state import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
-from wecfl.data.datasets import Dataset, load
+from wecfl.data.datasets import load
 from wecfl.data.partition import Partition
 from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz
+from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
