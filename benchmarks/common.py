@@ -34,8 +34,9 @@ from wecfl import Config, Engine, Federation, Plan, State
 from wecfl.bilevel.local import Train
 from wecfl.config import resolve
 from wecfl.core.program import Job, Sent
-from wecfl.core.types import F32, Int
-from wecfl.data.datasets import KNOWN, Dataset
+from wecfl.core.state import F32, Int
+from wecfl.data.datasets import SOURCES
+from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of
 from wecfl.models import build
 
@@ -235,7 +236,7 @@ def paper(setting: Setting, data_dir: str = "") -> tuple[Config, Federation]:
     config = resolve(preset="paper", flags={"dataset": setting.dataset, "objectives": False})
     if data_dir:
         return config, federation_of(config.model_copy(update={"data_dir": data_dir}))
-    source, rng = KNOWN[setting.dataset], np.random.default_rng(0)
+    source, rng = SOURCES[setting.dataset], np.random.default_rng(0)
     n = source.n_train + source.n_test
     x = rng.standard_normal((n, *source.shape), np.float32)
     y = rng.permutation(np.arange(n) % source.classes)

@@ -31,7 +31,7 @@ from wecfl.channel import attacks
 from wecfl.cli import app
 from wecfl.config import Config
 from wecfl.core import rounds
-from wecfl.data import arrays, datasets, federation, partition, split
+from wecfl.data import client_rows, datasets, federation, partition, samples, source
 from wecfl.methods import METHODS
 from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS
 
@@ -40,8 +40,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
     optimizer, evaluation, serving, control_variates, learning_rate,
-    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, arrays, datasets,
-    federation, partition, split,
+    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
+    federation, partition, client_rows, source,
 ]  # fmt: skip
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -51,7 +51,7 @@ PUBLIC = {
 WITHOUT_EXAMPLE = {
     "ClusterLosses", "Gradients", "Risk", "Score", "check", "confusion", "digest", "gradients",
     "learn", "losses", "offset", "register", "risk", "served_tallies", "tallies",
-    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "Named", "Observer", "Package",
+    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer", "Package",
     "Partition", "Source",
 }  # fmt: skip
 

@@ -11,9 +11,9 @@ from wecfl.engine import local
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.experiment import Experiment
 from wecfl.folder import checkpoint
-from wecfl.folder.models import Models
+from wecfl.folder.cluster_models import ClusterModels
+from wecfl.folder.newcomer_reference import REFERENCE_FILE, read_reference, write_reference
 from wecfl.folder.readers import config_of, read_config
-from wecfl.folder.reference import REFERENCE, read_reference, write_reference
 from wecfl.from_config import options_of
 from wecfl.models import layout_of
 from wecfl.runs.newcomers import NO_WHOLE_MODELS, Assigner, NewcomerSetup, compared_columns
@@ -31,7 +31,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
             f"{folder} was made from Python values, which config.toml can't hold: "
             "assign newcomers in Python, by result.assign(x, y)"
         )
-    models, config = Models.read(folder), config_of(folder)
+    models, config = ClusterModels.read(folder), config_of(folder)
     config = config.model_copy(update={"workers": workers})
     kind, module = models.build(config.seed)
     layout, chosen = layout_of(module), options_of(config)
@@ -41,7 +41,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
     if not method.whole_centers:
         raise ConfigError(NO_WHOLE_MODELS.format(method.name))
     width = np.arange(layout.width)[layout.columns(compared_columns(method, layout).which)].size
-    if not (folder / REFERENCE).exists():
+    if not (folder / REFERENCE_FILE).exists():
         _make_reference(folder, config)
     plan = chosen["plan"].complete(method.plan)
     setup = NewcomerSetup(
@@ -55,7 +55,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
 def _make_reference(folder: Path, config: Config) -> None:
     """Ask all members of the run for one local update, on the data that it was trained with."""
     saved = checkpoint.latest(folder)
-    why = f"{folder} has no {REFERENCE}, which newcomers are compared with"
+    why = f"{folder} has no {REFERENCE_FILE}, which newcomers are compared with"
     if saved is None:
         raise RunFolderError(f"{why}, and no checkpoint to make it from: run it again")
     experiment = Experiment.of(config)

@@ -38,7 +38,7 @@ from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
 from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
-from wecfl.folder.writer import RunFolder, check_free
+from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
 from wecfl.models import Model, Module, layout_of, make
 from wecfl.options import (
@@ -257,7 +257,7 @@ class Experiment:
                 name = self._compute.engine
                 raise ConfigError(f"the engine {name} needs the clients' data, got {members!r}")
         if self._place and not self._place.resume:
-            check_free(Path(self._place.path))
+            check_new_folder(Path(self._place.path))
 
     @contextmanager
     def open(

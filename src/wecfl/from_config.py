@@ -15,9 +15,10 @@ from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.data import partition as partitions
-from wecfl.data.datasets import KNOWN, Dataset, load
+from wecfl.data.datasets import SOURCES, load
+from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
-from wecfl.data.fetch import Progress
+from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
@@ -54,7 +55,7 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
     return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
 
 
-def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
+def load_pool(config: Config, progress: DownloadProgress | None = None) -> Dataset:
     """The data set a configuration names, before it is shared out."""
     place = Path(config.data_dir) if config.data_dir else None
     return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)
@@ -63,7 +64,7 @@ def load_pool(config: Config, progress: Progress | None = None) -> Dataset:
 def holds_clients(config: Config) -> bool:
     """The data set is a folder of clients, so nothing is left to partition."""
     name = config.dataset
-    return bool(name) and name not in KNOWN and Path(name).is_dir()
+    return bool(name) and name not in SOURCES and Path(name).is_dir()
 
 
 def method_of(config: Config) -> Method:

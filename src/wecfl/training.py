@@ -16,8 +16,8 @@ from wecfl.core.engine import Engine
 from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.errors import ConfigError
+from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
 from wecfl.folder.readers import read_metrics
-from wecfl.folder.trace import MOST, Trace
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components, structure
 from wecfl.runs.diagnostics import Diagnostics
@@ -79,8 +79,8 @@ def train(
     if folder:
         watchers = [folder, *watchers]
         trace = experiment.measure.trace
-        if len(clients) <= MOST if trace is None else trace:
-            first.append(Trace(folder.path, setting.method, engine, setting.seed).step)
+        if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
+            first.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     paths = [
         iterate(each, state, recorder.step, *([] if j else first))
         for j, (each, state) in enumerate(zip(settings, states, strict=True))

@@ -8,9 +8,12 @@ import io
 import os
 import struct
 import tarfile
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,12 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wecfl.data.arrays import as_labels, holdout, pool
-from wecfl.data.datasets import KNOWN, Package, catalogue, get, load, locate
+from wecfl.data.datasets import SOURCES, catalogue, get, load, locate
+from wecfl.data.samples import as_labels, holdout, pool
+from wecfl.data.source import Package
 from wecfl.errors import DataError
 
 Bytes = NDArray[np.uint8]
-STEMS = tuple(name.removesuffix(".gz") for name in KNOWN["fashion-mnist"].files)
+STEMS = tuple(name.removesuffix(".gz") for name in SOURCES["fashion-mnist"].files)
 BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
@@ -38,9 +42,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("time.sleep", lambda _: None)
     package = Package("dataset-fashion-mnist", PurePosixPath(tmp_path / "debian"))
     for name in ("fashion-mnist", "cifar-10"):
-        source = replace(KNOWN[name], url=(tmp_path / "official").as_uri() + "/")
-        monkeypatch.setitem(KNOWN, name, source)
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], debian=package))
+        monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], urls=("http://127.0.0.1:9/",)))
+    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], debian=package))
     return tmp_path / "cache" / "wecfl"
 
 
@@ -124,11 +127,11 @@ def test_holdout_is_a_stratified_split(y: list[int], share: float, seed: int) ->
 
 def test_digits() -> None:
     data = load("digits")
-    assert data.x.shape == (1797, *KNOWN["digits"].shape)
+    assert data.x.shape == (1797, *SOURCES["digits"].shape)
     assert data.x.dtype == np.float32
     assert (data.x.min(), data.x.max()) == (-1, 1)
-    assert data.n_train == KNOWN["digits"].n_train
-    assert len(data.y) - data.n_train == KNOWN["digits"].n_test
+    assert data.n_train == SOURCES["digits"].n_train
+    assert len(data.y) - data.n_train == SOURCES["digits"].n_test
     whole, held = np.bincount(data.y), np.bincount(data.y[data.n_train :])
     assert np.abs(held - whole / 5).max() < 1
     np.testing.assert_array_equal(data.x, load("digits").x)
@@ -442,29 +445,55 @@ def test_unknown() -> None:
 # Fetching
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests are quiet."""
+
+
+@pytest.fixture
+def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the official address serves."""
+    folder = tmp_path / "official"
+    folder.mkdir()
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        urls = ("http://127.0.0.1:9/", f"http://127.0.0.1:{server.server_port}/")
+        for name in ("fashion-mnist", "cifar-10"):
+            monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], urls=urls))
+        yield folder
+        server.shutdown()
+        thread.join()
+
+
+def sha256_sums(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
 def test_found_nowhere(tmp_path: Path, nowhere: Path) -> None:
     message = refused("fashion-mnist", tmp_path)
     for word in (tmp_path, tmp_path / "debian", nowhere, "apt-get install dataset-fashion-mnist",
                  f"put {STEMS[0]}.gz, ", f"into {nowhere / 'fashion-mnist'}", "data_dir",
-                 "WECFL_DATA", f"could not be fetched (file://{tmp_path}/official"):  # fmt: skip
+                 "WECFL_DATA", "http://127.0.0.1:9/train-images"):  # fmt: skip
         assert str(word) in message
     with pytest.raises(DataError, match=f"^cifar-10: not found in {nowhere}; put cifar-10-binary"):
         get("cifar-10", fetch=False)
 
 
 def test_the_official_address(
-    tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+    official: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    official = archive(tmp_path / "official", cifar())
+    archive(official, cifar())
     told: list[str] = []
-    assert "expected a file with MD5 c32a1d4a" in refused("cifar-10")
+    assert SOURCES["cifar-10"].files["cifar-10-binary.tar.gz"] in refused("cifar-10")
     assert locate("cifar-10") is None
-    md5 = hashlib.md5(official.read_bytes()).hexdigest()
-    monkeypatch.setitem(KNOWN, "cifar-10", replace(KNOWN["cifar-10"], files={official.name: md5}))
+    known = replace(SOURCES["cifar-10"], files=sha256_sums(official))
+    monkeypatch.setitem(SOURCES, "cifar-10", known)
     data = load("cifar-10", progress=lambda name, *_: told.append(name))
     assert len(data.y) == 24
-    assert set(told) == {official.name}
-    assert get("cifar-10") == nowhere / "cifar-10" / official.name
+    assert set(told) == {"cifar-10-binary.tar.gz"}
+    assert get("cifar-10") == nowhere / "cifar-10" / "cifar-10-binary.tar.gz"
 
 
 def script(file: Path, text: str) -> None:
@@ -474,14 +503,11 @@ def script(file: Path, text: str) -> None:
 
 
 def test_debian_then_the_official_address(
-    tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, official: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fashion(tmp_path / "official")
-    sums = {
-        file.name: hashlib.md5(file.read_bytes()).hexdigest()
-        for file in (tmp_path / "official").iterdir()
-    }
-    monkeypatch.setitem(KNOWN, "fashion-mnist", replace(KNOWN["fashion-mnist"], files=sums))
+    fashion(official)
+    sums = sha256_sums(official)
+    monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], files=sums))
     script(tmp_path / "bin" / "apt-get", "echo E: no lists >&2; exit 100")
     script(tmp_path / "bin" / "dpkg-deb", "exit 1")
     told: list[str] = []

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.partition import ClusterwiseDirichlet, ClusterwisePermuted, Iid
+from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 Floats = list[NDArray[np.float64]]

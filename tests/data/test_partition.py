@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from wecfl.core.types import F64, Int
-from wecfl.data import split as module
+from wecfl.core.state import F64, Int
+from wecfl.data import client_rows as module
+from wecfl.data.client_rows import ClientRows, class_counts, split_samples
 from wecfl.data.partition import (
     PARTITIONS,
     ClientwiseDirichlet,
@@ -25,7 +26,6 @@ from wecfl.data.partition import (
     build,
     describe,
 )
-from wecfl.data.split import Split, counts, split
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 
@@ -72,11 +72,13 @@ def labels(draw: st.DrawFn, least: int, most: int) -> Int:
     return rng.choice(6, size, p=np.array(weights) / sum(weights))
 
 
-def balanced(partition: Partition, clients: int = 20, seed: int = 0) -> Split:
-    return split(partition, BALANCED, BALANCED_TEST, classes=CLASSES, clients=clients, seed=seed)
+def balanced(partition: Partition, clients: int = 20, seed: int = 0) -> ClientRows:
+    return split_samples(
+        partition, BALANCED, BALANCED_TEST, classes=CLASSES, clients=clients, seed=seed
+    )
 
 
-def same(a: Split, b: Split) -> bool:
+def same(a: ClientRows, b: ClientRows) -> bool:
     pairs = zip(a.train + a.test, b.train + b.test, strict=True)
     return all(np.array_equal(x, y) for x, y in pairs)
 
@@ -88,8 +90,8 @@ def test_every_sample_has_exactly_one_owner(
 ) -> None:
     enough = {"min_train": 0, "min_test": 0}
     try:
-        with patch.object(module, "DRAWS", 200):
-            parts = split(
+        with patch.object(module, "MAX_DRAWS", 200):
+            parts = split_samples(
                 partition, y_train, y_test, classes=6, clients=clients, seed=seed, **enough
             )
     except PartitionError:
@@ -109,7 +111,9 @@ def test_a_seed_is_a_split(partition: Partition) -> None:
 
 @pytest.mark.parametrize("partition", SAMPLES[1:-1], ids=lambda p: p.name)
 def test_a_seed_draws_its_own_shares(partition: Partition) -> None:
-    a, b = (counts(BALANCED, balanced(partition, seed=seed).train, CLASSES) for seed in (3, 4))
+    a, b = (
+        class_counts(BALANCED, balanced(partition, seed=seed).train, CLASSES) for seed in (3, 4)
+    )
     assert not np.array_equal(a, b)
 
 
@@ -123,15 +127,15 @@ def test_splitting_does_not_touch_global_randomness(partition: Partition) -> Non
 @every_partition
 def test_test_data_follow_the_clients_own_distribution(partition: Partition) -> None:
     parts = balanced(partition)
-    train = counts(BALANCED, parts.train, CLASSES) / 600
-    test = counts(BALANCED_TEST, parts.test, CLASSES) / 100
+    train = class_counts(BALANCED, parts.train, CLASSES) / 600
+    test = class_counts(BALANCED_TEST, parts.test, CLASSES) / 100
     # Either cut is off by less than one sample.
     assert np.abs(train - test).max() <= 1 / 600 + 1 / 100
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_client_gets_what_it_needs(seed: int) -> None:
-    parts = split(
+    parts = split_samples(
         ClientwiseDirichlet(1.0),
         BALANCED,
         BALANCED_TEST,
@@ -165,15 +169,15 @@ def test_rounding_is_off_by_less_than_one_and_gives_nothing_for_nothing(
 def test_rounding_errors_do_not_add_up_over_the_classes(clients: int) -> None:
     """Rounded alike, 36 samples per class would leave the same clients empty in every class."""
     few = np.repeat(np.arange(10), 36)
-    parts = split(Iid(), few, few, classes=10, clients=clients, seed=0)
+    parts = split_samples(Iid(), few, few, classes=10, clients=clients, seed=0)
     sizes = [len(i) for i in parts.test]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_iid_and_quantity_skew_have_the_classes_in_equal_parts() -> None:
-    iid = counts(BALANCED, balanced(Iid()).train, CLASSES)
+    iid = class_counts(BALANCED, balanced(Iid()).train, CLASSES)
     assert (iid == 30).all()
-    skew = counts(BALANCED, balanced(QuantitySkew(1.0)).train, CLASSES)
+    skew = class_counts(BALANCED, balanced(QuantitySkew(1.0)).train, CLASSES)
     assert np.ptp(skew, axis=0).max() <= 1
     assert np.ptp(skew.sum(axis=0)) > 100
 
@@ -200,7 +204,7 @@ def test_groups_are_even_and_consecutive(clients: int, groups: int) -> None:
 )
 def test_n_class_honours_the_groups(n: tuple[int, int], groups: int, seed: int) -> None:
     parts = balanced(ClusterwiseNClass(n, groups), clients=40, seed=seed)
-    holds = counts(BALANCED, parts.train, CLASSES) > 0
+    holds = class_counts(BALANCED, parts.train, CLASSES) > 0
     assert (holds.sum(axis=0) == n[1]).all()
     assert parts.groups is not None
     for g in range(groups):
@@ -209,14 +213,14 @@ def test_n_class_honours_the_groups(n: tuple[int, int], groups: int, seed: int) 
 
 def test_n_class_shares_a_class_equally_among_its_holders() -> None:
     for partition in (ClientwiseNClass(2), ClusterwiseNClass((3, 2), groups=8)):
-        table = counts(BALANCED, balanced(partition, clients=40).train, CLASSES)
+        table = class_counts(BALANCED, balanced(partition, clients=40).train, CLASSES)
         for row in table:
             assert np.ptp(row[row > 0]) <= 1
 
 
 def test_clientwise_n_class_gives_each_client_n() -> None:
     parts = balanced(ClientwiseNClass(3), clients=30)
-    assert ((counts(BALANCED, parts.train, CLASSES) > 0).sum(axis=0) == 3).all()
+    assert ((class_counts(BALANCED, parts.train, CLASSES) > 0).sum(axis=0) == 3).all()
 
 
 def test_n_class_redraws_until_every_class_has_a_holder() -> None:
@@ -265,7 +269,7 @@ def test_client_sizes_of_the_papers_settings(seed: int) -> None:
         (ClientwiseDirichlet(0.1), (220, 360)),
         (ClientwiseNClass(2), (10, 60)),
     ):
-        parts = split(partition, y, y_test, classes=10, clients=200, seed=seed)
+        parts = split_samples(partition, y, y_test, classes=10, clients=200, seed=seed)
         sizes = np.array([len(i) for i in parts.train])
         assert sizes.mean() == 300
         assert spread[0] < sizes.std() < spread[1]
@@ -274,18 +278,18 @@ def test_client_sizes_of_the_papers_settings(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(21))
 def test_the_default_job_can_be_drawn(seed: int) -> None:
     y, y_test = np.arange(1438) % 10, np.arange(359) % 10
-    split(ClusterwiseDirichlet((0.1, 10.0)), y, y_test, classes=10, clients=50, seed=seed)
+    split_samples(ClusterwiseDirichlet((0.1, 10.0)), y, y_test, classes=10, clients=50, seed=seed)
 
 
 def test_a_class_may_be_missing_from_the_test_data() -> None:
     y_test = BALANCED_TEST[BALANCED_TEST != 4]
-    parts = split(Iid(), BALANCED, y_test, classes=CLASSES, clients=20, seed=0)
-    assert counts(y_test, parts.test, CLASSES)[4].sum() == 0
+    parts = split_samples(Iid(), BALANCED, y_test, classes=CLASSES, clients=20, seed=0)
+    assert class_counts(y_test, parts.test, CLASSES)[4].sum() == 0
 
 
 def test_small_label_types_do_not_overflow() -> None:
     y = np.repeat(np.arange(2, dtype=np.uint8), 300)
-    parts = split(Iid(), y, y, classes=2, clients=10, seed=0)
+    parts = split_samples(Iid(), y, y, classes=2, clients=10, seed=0)
     assert [len(i) for i in parts.train] == [60] * 10
 
 
@@ -351,7 +355,7 @@ def test_wrong_flags_are_named(
 def test_the_impossible_is_refused_at_once(
     partition: Partition, clients: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DRAWS", 1)
+    monkeypatch.setattr(module, "MAX_DRAWS", 1)
     with pytest.raises(PartitionError, match=message):
         balanced(partition, clients)
 
@@ -378,7 +382,7 @@ def test_the_impossible_is_refused_at_once(
 def test_hopeless_draws_end_in_an_error_that_helps(
     partition: Partition, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DRAWS", 30)
+    monkeypatch.setattr(module, "MAX_DRAWS", 30)
     with pytest.raises(PartitionError, match=message):
         balanced(partition, clients=50, seed=4)
 
@@ -405,7 +409,7 @@ class Starving:
 def test_the_error_names_the_client_that_failed_most_often(
     always: int, sometimes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DRAWS", 30)
+    monkeypatch.setattr(module, "MAX_DRAWS", 30)
     message = (
         rf"^client {always} would hold 0 training samples, needs 2 \(starving always={always} "
         rf"sometimes={sometimes}, 20 clients, seed 0, 30 draws\); feed them$"
@@ -429,4 +433,4 @@ def test_wrong_labels_are_refused(wrong: Int, message: str) -> None:
         (BALANCED, wrong, "test"),
     ):
         with pytest.raises(PartitionError, match=f"{word} label.*{message.removeprefix('label')}"):
-            split(Iid(), y_train, y_test, classes=CLASSES, clients=2, seed=0)
+            split_samples(Iid(), y_train, y_test, classes=CLASSES, clients=2, seed=0)

@@ -30,8 +30,8 @@ from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
 from wecfl.flower.server import serve
 from wecfl.flower.wire import PROTOCOL
+from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
-from wecfl.folder.schema import read_tensors
 from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import row_of

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-import mutations
+import damage
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl.assigner import assigner_of
 from wecfl.config import Config
-from wecfl.data.datasets import KNOWN, load
+from wecfl.data.datasets import SOURCES, load
 from wecfl.errors import DataError
 from wecfl.experiment import run_config
 
@@ -87,7 +87,7 @@ def refused_or_read(name: str | Path, folder: Path) -> None:
 def test_npz(tmp_path: Path, rnd: Random) -> None:
     tested = {"x_test": X[:9], "y_test": Y[:9]} if rnd.random() < 0.3 else {}
     file = tmp_path / "a.npz"
-    file.write_bytes(mutations.as_npz(npz(x=X, y=Y, **tested), rnd))
+    file.write_bytes(damage.as_npz(npz(x=X, y=Y, **tested), rnd))
     refused_or_read(file, tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     folder.mkdir(exist_ok=True)
     good = npz(x=X, y=Y)
     for name in "abc":
-        data = mutations.as_npz(good, rnd) if name == "b" else good
+        data = damage.as_npz(good, rnd) if name == "b" else good
         (folder / f"{name}.npz").write_bytes(data)
     before = contents(folder)
     judge(wecfl("partition", "--dataset", folder, "--out", tmp_path / "p.svg"))
@@ -123,7 +123,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(rnd=chances)
 def test_newcomers(wecfl: Wecfl, finished: Path, tmp_path: Path, rnd: Random) -> None:
     file, before = tmp_path / "a.npz", contents(finished)
-    file.write_bytes(mutations.as_npz(npz(x=X, y=Y), rnd))
+    file.write_bytes(damage.as_npz(npz(x=X, y=Y), rnd))
     by = rnd.choice(("update", "losses"))
     judge(wecfl("assign", finished, file, "--by", by, "--workers", "1"))
     assert contents(finished) == before
@@ -137,9 +137,9 @@ def test_fashion(tmp_path: Path, rnd: Random) -> None:
     for name, data in FASHION.items():
         for old in (tmp_path / name, tmp_path / f"{name}.gz"):
             old.unlink(missing_ok=True)
-        written = mutations.wound(data, rnd) if name == spoilt and inside else data
+        written = damage.wound(data, rnd) if name == spoilt and inside else data
         written = gzip.compress(written, 1, mtime=0) if packed else written
-        written = mutations.wound(written, rnd) if name == spoilt and not inside else written
+        written = damage.wound(written, rnd) if name == spoilt and not inside else written
         (tmp_path / (f"{name}.gz" if packed else name)).write_bytes(written)
     refused_or_read("fashion-mnist", tmp_path)
 
@@ -163,15 +163,15 @@ def test_cifar(tmp_path: Path, rnd: Random) -> None:
                 info.linkname = "/etc/passwd"
                 info.type = tarfile.SYMTYPE
             case 4:
-                body = mutations.wound(body, rnd)
+                body = damage.wound(body, rnd)
                 info.size = len(body)
             case _:
                 info.mtime, info.mode = -1, 0
         return body
 
-    whole = tar(change) if rnd.random() < 0.6 else mutations.wound(tar(), rnd)
+    whole = tar(change) if rnd.random() < 0.6 else damage.wound(tar(), rnd)
     data = gzip.compress(whole, 1, mtime=0)
-    data = mutations.wound(data, rnd) if rnd.random() < 0.3 else data
+    data = damage.wound(data, rnd) if rnd.random() < 0.3 else data
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(data)
     refused_or_read("cifar-10", tmp_path)
 
@@ -223,7 +223,7 @@ def test_an_npz_with_more_than_the_memory(tmp_path: Path, little_memory: None) -
     like = {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 1)}
     np.lib.format.write_array_header_1_0(head, like)
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("y.npy", mutations.npy(Y))
+        archive.writestr("y.npy", damage.npy(Y))
         archive.writestr("x.npy", head.getvalue())
         archive.getinfo("x.npy").file_size += 1 << 40
     with pytest.raises(DataError, match=r"this machine has|the header promises"):
@@ -254,10 +254,10 @@ def test_a_pickle_in_the_place_of_an_array_is_not_unpickled(tmp_path: Path) -> N
 def archived(file: Path, x: bytes) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("x.npy", x)
-        archive.writestr("y.npy", mutations.npy(Y))
+        archive.writestr("y.npy", damage.npy(Y))
 
 
 def test_everything_that_is_downloaded_has_a_checksum() -> None:
-    for source in KNOWN.values():
+    for source in SOURCES.values():
         assert bool(source.files) == bool(source.url or source.debian)
         assert all(len(md5) == 32 for md5 in source.files.values())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
-import mutations
+import damage
 from fuzzing import FACTOR, chances, contents, judge, tries
 from helpers import Wecfl, run_flat
 from wecfl import methods
@@ -20,12 +20,12 @@ from wecfl.from_config import federation_of
 from wecfl.paper.definitions import ordered, read_definitions
 from wecfl.paper.queue import Store, perform, queue
 
-DAMAGE: dict[str, mutations.Damage] = {
-    ".json": mutations.as_json,
-    ".jsonl": mutations.as_json_lines,
-    ".csv": mutations.as_csv,
-    ".toml": mutations.as_toml,
-    ".safetensors": mutations.as_safetensors,
+DAMAGE: dict[str, damage.Damage] = {
+    ".json": damage.as_json,
+    ".jsonl": damage.as_json_lines,
+    ".csv": damage.as_csv,
+    ".toml": damage.as_toml,
+    ".safetensors": damage.as_safetensors,
 }
 SMALL = Config(
     model="logistic", clients=4, groups=2, clusters=2, rounds=3, steps=2, lr=0.05, workers=1

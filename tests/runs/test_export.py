@@ -16,7 +16,7 @@ from conftest import federation
 from helpers import run_flat
 from wecfl import Result, methods
 from wecfl.errors import ConfigError
-from wecfl.folder.models import export
+from wecfl.folder.cluster_models import export_model
 from wecfl.models import Vote, build
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def logits(result: Result, x: Any) -> Any:
 def test_both_formats_give_the_same_logits(name: str, tmp_path: Path) -> None:
     result = trained(name, tmp_path / "run")
     x = np.random.default_rng(0).normal(size=(5, *SHAPES[name])).astype(np.float32)
-    file = export(tmp_path / "run", 1, "safetensors", tmp_path / "new" / "a.safetensors")
+    file = export_model(tmp_path / "run", 1, "safetensors", tmp_path / "new" / "a.safetensors")
     module = build(name, shape=SHAPES[name], classes=3)
     module.load_state_dict(load_file(file))
     loaded = module.eval()(torch.from_numpy(x)).detach().numpy()
@@ -49,7 +49,7 @@ def test_both_formats_give_the_same_logits(name: str, tmp_path: Path) -> None:
     assert (about["model"], about["cluster"], about["classes"]) == (name, "1", "3")
     assert about["shape"] == " ".join(map(str, SHAPES[name]))
     session = onnxruntime.InferenceSession(
-        export(tmp_path / "run", 1, "onnx", tmp_path / "a.onnx").read_bytes()
+        export_model(tmp_path / "run", 1, "onnx", tmp_path / "a.onnx").read_bytes()
     )
     for some in (x, x[:1]):  # any number of samples
         (served,) = session.run(["logits"], {"samples": some})
@@ -59,7 +59,7 @@ def test_both_formats_give_the_same_logits(name: str, tmp_path: Path) -> None:
 
 def test_a_soft_vote_is_one_model(tmp_path: Path) -> None:
     result = trained("mlp", tmp_path / "run", methods.fedavg_plus(2))
-    file = export(tmp_path / "run", 0, "safetensors", tmp_path / "a.safetensors")
+    file = export_model(tmp_path / "run", 0, "safetensors", tmp_path / "a.safetensors")
     vote = Vote([build("mlp", shape=SHAPES["mlp"], classes=3) for _ in range(2)]).eval()
     vote.load_state_dict(load_file(file))
     x = np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32)

@@ -326,7 +326,7 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
     folder, config = Path(shutil.copytree(stored, tmp_path / "old")), config_of(stored)
     assert wecfl("resume", "old", "--rounds", "4").code == 0
     assert read_summary(folder)["rounds"] == len(read_metrics(folder)) == 4
-    assert read_summary(folder)["format"] == checkpoint.FORMAT
+    assert read_summary(folder)["format"] == checkpoint.FOLDER_FORMAT
     for name in ("metrics.jsonl", "assignments.csv"):  # what the first edition wrote stays
         assert (folder / name).read_bytes().startswith((stored / name).read_bytes())
     [state] = read_states(folder)
@@ -350,8 +350,10 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
 def test_a_later_format_is_refused(stopped: Path, whole: Path, tmp_path: Path) -> None:
     later = Path(shutil.copytree(whole, tmp_path / "later"))
     summary = json.loads((later / "summary.json").read_text())
-    assert summary["format"] == checkpoint.FORMAT
-    (later / "summary.json").write_text(json.dumps({**summary, "format": checkpoint.FORMAT + 1}))
+    assert summary["format"] == checkpoint.FOLDER_FORMAT
+    (later / "summary.json").write_text(
+        json.dumps({**summary, "format": checkpoint.FOLDER_FORMAT + 1})
+    )
     with pytest.raises(RunFolderError, match="use a later one"):
         read_summary(later)
 

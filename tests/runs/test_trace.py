@@ -14,8 +14,8 @@ from wecfl.bilevel.distance import distances
 from wecfl.core.components import Clusters, View
 from wecfl.core.types import Real
 from wecfl.errors import RunFolderError
+from wecfl.folder.distance_trace import cosines, read_trace, traced_rounds
 from wecfl.folder.readers import read_assignments, read_classes
-from wecfl.folder.trace import cosines, read_trace, traced_rounds
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 2, "steps": 3, "lr": 0.05, "workers": 1}
 
@@ -60,7 +60,7 @@ def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -
 def test_it_is_left_out_for_many_clients_or_on_request(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "MOST", 4)
+    monkeypatch.setattr(training, "MAX_TRACED_CLIENTS", 4)
     for name, asked in (("auto", None), ("yes", True), ("no", False)):
         run_flat(fed, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
     found = {name: traced_rounds(tmp_path / name) for name in ("auto", "yes", "no")}

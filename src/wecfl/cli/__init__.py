@@ -13,13 +13,14 @@ from rich.table import Table
 
 from wecfl import __version__
 from wecfl.cli import terminal
-from wecfl.cli.choices import flag_of
+from wecfl.cli.assign import assign
 from wecfl.cli.data import data, partition
 from wecfl.cli.deploy import deploy
+from wecfl.cli.export import export
+from wecfl.cli.flags import flag_of
 from wecfl.cli.report import check, compare, report
 from wecfl.cli.reproduce import reproduce
 from wecfl.cli.run import resume, run
-from wecfl.cli.trained import assign, export
 from wecfl.config import one_line
 from wecfl.errors import WecflError
 from wecfl.methods import METHODS, differences, named

@@ -12,10 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import Choices, DataDirFlag, Flags, PresetFlag, check_figure, choices
+from wecfl.cli.flags import (
+    ConfigFlags,
+    DataDirFlag,
+    ExperimentFlags,
+    PresetFlag,
+    check_figure,
+    config_from_flags,
+)
 from wecfl.config import PAPER_PARTITIONS, resolve
 from wecfl.data import datasets
-from wecfl.data.split import counts
+from wecfl.data.client_rows import class_counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.partition_figure import Panel, bars
@@ -73,14 +80,14 @@ def partition(
     ),
     config: Annotated[Path | None, Parameter(help="A TOML file with any of the choices.")] = None,
     preset: PresetFlag = None,
-    flags: Flags = Choices(),  # noqa: B008  (frozen)
+    flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Show who would hold what: a summary of the clients and the paper's bar picture.
 
     One line per partition: samples per client (mean ± standard deviation), the least and the most
     of them, and how many classes a client holds on average.
     """
-    chosen = choices(config, preset, flags)
+    chosen = config_from_flags(config, preset, flags)
     check_figure(out)
     settings = [chosen]
     if panels != "one":
@@ -96,7 +103,7 @@ def partition(
     pool = None if holds_clients(chosen) else terminal.load(chosen)
     for each in settings:
         federation = federation_of(each, pool)
-        held = counts(federation.y, federation.train, federation.classes)
+        held = class_counts(federation.y, federation.train, federation.classes)
         title = chosen.dataset if holds_clients(chosen) else partition_words(each.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])

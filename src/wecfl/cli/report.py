@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import check_figure, check_place
+from wecfl.cli.flags import check_figure, check_place
 from wecfl.errors import ConfigError
 from wecfl.folder.readers import read_summary
 from wecfl.report.figures import overview

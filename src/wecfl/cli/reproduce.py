@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import DataDirFlag
+from wecfl.cli.flags import DataDirFlag
 from wecfl.config import PARTITION_KEYS, Config
 from wecfl.core.state import State
 from wecfl.data.federation import Federation

@@ -11,21 +11,21 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
-from wecfl.cli.choices import (
-    Choices,
+from wecfl.cli.flags import (
+    ConfigFlags,
     DataDirFlag,
-    Flags,
-    Further,
+    ExperimentFlags,
+    MethodOptionFlag,
     PresetFlag,
     check_figure,
-    choices,
-    each_method,
+    config_from_flags,
+    config_per_method,
 )
 from wecfl.config import Config, resolve
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
-from wecfl.folder.readers import config_of, go_on, refused_of
-from wecfl.folder.writer import check_free
+from wecfl.folder.readers import config_of, refused_of, resume_command
+from wecfl.folder.writer import check_new_folder
 from wecfl.from_config import holds_clients, options_of
 from wecfl.report.figures import overview
 from wecfl.report.tables import results, rich_table
@@ -58,8 +58,8 @@ def run(
         Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
     ] = None,
     track: TrackFlag = (),
-    flags: Flags = Choices(),  # noqa: B008  (frozen)
-    **options: Further,
+    flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
+    **options: MethodOptionFlag,
 ) -> None:
     """Train a federation and write a run folder.
 
@@ -72,9 +72,9 @@ def run(
         A TOML file with any of the choices below; flags override it.
 
     """
-    chosen = choices(config, preset, flags)
+    chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
-    configs = each_method(chosen, flags, options)
+    configs = config_per_method(chosen, flags, options)
     for each in configs:
         options_of(each)  # what is wrong is said before anything is loaded, or else computed
     folders = _folders(out, configs)
@@ -163,7 +163,9 @@ def _run_all(
             found = [experiment.run(progress=bars.work) for experiment in experiments]
     except terminal.Stopped as stopped:
         begun = [each for each in folders if (each / "config.toml").exists()]
-        terminal.say(f"interrupted; go on with: {go_on(begun[-1])}" if begun else "interrupted")
+        terminal.say(
+            f"interrupted; go on with: {resume_command(begun[-1])}" if begun else "interrupted"
+        )
         if left := [str(each) for each in folders if each not in begun]:
             terminal.say(f"not begun: {', '.join(left)}")
         sys.exit(stopped.code)
@@ -193,5 +195,5 @@ def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
         raise ConfigError(f"--method names a method twice: {','.join(names)}")
     folders = [out / name for name in names] if several else [out]
     for folder in folders:
-        check_free(folder)
+        check_new_folder(folder)
     return folders

@@ -26,9 +26,9 @@ from rich.progress import (
 from wecfl.config import Config
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
-from wecfl.data.datasets import Dataset
+from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
-from wecfl.data.fetch import Progress as FetchProgress
+from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of, holds_clients, load_pool
 from wecfl.report.charts import AnyChart, save
 from wecfl.runs.record import Record
@@ -196,7 +196,7 @@ class Stopping:
 
 
 @contextmanager
-def downloads() -> Iterator[FetchProgress]:
+def downloads() -> Iterator[DownloadProgress]:
     """A bar for each file that has to be fetched; nothing where all is here."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
-from wecfl.core.types import F32, Int
-from wecfl.data.arrays import Named, as_labels, count_classes, holdout, pool, read_npz
-from wecfl.data.datasets import Dataset, load
+from wecfl.core.state import F32, Int
+from wecfl.data.client_rows import class_counts, split_samples
+from wecfl.data.datasets import load
 from wecfl.data.partition import Partition
-from wecfl.data.split import counts, split
+from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz
+from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
@@ -90,7 +91,7 @@ class Federation:
     @property
     def held(self) -> Int:
         """(classes, m): the training samples of each class."""
-        return counts(self.y, self.train, self.classes)
+        return class_counts(self.y, self.train, self.classes)
 
     @property
     def fingerprint(self) -> str:
@@ -257,7 +258,7 @@ class Federation:
             )
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n = data.n_train
-        shares = split(
+        shares = split_samples(
             partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
         )
         test, y = tuple(rows + n for rows in shares.test), data.y
@@ -286,7 +287,7 @@ def _checked(
     *,
     least: int = 1,
     side: str = "",
-) -> tuple[list[Named], list[Int]]:
+) -> tuple[list[NamedArray], list[Int]]:
     """Each client's samples and labels, at least `least` of them."""
     if not names:
         raise DataError("no clients; give at least one array of samples")

@@ -1,6 +1,6 @@
 """Who holds what: every partition is one draw of a class × client share matrix S.
 
-Its rows sum to 1: S_ci is the part of class c that client i owns. `wecfl.data.split` cuts the
+Its rows sum to 1: S_ci is the part of class c that client i owns. `wecfl.data.client_rows` cuts the
 samples accordingly.
 
 | name | parameters | S |
@@ -60,7 +60,7 @@ class Shares:
 
 
 class Partition(Protocol):
-    """What `split` needs: a dataclass with a draw of shares, and the words to speak about it."""
+    """What `split_samples` needs: a dataclass that draws shares and describes itself."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 

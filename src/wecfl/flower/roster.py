@@ -18,7 +18,8 @@ from wecfl.core.types import Int
 from wecfl.errors import ConfigError
 from wecfl.flower.wire import Refused
 from wecfl.folder.files import replace_file
-from wecfl.folder.schema import Enrolled, read_json
+from wecfl.folder.parsing import read_json
+from wecfl.folder.schema import RosterSchema
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
@@ -80,7 +81,7 @@ keys: pin-nodes = false)
     @classmethod
     def read(cls, folder: Path, m: int, **options: Any) -> Roster:
         """The roster of a run that goes on."""
-        written = read_json(folder / FILE, Enrolled)
+        written = read_json(folder / FILE, RosterSchema)
         if written["clients"] != m:
             raise ConfigError(
                 f"{folder} was begun with clients = {written['clients']} and can't go on with {m}"

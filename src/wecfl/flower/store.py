@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import replace_tensors
-from wecfl.folder.schema import read_tensors
+from wecfl.folder.parsing import read_tensors
 
 __all__ = ["Store"]
 

@@ -30,16 +30,24 @@ from safetensors.numpy import load_file
 from wecfl.core.state import State
 from wecfl.core.types import under
 from wecfl.errors import RunFolderError
-from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors
+from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors
 
-__all__ = ["FORMAT", "KEPT", "Checkpoint", "Manifest", "check_format", "latest", "tidy", "write"]
+__all__ = [
+    "FOLDER_FORMAT",
+    "Checkpoint",
+    "Manifest",
+    "check_format",
+    "latest",
+    "tidy",
+    "write",
+]
 
-FORMAT = 2
+FOLDER_FORMAT = 2
 """Of run folders. Folders without a number are older; they have no checkpoints. Before 2 a state
 was not sorted by owner."""
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 """Checkpoints that stay."""
-FOLDER = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class Checkpoint:
 
 def write(folder: Path, states: Sequence[State], **about: Any) -> None:
     """Write the checkpoint of a round of a run folder, then drop those before the last two."""
-    place, round = folder / FOLDER, states[0].round
+    place, round = folder / CHECKPOINTS_FOLDER, states[0].round
     place.mkdir(exist_ok=True)
     arrays = {
         f"{j}.{name}": array
@@ -88,7 +96,7 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
         for name, array in _arrays(state).items()
     }
     size, digest = replace_tensors(place / f"{round:06}.safetensors", arrays)
-    manifest = asdict(Manifest(FORMAT, round, len(states), size, digest, **about))
+    manifest = asdict(Manifest(FOLDER_FORMAT, round, len(states), size, digest, **about))
     signed = {"manifest": manifest, "sha256": _digest(manifest)}
     replace_file(place / f"{round:06}.json", [json.dumps(signed, indent=2).encode()])
     tidy(folder)
@@ -96,11 +104,11 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
 
 def tidy(folder: Path) -> None:
     """Drop the checkpoints before the last two, and what a crash left of others."""
-    place = folder / FOLDER
-    for file in sorted(place.glob("*.json"))[:-KEPT]:
+    place = folder / CHECKPOINTS_FOLDER
+    for file in sorted(place.glob("*.json"))[:-KEPT_CHECKPOINTS]:
         file.unlink()
     names = {file.stem for file in place.glob("*.json")}
-    for file in place.glob(f"*.safetensors*{TEMPORARY}"):
+    for file in place.glob(f"*.safetensors*{TEMPORARY_SUFFIX}"):
         file.unlink()
     for file in place.glob("*.safetensors"):
         if file.stem not in names:
@@ -113,7 +121,7 @@ def latest(folder: Path) -> Checkpoint | None:
     A checkpoint is used whole or not at all: where its files were damaged, the one before it is.
     """
     damaged: list[str] = []
-    files = sorted((folder / FOLDER).glob("*.json"), reverse=True)
+    files = sorted((folder / CHECKPOINTS_FOLDER).glob("*.json"), reverse=True)
     for file in files:
         try:
             manifest = _manifest(file)
@@ -132,13 +140,14 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def check_format(number: object, where: Path) -> None:
     """Refuse what a later version wrote."""
-    if not isinstance(number, int) or number > FORMAT:
+    if not isinstance(number, int) or number > FOLDER_FORMAT:
         raise RunFolderError(
-            f"{where} is of format {number}, this version of wecfl knows {FORMAT}: use a later one"
+            f"{where} has format {number}, but this version of wecfl reads formats up to "
+            f"{FOLDER_FORMAT}: use a later version"
         )
 
 
-OWNERS = ("memory", "cluster", "known", "whole", "replies")
+STATE_TABLES = ("memory", "cluster", "known", "whole", "replies")
 """The tables of a state."""
 
 
@@ -149,7 +158,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
         "centers": state.centers,
         "labels": state.labels,
     }
-    for owner in OWNERS:
+    for owner in STATE_TABLES:
         for name, values in (getattr(state, owner) or {}).items():
             # Of truth values some readers know nothing.
             told = values.astype(np.int8) if values.dtype == np.bool_ else values
@@ -160,7 +169,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
 def _state(arrays: Mapping[str, np.ndarray[Any, Any]], format: int) -> State:
     if format < 2:
         arrays = _sorted_by_owner(arrays)
-    tables = {owner: under(f"{owner}.", arrays) for owner in OWNERS}
+    tables = {owner: under(f"{owner}.", arrays) for owner in STATE_TABLES}
     for owner, name in (("known", "met"), ("memory", "begun")):
         if name in tables[owner]:
             tables[owner][name] = tables[owner][name].astype(np.bool_)

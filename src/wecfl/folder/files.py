@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TEMPORARY", "replace_file", "replace_tensors", "sync"]
+__all__ = ["TEMPORARY_SUFFIX", "replace_file", "replace_tensors", "sync"]
 
-TEMPORARY = ".part"
+TEMPORARY_SUFFIX = ".part"
 """Ends the name of a file that is being written; what a crash left of it means nothing."""
 
-DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
-CHUNK = 1 << 22
+SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
+CHUNK_BYTES = 1 << 22
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
@@ -30,7 +30,7 @@ def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, 
     ...     size, [file.name for file in Path(place).iterdir()]
     (3, ['a'])
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     digest, size = sha256(), 0
     try:
         with temporary.open("wb") as file:
@@ -82,7 +82,7 @@ def _safetensors(
     for name in names:
         array = contiguous[name]
         begin, end = end, end + array.nbytes
-        dtype = DTYPES[array.dtype.name]
+        dtype = SAFETENSORS_DTYPES[array.dtype.name]
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -90,5 +90,5 @@ def _safetensors(
     yield text
     for name in names:
         flat = contiguous[name].reshape(-1).view(np.uint8).data
-        for first in range(0, len(flat), CHUNK):
-            yield flat[first : first + CHUNK]
+        for first in range(0, len(flat), CHUNK_BYTES):
+            yield flat[first : first + CHUNK_BYTES]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from wecfl.errors import RunFolderError
 
-__all__ = ["LOCK", "Lock"]
+__all__ = ["LOCK_FILE", "Lock"]
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 """The file in a run folder that the process which writes it keeps locked."""
 
 
@@ -26,7 +26,7 @@ class Lock:
 
     def take(self) -> None:
         """Refuse a folder that another process writes."""
-        file = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):

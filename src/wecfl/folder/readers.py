@@ -17,24 +17,25 @@ from wecfl.core.types import Int
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format
-from wecfl.folder.schema import (
-    Client,
-    Environment,
-    Newcomer,
-    Round,
-    RunConfig,
-    Summary,
+from wecfl.folder.parsing import (
+    folder_errors,
     read_json,
     read_json_lines,
     read_table,
     read_toml,
-    reading,
+)
+from wecfl.folder.schema import (
+    ClientSchema,
+    ConfigSchema,
+    EnvironmentSchema,
+    NewcomerSchema,
+    RoundSchema,
+    SummarySchema,
 )
 from wecfl.runs.record import Record
 
 __all__ = [
     "config_of",
-    "go_on",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -45,14 +46,15 @@ __all__ = [
     "read_states",
     "read_summary",
     "refused_of",
+    "resume_command",
     "tensor_names",
 ]
 
 
-def go_on(path: Path) -> str:
+def resume_command(path: Path) -> str:
     """The command that goes on with a run.
 
-    >>> go_on(Path("runs/my run"))
+    >>> resume_command(Path("runs/my run"))
     "wecfl resume 'runs/my run'"
     """
     return shlex.join(["wecfl", "resume", str(path)])
@@ -71,9 +73,10 @@ def read_summary(path: Path) -> dict[str, Any]:
     config = read_config(path)
     if not (path / "summary.json").exists():
         raise RunFolderError(
-            f"{path} was not ended in order, it has no summary.json; go on with it: {go_on(path)}"
+            f"{path} has no summary.json, so its run has not ended yet; resume it with "
+            f"{resume_command(path)}"
         )
-    summary = read_json(path / "summary.json", Summary)
+    summary = read_json(path / "summary.json", SummarySchema)
     check_format(summary.get("format", 0), path / "summary.json")
     return {**summary, "config": config}
 
@@ -84,7 +87,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"no run folder {path}")
     if not (path / "config.toml").exists():
         raise RunFolderError(f"{path} is no run folder: it has no config.toml")
-    return read_toml(path / "config.toml", RunConfig)
+    return read_toml(path / "config.toml", ConfigSchema)
 
 
 def config_of(folder: str | Path) -> Config:
@@ -107,7 +110,7 @@ def config_of(folder: str | Path) -> Config:
 def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
     """The records of a run folder, of rounds 1, 2, 3, …, or of its first `rounds` rounds."""
     file = path / "metrics.jsonl"
-    records = read_json_lines(file, Round, rounds)
+    records = read_json_lines(file, RoundSchema, rounds)
     for t, record in enumerate(records, 1):
         if record["round"] != t or len(record["clients"]["accuracy"]) != _m(records):
             raise RunFolderError(f"can't read {file}: line {t} is not about round {t} of its run")
@@ -120,21 +123,21 @@ def _m(records: Sequence[Record]) -> int:
 
 def read_clients(path: Path) -> pd.DataFrame:
     """The clients of a run folder, one row each."""
-    return _read_lines(path / "clients.csv", Client)
+    return _read_lines(path / "clients.csv", ClientSchema)
 
 
 def read_newcomers(path: Path) -> pd.DataFrame | None:
     """The clients that were kept out of a run, one row each; None if there were none."""
     file = path / "newcomers.csv"
-    return _read_lines(file, Newcomer) if file.exists() else None
+    return _read_lines(file, NewcomerSchema) if file.exists() else None
 
 
-def _read_lines(file: Path, promise: type[Client] | type[Newcomer]) -> pd.DataFrame:
+def _read_lines(file: Path, schema: type[ClientSchema] | type[NewcomerSchema]) -> pd.DataFrame:
     head, *rows = read_table(file)
-    with reading(file):
+    with folder_errors(file):
         if not rows or len(set(head)) < len(head):
             raise ValueError("it names no client, or a column twice")
-        lines = [promise.model_validate(dict(zip(head, row, strict=True))) for row in rows]
+        lines = [schema.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
@@ -160,7 +163,7 @@ def read_assignments(path: Path) -> Int:
 def _whole_numbers(file: Path) -> Int:
     """A table without its head and its first column, which say what they belong to."""
     head, *rows = read_table(file)
-    with reading(file):
+    with folder_errors(file):
         numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
         if (numbers < 0).any():
             raise ValueError(f"{numbers.min()} is no count and no cluster")
@@ -169,12 +172,12 @@ def _whole_numbers(file: Path) -> Int:
 
 def read_environment(path: Path) -> dict[str, Any]:
     """`env.json` of a run folder: versions, machine, engine, command."""
-    return read_json(path / "env.json", Environment)
+    return read_json(path / "env.json", EnvironmentSchema)
 
 
 def tensor_names(path: Path) -> list[str]:
     """The tensors of the models of a run folder, without the cluster they belong to."""
     file = path / "models.safetensors"
-    with reading(file), safe_open(file, framework="numpy") as tensors:
+    with folder_errors(file), safe_open(file, framework="numpy") as tensors:
         names = list(tensors.keys())
     return sorted({name.partition("cluster.")[2].partition(".")[2] for name in names})

@@ -13,7 +13,7 @@
     reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
     newcomers.csv        one line per client that was kept out, if some were
     summary.json         method, engine, rounds, means of the last three rounds, status
-    trace/               the clients' distances in each round (`wecfl.folder.trace`)
+    trace/               the clients' distances in each round (`wecfl.folder.distance_trace`)
     checkpoints/         what `wecfl resume` goes on from (`wecfl.folder.checkpoint`)
 """
 
@@ -43,11 +43,11 @@ from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
-from wecfl.folder.checkpoint import FORMAT, Checkpoint, Manifest
-from wecfl.folder.files import TEMPORARY, replace_file, replace_tensors, sync
-from wecfl.folder.lock import LOCK, Lock
-from wecfl.folder.readers import go_on, read_environment
-from wecfl.folder.reference import REFERENCE, write_reference
+from wecfl.folder.checkpoint import FOLDER_FORMAT, Checkpoint, Manifest
+from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors, sync
+from wecfl.folder.lock import LOCK_FILE, Lock
+from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
+from wecfl.folder.readers import read_environment, resume_command
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -55,30 +55,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunFolder",
-    "check_free",
+    "check_new_folder",
     "environment",
     "toml",
 ]
 
-PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
+RECORDED_PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
 
 
-GROWING = ("metrics.jsonl", "assignments.csv")
+GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 """Files that get a line in each round."""
 
-FREE = (
+CHANGEABLE_KEYS = (
     "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
     "network", "structure",
 )  # fmt: skip
 """Choices that a run may go on with in another way, and still be the same run; `structure` says
 again what `components` does, and older folders do not have it."""
 
-LARGE = 1 << 28
+LARGE_STATE_BYTES = 1 << 28
 """Bytes of state above which a round waits for its checkpoint: below, it is written while the next
 round goes on, which keeps the arrays of both in memory."""
 
 
-def check_free(path: Path) -> None:
+def check_new_folder(path: Path) -> None:
     """Refuse a place where no new run folder can be made; nothing is written."""
     try:
         os.fsencode(path)
@@ -92,10 +92,15 @@ def check_free(path: Path) -> None:
     inside = names if existing == path else []
     if {"config.toml", "env.json"} <= set(inside):
         raise RunFolderError(
-            f"{path} holds a run: choose another folder, or go on with that one: {go_on(path)}"
+            f"{path} holds a run already: choose another folder, or resume that run with "
+            f"{resume_command(path)}"
         )
     # What a run leaves that was killed while it began.
-    others = [name for name in inside if name not in (LOCK, "env.json") and TEMPORARY not in name]
+    others = [
+        name
+        for name in inside
+        if name not in (LOCK_FILE, "env.json") and TEMPORARY_SUFFIX not in name
+    ]
     if others:
         raise RunFolderError(f"{path} is not empty (it holds {others[0]}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -138,7 +143,7 @@ class RunFolder:
                     "wecfl: %s: going on from an earlier checkpoint", problem
                 )
         else:
-            check_free(self.path)
+            check_new_folder(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,12 +172,12 @@ class RunFolder:
             _check_same(before.manifest, self.path, **self._about)
         with self._writing():
             if not self._again:
-                check_free(self.path)
+                check_new_folder(self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
             if before:
                 env = self._resumed(env, before.manifest.round)
-                for name in GROWING:
+                for name in GROWING_FILES:
                     self._cut(name, before.manifest.lengths[name])
             self._write("env.json", _json(env, indent=2) + "\n")
             self._write("config.toml", toml(config))
@@ -184,8 +189,8 @@ class RunFolder:
                     index = pd.Index(clients.names, name="client")
                     table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
                     self._write("classes.csv", table)
-            ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE))
-            for file in (*ended, *self.path.rglob(f"*{TEMPORARY}")):
+            ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
+            for file in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
                 file.unlink(missing_ok=True)
             checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
@@ -216,7 +221,7 @@ class RunFolder:
             self._write("clients.csv", result.clients.to_csv(index=False))
             if result.newcomers is not None:
                 self._write("newcomers.csv", result.newcomers.to_csv(index=False))
-            summary = {"format": FORMAT, **result.summary}
+            summary = {"format": FOLDER_FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> None:
@@ -224,7 +229,7 @@ class RunFolder:
         self._wait()
         about = {
             **self._about,
-            "lengths": {name: (self.path / name).stat().st_size for name in GROWING},
+            "lengths": {name: (self.path / name).stat().st_size for name in GROWING_FILES},
             "seconds": self._spent + perf_counter() - self._began,
         }
         self._pending = self._writer.submit(self._put, self._states, about)
@@ -235,11 +240,11 @@ class RunFolder:
             for table in (state.replies or {}, state.memory, state.known, state.cluster)
             for each in table.values()
         )
-        if sum(each.nbytes for each in held) > LARGE:
+        if sum(each.nbytes for each in held) > LARGE_STATE_BYTES:
             self._wait()
 
     def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:
-        for name in GROWING:  # a checkpoint must not outlive what it goes on from
+        for name in GROWING_FILES:  # a checkpoint must not outlive what it goes on from
             sync(self.path / name)
         checkpoint.write(self.path, states, **about)
 
@@ -279,7 +284,7 @@ class RunFolder:
         except RunFolderError:
             raise
         except OSError as error:
-            then = f"; then: {go_on(self.path)}" if self._states else ""
+            then = f"; then: {resume_command(self.path)}" if self._states else ""
             raise RunFolderError(
                 f"can't write the run folder {self.path}: {error.strerror or error}{then}"
             ) from None
@@ -290,7 +295,7 @@ def _check_same(
 ) -> None:
     """Refuse to go on with another run than the one that was begun."""
     defaults = Config().toml()  # a choice that was not there when the run began was the default
-    for key in sorted((saved.config.keys() | config.keys()) - set(FREE)):
+    for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (said.get(key, defaults.get(key)) for said in (saved.config, config))
         if was != now:
             raise RunFolderError(
@@ -321,7 +326,7 @@ def environment() -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in RECORDED_PACKAGES},
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": os.cpu_count(),

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from wecfl.config import Config
+from wecfl.data.client_rows import class_counts
 from wecfl.data.federation import Federation
-from wecfl.data.split import counts
 from wecfl.errors import ConfigError, unknown
 from wecfl.paper.definitions import Cell, Definition
 from wecfl.paper.queue import Store, Stored
@@ -43,7 +43,7 @@ def _partition(configs: Sequence[Config], clients: Clients) -> AnyChart:
     panels = []
     for config in configs:
         federation = clients(config)
-        held = counts(federation.y, federation.train, federation.classes)
+        held = class_counts(federation.y, federation.train, federation.classes)
         panels.append((_setting(config), held, federation.groups))
     return bars(panels)
 

@@ -38,8 +38,9 @@ from wecfl.data.federation import Federation
 from wecfl.errors import DivergedError, EngineError
 from wecfl.experiment import Experiment
 from wecfl.folder.files import replace_file, replace_tensors
-from wecfl.folder.schema import Outcome, read_json, read_json_lines, read_tensors
-from wecfl.folder.writer import PACKAGES
+from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
+from wecfl.folder.result_schema import ResultSchema
+from wecfl.folder.writer import RECORDED_PACKAGES
 from wecfl.from_config import method_of
 from wecfl.paper.definitions import Cell, Run
 from wecfl.paper.pictures import Pictures
@@ -50,7 +51,7 @@ from wecfl.runs.watcher import OnRound
 __all__ = ["Store", "Stored", "chosen", "estimator", "machine_seconds", "perform", "queue", "work"]
 
 Stored = dict[str, Any]
-"""A finished run, as in its JSON file (`wecfl.folder.schema.Outcome`)."""
+"""A finished run, as in its JSON file (`wecfl.folder.result_schema.ResultSchema`)."""
 
 Key = tuple[str, int, int, bool]
 """What tells a run from all others: hash, seed, member, whether it has a trace."""
@@ -350,7 +351,7 @@ def _choices(config: Config) -> dict[str, Any]:
 def _environment(config: Config) -> dict[str, Any]:
     return {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in RECORDED_PACKAGES},
         "python": platform.python_version(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -402,7 +403,7 @@ def _read(file: Path) -> Mapping[Key, Stored]:
 @lru_cache(maxsize=1024)
 def _parsed(file: Path, *_stamp: int) -> Mapping[Key, Stored]:
     if file.suffix == ".jsonl":
-        found = read_json_lines(file, Outcome)
+        found = read_json_lines(file, ResultSchema)
     else:
-        found = [read_json(file, Outcome, "remove it")]
+        found = [read_json(file, ResultSchema, "remove it")]
     return {_key(stored): stored for stored in found}

@@ -15,6 +15,7 @@ import tomli_w
 
 from wecfl.core.types import F64, Int
 from wecfl.errors import RunFolderError
+from wecfl.folder.distance_trace import cosines, read_trace, traced_rounds
 from wecfl.folder.readers import (
     read_assignments,
     read_classes,
@@ -25,7 +26,6 @@ from wecfl.folder.readers import (
     read_summary,
     refused_of,
 )
-from wecfl.folder.trace import cosines, read_trace, traced_rounds
 from wecfl.report.alluvial import Alluvial, alluvial, telling
 from wecfl.report.interactive import Spec, plane
 from wecfl.report.measured import Chart, choice, objectives

@@ -7,8 +7,8 @@ One file per round, `trace/0007.safetensors`:
 - ``centers.distances`` and ``centers.norms``, the same of G_k after the aggregation.
 
 Distances, because they are what a clustering sees and what t-SNE and heat maps are made of: exact
-for a model of any width, 80 KB a round for 200 clients. They grow with m², so above `MOST` clients
-they are recorded only on request.
+for a model of any width, 80 KB a round for 200 clients. They grow with m², so above
+`MAX_TRACED_CLIENTS` clients they are recorded only on request.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from wecfl.core.method import Method
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Real
 from wecfl.folder.files import replace_tensors
-from wecfl.folder.schema import read_tensors, reading
+from wecfl.folder.parsing import folder_errors, read_tensors
 
-__all__ = ["MOST", "Trace", "cosines", "read_trace", "traced_rounds"]
+__all__ = ["MAX_TRACED_CLIENTS", "DistanceTrace", "cosines", "read_trace", "traced_rounds"]
 
-MOST = 500
+MAX_TRACED_CLIENTS = 500
 """Clients up to which the trace is recorded without being asked for."""
 
 
-class Trace:
+class DistanceTrace:
     """Writes the trace of a run, an `Observer` of `rounds.iterate`.
 
     Clients are what the method clusters, g_i. Where the server does not know g_i (IFCA asks for
@@ -81,7 +81,7 @@ def read_trace(
     file = folder / "trace" / f"{round:04}.safetensors"
     names = (f"{of}.distances", f"{of}.norms")
     arrays = read_tensors(file, **dict.fromkeys(names, 1))
-    with reading(file):
+    with folder_errors(file):
         pairs, norms = (arrays[name].astype(np.float64) for name in names)
         between = squareform(pairs)
         if len(between) != len(norms) or (pairs < 0).any():

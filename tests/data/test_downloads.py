@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from wecfl.data.fetch import download, has_apt, unpack_debian
+from wecfl.data.downloads import download, has_apt, unpack_debian
 from wecfl.errors import DataError
 
 BODY = bytes(range(256)) * 4000
-MD5 = hashlib.md5(BODY).hexdigest()
+SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
@@ -46,6 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         if act != "unknown length":
             self.send_header("Content-Length", str(len(BODY)))
+        if act == "marked as compressed":
+            assert self.headers["Accept-Encoding"] == "identity"
         self.end_headers()
         self.wfile.write(BODY[: len(BODY) // 2] if act == "cut short" else BODY)
 
@@ -63,87 +66,115 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def test_arrives_whole_with_progress(server: Server, tmp_path: Path) -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, which tests don't wait for."""
+    found: list[float] = []
+    monkeypatch.setattr("time.sleep", found.append)
+    return found
+
+
+def failure(urls: list[str], target: Path, sha256: str = SHA256) -> str:
+    with pytest.raises(DataError) as caught:
+        download(urls, target, sha256)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_arrives_whole_with_progress(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     told: list[tuple[str, int, int | None]] = []
     target = tmp_path / "new" / "folder" / "file.gz"
-    assert download(server.url, target, MD5, progress=lambda *a: told.append(a)) == target
+    assert download([server.url], target, SHA256, progress=lambda *a: told.append(a)) == target
     assert target.read_bytes() == BODY
     assert [*target.parent.iterdir()] == [target]
     assert told[-1] == ("file.gz", len(BODY), len(BODY))
+    assert len(told) > 2
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_length_nobody_knows(server: Server, tmp_path: Path) -> None:
-    told: list[int | None] = []
+    told: list[tuple[str, int, int | None]] = []
     server.script = ["unknown length"]
-    download(server.url, tmp_path / "f", MD5, progress=lambda *a: told.append(a[2]))
-    assert set(told) == {None}
+    download([server.url], tmp_path / "f", SHA256, progress=lambda *a: told.append(a))
+    assert {total for _, _, total in told} == {None}
+    assert told[-1][1] >= len(BODY)
+
+
+def test_bytes_are_asked_for_as_they_are(server: Server, tmp_path: Path) -> None:
+    server.script = ["marked as compressed"]
+    assert download([server.url], tmp_path / "f", SHA256).read_bytes() == BODY
 
 
 @pytest.mark.parametrize("trouble", ["hang up", "cut short", "500", "503", "429"])
-def test_trouble_that_passes_is_tried_again(server: Server, tmp_path: Path, trouble: str) -> None:
+def test_trouble_that_passes_is_tried_again(
+    server: Server, tmp_path: Path, trouble: str, pauses: list[float]
+) -> None:
     server.script = [trouble, trouble]
-    assert download(server.url, tmp_path / "f", MD5, pause=0).read_bytes() == BODY
+    assert download([server.url], tmp_path / "f", SHA256).read_bytes() == BODY
     assert server.requests == 3
+    assert pauses == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
-    [
-        ("hang up", "closed connection|reset"),
-        ("cut short", f"cut short: expected {len(BODY)} bytes, got {len(BODY) // 2}"),
-        ("500", "500"),
-    ],
+    ("trouble", "fact"),
+    [("hang up", "closed connection"), ("cut short", f"{len(BODY) // 2} "), ("500", "500")],
 )
 def test_trouble_that_stays_is_an_error(
-    server: Server, tmp_path: Path, trouble: str, said: str
+    server: Server, tmp_path: Path, trouble: str, fact: str, pauses: list[float]
 ) -> None:
     server.script = [trouble] * 9
-    with pytest.raises(DataError, match=said) as caught:
-        download(server.url, tmp_path / "f", MD5, pause=0)
-    assert "\n" not in str(caught.value)
+    message = failure([server.url], tmp_path / "f")
+    assert message.startswith(server.url)
+    assert fact in message
     assert server.requests == 3
     assert not [*tmp_path.iterdir()]
 
 
-def test_waits_longer_each_time(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_checksum_leaves_what_was_there(
+    server: Server, tmp_path: Path, pauses: list[float]
 ) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("time.sleep", waited.append)
-    server.script = ["500"] * 3
-    download(server.url, tmp_path / "f", MD5, attempts=4, pause=0.5)
-    assert waited == [0.5, 1.0, 2.0]
-
-
-def test_an_absent_page_is_not_asked_for_twice(server: Server, tmp_path: Path) -> None:
-    server.script = ["404"]
-    with pytest.raises(DataError, match="404"):
-        download(server.url, tmp_path / "f", MD5)
-    assert server.requests == 1
-
-
-def test_a_wrong_checksum_leaves_what_was_there(server: Server, tmp_path: Path) -> None:
     target = tmp_path / "f"
     target.write_bytes(b"old")
-    with pytest.raises(DataError, match=f"expected a file with MD5 {'0' * 32}, got {MD5}"):
-        download(server.url, target, "0" * 32)
+    message = failure([server.url], target, "0" * 64)
+    assert "0" * 64 in message and SHA256 in message
     assert target.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [target]
-    assert server.requests == 1
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_mirrors_are_tried_in_order(server: Server, tmp_path: Path, pauses: list[float]) -> None:
     with Server() as closed:
-        url = closed.url
-    with pytest.raises(DataError, match="refused"):
-        download(url, tmp_path / "f", MD5, pause=0)
+        refused = closed.url
+    assert download([refused, server.url], tmp_path / "f", SHA256).read_bytes() == BODY
+    server.script = ["404"] * 3
+    message = failure([refused, server.url], tmp_path / "g")
+    assert message.index(refused) < message.index("refused") < message.index("404")
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_a_machine_without_network(
+    tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unresolved(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)
+    message = failure(["https://example.org/file"], tmp_path / "f")
+    assert "example.org" in message and "not known" in message
+    assert len(message) < 200
+
+
+def test_what_is_there_is_not_asked_for(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(BODY)
+    assert download([server.url], tmp_path / "f", SHA256) == tmp_path / "f"
+    assert server.requests == 0
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, pauses: list[float]) -> None:
     (tmp_path / "f").write_bytes(b"")
-    with pytest.raises(DataError, match="can't be written"):
-        download("http://127.0.0.1:9/", tmp_path / "f" / "g", MD5)
+    message = failure(["http://127.0.0.1:9/"], tmp_path / "f" / "g")
+    assert "written" in message and "127.0.0.1" not in message
 
 
 INSIDE = PurePosixPath("/usr/share/datasets/toy")
@@ -175,10 +206,10 @@ def test_a_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("apt", "dpkg", "said"),
     [
         ("echo warned >&2; echo E: Unable to locate package toy >&2; exit 100", DPKG, "Unable to"),
-        ("exit 3", DPKG, "apt-get download toy: exit code 3"),
-        ("true", DPKG, "expected one .deb, got 0"),
-        (APT, "exit 2", "dpkg-deb -x toy_1_all.deb: exit code 2"),
-        (APT, "true", f"Debian package toy: holds no {INSIDE}/a"),
+        ("exit 3", DPKG, "apt-get .* 3$"),
+        ("true", DPKG, "one .deb, got 0"),
+        (APT, "exit 2", "dpkg-deb .* 2$"),
+        (APT, "true", f"toy .*{INSIDE}/a"),
     ],
 )
 def test_a_debian_package_that_fails(

@@ -16,28 +16,30 @@ from wecfl.methods import METHODS, options
 from wecfl.report.charts import format_of
 
 __all__ = [
-    "Choices",
+    "ConfigFlags",
     "DataDirFlag",
-    "Flags",
-    "Further",
+    "ExperimentFlags",
+    "MethodOptionFlag",
     "PresetFlag",
     "check_figure",
     "check_place",
-    "choices",
-    "each_method",
+    "config_from_flags",
+    "config_per_method",
     "flag_of",
 ]
 
 
-class Choices(Config):
+class ConfigFlags(Config):
     """The choices of an experiment as flags: further options of a method are flags of their own."""
 
     options: Annotated[tuple[tuple[str, Any], ...], Parameter(parse=False)] = ()
 
 
-Flags = Annotated[Choices, Parameter(name="*", negative_iterable=(), consume_multiple=True)]
+ExperimentFlags = Annotated[
+    ConfigFlags, Parameter(name="*", negative_iterable=(), consume_multiple=True)
+]
 """The choices of an experiment."""
-Further = Annotated[
+MethodOptionFlag = Annotated[
     str, Parameter(help="Any further option of the method, as `wecfl methods` lists them.")
 ]
 """Options that only the method's own signature knows."""
@@ -49,7 +51,7 @@ DataDirFlag = Annotated[Path | None, Parameter(help="Where to look for data sets
 """A folder of data sets."""
 
 
-def choices(file: Path | None, preset: str | None, flags: Config) -> Config:
+def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> Config:
     """What file, preset and flags come to; flags that can't apply are refused, not ignored."""
     said = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, said)
@@ -62,7 +64,7 @@ def choices(file: Path | None, preset: str | None, flags: Config) -> Config:
     return chosen
 
 
-def each_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> list[Config]:
+def config_per_method(chosen: Config, flags: Config, further: Mapping[str, str]) -> list[Config]:
     """A configuration for each method asked for, with the options that it has.
 
     An option that none of them has is refused.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from wecfl.folder.files import replace_tensors
-from wecfl.folder.schema import read_tensors, reading
+from wecfl.folder.parsing import folder_errors, read_tensors
 from wecfl.runs.newcomers import Reference
 
-__all__ = ["REFERENCE", "read_reference", "write_reference"]
+__all__ = ["REFERENCE_FILE", "read_reference", "write_reference"]
 
-REFERENCE = "reference.safetensors"
+REFERENCE_FILE = "reference.safetensors"
 """In a run folder."""
 
 
@@ -24,14 +24,14 @@ def write_reference(reference: Reference, folder: Path) -> None:
         "distances": reference.distances, "losses": reference.losses,
         "lr": np.array([reference.lr]),
     }  # fmt: skip
-    replace_tensors(folder / REFERENCE, arrays)
+    replace_tensors(folder / REFERENCE_FILE, arrays)
 
 
 def read_reference(folder: Path, most: int, width: int) -> Reference:
     """From a run folder, of at most so many clusters and of models that wide."""
-    file = folder / REFERENCE
+    file = folder / REFERENCE_FILE
     found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
-    with reading(file):
+    with folder_errors(file):
         clusters, centers = found["clusters"], found["centers"]
         if not 1 <= len(clusters) == len(centers) or centers.shape[1] != width:
             raise ValueError(f"clusters and centers of {width} columns do not belong together")

@@ -26,27 +26,27 @@ from wecfl.errors import DataError
 
 __all__ = [
     "Array",
-    "Named",
+    "NamedArray",
     "as_labels",
     "count_classes",
+    "data_errors",
     "fill_pixels",
     "holdout",
     "pool",
     "read_npz",
-    "reading",
 ]
 
 Array: TypeAlias = NDArray[Any]
 """Samples or labels, before they are checked."""
-Named: TypeAlias = tuple[str, Array]
+NamedArray: TypeAlias = tuple[str, Array]
 """An array and what to call it in an error."""
 
 
 @contextmanager
-def reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
+def data_errors(path: Path, remedy: str = "get it again") -> Iterator[None]:
     """Say in one line that `path` can't be read, whichever library found out.
 
-    >>> with reading(Path("data.bin")): raise EOFError
+    >>> with data_errors(Path("data.bin")): raise EOFError
     Traceback (most recent call last):
     wecfl.errors.DataError: data.bin: cut short, corrupt or unreadable (EOFError); get it again
     """
@@ -63,7 +63,7 @@ def reading(path: Path, remedy: str = "get it again") -> Iterator[None]:
         raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
 
 
-def pool(parts: Sequence[Named]) -> F32:
+def pool(parts: Sequence[NamedArray]) -> F32:
     """All samples of all parts in one float32 array, part after part.
 
     uint8 arrays are pixels and are scaled to [−1, 1]; any other numbers are used as they are.
@@ -190,7 +190,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     Traceback (most recent call last):
     wecfl.errors.DataError: nothing.npz: ...
     """
-    with reading(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
+    with data_errors(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
         if file.read(2) != b"PK":
             raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
         file.seek(0)

@@ -19,19 +19,20 @@ from wecfl.data.partition import Partition, Shares, describe
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 
-__all__ = ["DRAWS", "Split", "counts", "split"]
+__all__ = ["MAX_DRAWS", "ClientRows", "class_counts", "split_samples"]
 
-DRAWS = 10_000
-"""Draws before `split` gives up. The paper's hardest setting, client-wise Dirichlet(0.1) over 200
-clients, leaves nobody without data in one draw of twelve."""
+MAX_DRAWS = 10_000
+"""Draws after which `split_samples` gives up. In the paper's hardest setting, client-wise
+Dirichlet(0.1) over 200 clients, one draw of twelve gives every client enough data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ClientRows:
     """Each client's ascending indices into the train and test labels, and the true groups.
 
     >>> from wecfl.data.partition import Iid
-    >>> parts = split(Iid(), np.zeros(6, int), np.zeros(2, int), classes=1, clients=2, seed=0)
+    >>> y = np.zeros(6, int)
+    >>> parts = split_samples(Iid(), y, y[:2], classes=1, clients=2, seed=0)
     >>> [len(rows) for rows in parts.train], parts.groups
     ([3, 3], None)
     """
@@ -44,7 +45,7 @@ class Split:
     """(m, classes), what client i calls class c; None: c."""
 
 
-def split(
+def split_samples(
     partition: Partition,
     y_train: NDArray[np.integer],
     y_test: NDArray[np.integer],
@@ -54,12 +55,13 @@ def split(
     seed: int,
     min_train: int = 2,
     min_test: int = 1,
-) -> Split:
-    """Share the samples out, redrawing until every client has enough (at most `DRAWS` times).
+) -> ClientRows:
+    """Share the samples out, redrawing until every client has enough (at most `MAX_DRAWS` times).
 
     >>> from wecfl.data.partition import ClusterwiseNClass
     >>> y = np.repeat(np.arange(3), 20)
-    >>> parts = split(ClusterwiseNClass((2, 1), groups=2), y, y, classes=3, clients=4, seed=0)
+    >>> partition = ClusterwiseNClass((2, 1), groups=2)
+    >>> parts = split_samples(partition, y, y, classes=3, clients=4, seed=0)
     >>> parts.groups.tolist(), [sorted(set(y[i].tolist())) for i in parts.train]
     ([0, 0, 1, 1], [[0], [2], [1], [0]])
     """
@@ -75,7 +77,7 @@ def split(
     n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
     often: Counter[str] = Counter()
     faults: dict[str, str] = {}
-    for attempt in range(DRAWS):
+    for attempt in range(MAX_DRAWS):
         shares = partition.shares(classes, clients, stream(seed, "partition", attempt))
         train, test = _allot(shares.matrix, n_train), _allot(shares.matrix, n_test)
         found = (
@@ -85,7 +87,7 @@ def split(
             or _small_clients(test, min_test, "test")
         )
         if not found:
-            return Split(
+            return ClientRows(
                 _deal(y_train, train, stream(seed, "deal", 0)),
                 _deal(y_test, test, stream(seed, "deal", 1)),
                 shares.groups,
@@ -96,14 +98,14 @@ def split(
     [(worst, _)] = often.most_common(1)
     raise PartitionError(
         f"{worst} {faults[worst]} ({describe(partition)}, {clients} clients, seed {seed}, "
-        f"{DRAWS} draws); {partition.remedy}"
+        f"{MAX_DRAWS} draws); {partition.remedy}"
     )
 
 
-def counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: int) -> Int:
+def class_counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: int) -> Int:
     """Samples of each class (row) at each client (column).
 
-    >>> counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], classes=3)
+    >>> class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], classes=3)
     array([[1, 0],
            [1, 1],
            [0, 1]])

@@ -13,27 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from wecfl.core.types import F32
-from wecfl.data.datasets import KNOWN
+from wecfl.core.state import F32
+from wecfl.data.datasets import SOURCES
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.files import replace_file, replace_tensors
+from wecfl.folder.parsing import folder_errors, read_tensors
 from wecfl.folder.readers import read_summary
-from wecfl.folder.schema import read_tensors, reading
 from wecfl.layout import Layout
 from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
 from wecfl.models.onnx import to_onnx
 from wecfl.runs.blueprint import Blueprint
 
-__all__ = ["Format", "Models", "export"]
+__all__ = ["ClusterModels", "ModelFormat", "export_model"]
 
-Format = Literal["safetensors", "onnx"]
+ModelFormat = Literal["safetensors", "onnx"]
 """Of the file a model is written to."""
-NAME = re.compile(r"(?:member\.(\d+)\.)?cluster\.(\d+)\.(.+)")
+TENSOR_NAME = re.compile(r"(?:member\.(\d+)\.)?cluster\.(\d+)\.(.+)")
 Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Models:
+class ClusterModels:
     """`models.safetensors` of a run folder."""
 
     folder: Path
@@ -43,17 +43,17 @@ class Models:
     """Of each soft-voted run and each cluster, by name."""
 
     @classmethod
-    def read(cls, folder: Path) -> Models:
+    def read(cls, folder: Path) -> ClusterModels:
         """All of them."""
         config = read_summary(folder)["config"]
         file = folder / "models.safetensors"
         found: dict[tuple[int, int], dict[str, NDArray[Any]]] = {}
         for name, tensor in read_tensors(file).items():
-            with reading(file):
-                if not (parts := NAME.fullmatch(name)):
+            with folder_errors(file):
+                if not (parts := TENSOR_NAME.fullmatch(name)):
                     raise ValueError(f"the tensor {name} belongs to no cluster")
                 found.setdefault((int(parts[1] or 0), int(parts[2])), {})[parts[3]] = tensor
-        with reading(file), safe_open(file, framework="numpy") as opened:
+        with folder_errors(file), safe_open(file, framework="numpy") as opened:
             about = opened.metadata() or {}
             members = len({member for member, _ in found})
             each = [(j, k) for j in range(members) for k in range(len(found) // (members or 1))]
@@ -84,7 +84,7 @@ class Models:
 
     def row(self, layout: Layout, tensors: Tensors) -> F32:
         """(P,), a model as the layout of its module has it."""
-        with reading(self.folder / "models.safetensors"):
+        with folder_errors(self.folder / "models.safetensors"):
             shapes = {entry.name: entry.shape for entry in layout.entries}
             if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
                 raise ValueError("its tensors are not those of its model")
@@ -95,14 +95,16 @@ class Models:
             return row
 
 
-def export(folder: Path, cluster: int, format: Format, out: Path, *, replace: bool = False) -> Path:
+def export_model(
+    folder: Path, cluster: int, format: ModelFormat, out: Path, *, replace: bool = False
+) -> Path:
     """Write the model of a cluster as safetensors, under the module's own names, or as ONNX.
 
     A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`.
     """
     if out.exists() and not replace:
         raise ConfigError(f"{out} exists: choose another file, or say --replace")
-    models = Models.read(folder)
+    models = ClusterModels.read(folder)
     parts = models.of(cluster)
     about = _about(models, cluster)
     if format == "onnx":
@@ -131,7 +133,7 @@ def export(folder: Path, cluster: int, format: Format, out: Path, *, replace: bo
     return out
 
 
-def _about(models: Models, cluster: int) -> dict[str, str]:
+def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
     """What the exported file says about itself."""
     kind = models.blueprint.written() if models.blueprint else {}
     config = sha256((models.folder / "config.toml").read_bytes()).hexdigest()
@@ -142,7 +144,7 @@ def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint
     """From the file; of an early folder, from its data set where that is known by name."""
     if about:
         return Blueprint.read(about)
-    source, model = KNOWN.get(config.get("dataset", "")), config.get("model", "auto")
+    source, model = SOURCES.get(config.get("dataset", "")), config.get("model", "auto")
     if source is None or model not in (*MODELS, "auto"):
         return None
     return Blueprint(auto(source.shape) if model == "auto" else model, source.shape, source.classes)

@@ -1,0 +1,61 @@
+"""`wecfl export`: the model of a cluster in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from wecfl.cli import terminal
+from wecfl.cli.flags import check_place
+from wecfl.errors import ConfigError
+from wecfl.folder.cluster_models import ModelFormat, export_model
+from wecfl.folder.readers import read_config
+from wecfl.methods import METHODS, named, options
+from wecfl.runs.newcomers import NO_WHOLE_MODELS
+
+__all__ = ["export"]
+
+
+def export(
+    folder: Path,
+    /,
+    *,
+    cluster: Annotated[int, Parameter(help="Whose model.")],
+    format: Annotated[ModelFormat, Parameter(help="What to write.")] = "safetensors",
+    out: Annotated[
+        Path | None, Parameter(help="The file (default: cluster-K.FORMAT in the run folder).")
+    ] = None,
+    replace: Annotated[bool, Parameter(help="Write over an existing file.", negative="")] = False,
+) -> None:
+    """Write the model of a cluster to a file of its own, for whoever serves it.
+
+    Safetensors under the module's own names, for load_state_dict; or ONNX, from samples to logits.
+    BatchNorm uses its running statistics.
+
+    Parameters
+    ----------
+    folder
+        A run folder.
+
+    """
+    path = out or folder / f"cluster-{cluster}.{format}"
+    check_place(path, "model")
+    _check_whole(folder)
+    terminal.show(f"model: {export_model(folder, cluster, format, path, replace=replace)}")
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse a run whose clients keep a part of their models."""
+    written = read_config(folder)
+    name, parts = written.get("method", ""), written.get("components")
+    if isinstance(name, dict):  # a table with the options of the method
+        name = name.get("name", "")
+    whole = True
+    if parts is not None:
+        whole = parts["shared"] == "all" and parts.get("local") != "Alone()"
+    elif name in METHODS:
+        whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
+    if not whole:
+        raise ConfigError(NO_WHOLE_MODELS.format(name))

@@ -1,0 +1,250 @@
+"""From the files of a data set to its arrays: digits, Fashion-MNIST, CIFAR-10, and any ``.npz``.
+
+For each known data set there is a function that recognises its files in a folder and one that reads
+them. Sizes are checked before memory is allocated: a damaged header may promise any number.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import tarfile
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.core.state import Int
+from wecfl.data.samples import (
+    Array,
+    as_labels,
+    count_classes,
+    data_errors,
+    fill_pixels,
+    holdout,
+    pool,
+    read_npz,
+)
+from wecfl.data.source import Dataset, Source
+from wecfl.errors import DataError
+
+__all__ = [
+    "CIFAR_ARCHIVE",
+    "HELD_OUT_SHARE",
+    "find_cifar",
+    "find_digits",
+    "find_fashion",
+    "read_cifar",
+    "read_digits",
+    "read_fashion",
+    "read_npz_dataset",
+]
+
+HELD_OUT_SHARE = 0.2
+"""The share of a data set without an official test set that becomes its test set."""
+
+
+def _hold_out(
+    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
+) -> Dataset:
+    """A data set without a test set: the held-out rows go to the end."""
+    if len(y) < 2:
+        raise DataError(f"{where}: {len(y)} samples, expected at least 2 to train and to test")
+    train, held_out = holdout(y, test, rng.stream(seed, "holdout"))
+    order = np.concatenate([train, held_out])
+    return Dataset(Path(where).stem, pool([(where, x[order])]), y[order], len(train), classes)
+
+
+def read_npz_dataset(path: Path, test: float, seed: int) -> Dataset:
+    """The data set in a ``.npz``; without a test set in it, the share `test` is held out."""
+    arrays = read_npz(path)
+    sides = [("x", "y"), ("x_test", "y_test")][: len(arrays) // 2]
+    parts = [(f"{path} ({x})", np.atleast_1d(arrays[x])) for x, _ in sides]
+    labels = [
+        as_labels(f"{path} ({y})", arrays[y], len(part))
+        for (_, y), (_, part) in zip(sides, parts, strict=True)
+    ]
+    if empty := [where for where, part in parts if not len(part)]:
+        raise DataError(f"{empty[0]}: no samples")
+    y = np.concatenate(labels)
+    classes = count_classes(y, f"{path}: ")
+    if len(parts) == 1:
+        return _hold_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
+    return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
+
+
+# digits
+
+
+def find_digits(_: Path) -> Path:
+    """The digits come with scikit-learn, whatever the folder."""
+    import sklearn.datasets  # noqa: PLC0415  (takes a second, and only digits needs it)
+
+    return Path(sklearn.datasets.__file__).parent
+
+
+def read_digits(source: Source, _: Path) -> Dataset:
+    """The digits of scikit-learn, a fixed fifth of them held out."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+
+    x, y = load_digits(return_X_y=True)
+    x = (x.reshape(-1, *source.shape).astype(np.float32) / 16 - 0.5) / 0.5
+    return _hold_out(source.name, x, y.astype(np.int64), source.classes)
+
+
+# fashion-mnist: the IDX format, http://yann.lecun.com/exdb/mnist (big-endian header, then bytes)
+
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+              "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # fmt: skip
+
+
+def _idx_file(folder: Path, stem: str) -> Path | None:
+    return next((f for f in (folder / stem, folder / f"{stem}.gz") if f.is_file()), None)
+
+
+def find_fashion(folder: Path) -> Path | None:
+    """The folder, if it holds the four IDX files, compressed or not."""
+    return folder if all(_idx_file(folder, stem) for stem in _IDX_FILES) else None
+
+
+def read_fashion(source: Source, folder: Path) -> Dataset:
+    """Fashion-MNIST from its four IDX files."""
+    images, labels = [], []
+    for stems, max_items in ((_IDX_FILES[:2], source.n_train), (_IDX_FILES[2:], source.n_test)):
+        x_file, y_file = (cast(Path, _idx_file(folder, stem)) for stem in stems)
+        x = _read_idx(x_file, source.shape[1:], max_items)
+        y = _read_idx(y_file, (), max_items)
+        if len(x) != len(y):
+            raise DataError(f"{y_file}: {len(y)} labels for the {len(x)} images of {x_file.name}")
+        images.append((str(x_file), x.reshape(-1, *source.shape)))
+        labels.append(as_labels(str(y_file), y, len(x), source.classes))
+    return Dataset(
+        source.name, pool(images), np.concatenate(labels), len(labels[0]), source.classes
+    )
+
+
+def _read_idx(path: Path, shape: tuple[int, ...], max_items: int) -> Array:
+    """The items of an IDX file, (n, *shape) bytes with n ≤ `max_items`."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    dims = 1 + len(shape)
+    layout = struct.Struct(f">{1 + dims}I")
+    with data_errors(path), cast(BinaryIO, opener(path, "rb")) as file:
+        header = file.read(layout.size)
+        if len(header) < layout.size:
+            raise DataError(
+                f"{path}: cut short: {len(header)} bytes, the header alone has {layout.size}; "
+                "get it again"
+            )
+        magic, n, *item_shape = layout.unpack(header)
+        if magic != 0x0800 + dims:
+            raise DataError(
+                f"{path}: wrong magic number {magic:#010x}, expected {0x0800 + dims:#010x} "
+                f"(IDX, bytes, {dims} dimensions); get it again"
+            )
+        if (*item_shape,) != shape or not 0 < n <= max_items:
+            raise DataError(
+                f"{path}: the header promises {n} items of shape {(*item_shape,)}, "
+                f"expected 1 … {max_items} of shape {shape}; get it again"
+            )
+        data = file.read(n * prod(shape) + 1)
+        if len(data) != n * prod(shape):
+            size = f"{len(data)}" if len(data) < n * prod(shape) else "more"
+            raise DataError(
+                f"{path}: cut short or corrupt: the header promises {n * prod(shape)} bytes, "
+                f"got {size}; get it again"
+            )
+    return np.frombuffer(data, np.uint8).reshape(n, *shape)
+
+
+# cifar-10: six batches of records of one label byte and 3 × 32 × 32 pixel bytes
+
+CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+_CIFAR_FOLDER = "cifar-10-batches-bin"
+_BATCH_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+
+
+def find_cifar(folder: Path) -> Path | None:
+    """The folder with the six batches, or the official archive in `folder`."""
+    for unpacked in (folder, folder / _CIFAR_FOLDER):
+        if all((unpacked / name).is_file() for name in _BATCH_FILES):
+            return unpacked
+    return folder / CIFAR_ARCHIVE if (folder / CIFAR_ARCHIVE).is_file() else None
+
+
+def read_cifar(source: Source, path: Path) -> Dataset:
+    """CIFAR-10 from its six batches."""
+    sizes: dict[str, int] = {}
+    for name, records in _read_batches(path, 1 + prod(source.shape), source.n_test):
+        if not sizes:  # all batches are of one size, so the first tells how much to allocate
+            n = len(records)
+            x = np.empty((len(_BATCH_FILES) * n, *source.shape), np.float32)
+            y = np.empty(len(x), np.int64)
+        sizes[name] = len(records)
+        if sizes[name] != n:
+            raise DataError(
+                f"{path} ({name}): {sizes[name]} records, expected {n} as in "
+                f"{next(iter(sizes))}; get it again"
+            )
+        start = _BATCH_FILES.index(name) * n
+        y[start : start + n] = as_labels(f"{path} ({name})", records[:, 0], n, source.classes)
+        fill_pixels(x[start : start + n], records[:, 1:].reshape(n, *source.shape))
+    if missing := [name for name in _BATCH_FILES if name not in sizes]:
+        raise DataError(f"{path}: cut short or corrupt: lacks {', '.join(missing)}; get it again")
+    return Dataset(source.name, x, y, (len(_BATCH_FILES) - 1) * n, source.classes)
+
+
+def _read_batches(path: Path, width: int, max_records: int) -> Iterator[tuple[str, Array]]:
+    """Each batch and its (n, width) bytes; those of an archive without unpacking it to disk."""
+    if path.is_dir():
+        for name in _BATCH_FILES:
+            with data_errors(path / name), (path / name).open("rb") as file:
+                size = (path / name).stat().st_size
+                yield name, _read_records(f"{path / name}", file, size, width, max_records)
+        return
+    with (
+        data_errors(path),
+        _BoundedGzip(path, max_records * width * (len(_BATCH_FILES) + 1)) as stream,
+        tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
+    ):
+        for member in tar:
+            folder, _, name = member.name.rpartition("/")
+            if folder == _CIFAR_FOLDER and name in _BATCH_FILES and member.isfile():
+                body = cast(BinaryIO, tar.extractfile(member))
+                where = f"{path} ({name})"
+                yield name, _read_records(where, body, member.size, width, max_records)
+        stream.read(1 << 20)  # gzip compares its checksum at the very end, after the tar's
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """Decompresses at most `max_bytes`, whatever a header inside asks for."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        super().__init__(path, "rb")
+        self._max_bytes = max_bytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self._max_bytes - self.tell()
+        self._refuse_if(size is None or size < 0 or size > left)
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._refuse_if(whence == 0 and offset > self._max_bytes)
+        return super().seek(offset, whence)
+
+    def _refuse_if(self, too_large: bool) -> None:
+        if too_large:
+            raise DataError(f"{self.name}: more than {self._max_bytes} bytes inside; get it again")
+
+
+def _read_records(where: str, file: BinaryIO, size: int, width: int, max_records: int) -> Array:
+    if size % width or not 0 < size <= max_records * width:
+        raise DataError(
+            f"{where}: {size} bytes, expected 1 … {max_records} records of {width}; get it again"
+        )
+    data = file.read(size)
+    if len(data) != size:
+        raise DataError(f"{where}: cut short: expected {size} bytes, got {len(data)}; get it again")
+    return np.frombuffer(data, np.uint8).reshape(-1, width)

@@ -1,0 +1,126 @@
+"""Reads the files of run folders and checks them against their schemas.
+
+Whatever is wrong with a file becomes one line: a `RunFolderError`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from wecfl.config import one_line
+from wecfl.errors import RunFolderError
+from wecfl.folder.schema import Schema
+
+__all__ = [
+    "folder_errors",
+    "read_json",
+    "read_json_lines",
+    "read_table",
+    "read_tensors",
+    "read_toml",
+]
+
+MAX_DIGITS = 300
+"""Digits of a whole number that still fits into a float, so that it can be drawn and compared."""
+
+
+@contextmanager
+def folder_errors(file: str | Path, remedy: str = "") -> Iterator[None]:
+    """Turn what a parser or a check raises about `file` into a `RunFolderError` of one line.
+
+    Only what readers raise is caught: a `TypeError` or a `KeyError` in the block is a bug of ours.
+
+    >>> from wecfl.folder.schema import EnvironmentSchema
+    >>> with folder_errors("env.json"): EnvironmentSchema.model_validate({"command": 3})
+    Traceback (most recent call last):
+    wecfl.errors.RunFolderError: can't read env.json: command: input should be a valid string, got 3
+    """
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except (OSError, ValueError, OverflowError, RecursionError, MemoryError, csv.Error,
+            SafetensorError) as error:  # fmt: skip
+        strerror = error.strerror if isinstance(error, OSError) else None
+        known = one_line(error, None) if isinstance(error, ValidationError) else strerror
+        why = " ".join(str(known or error).split()) or type(error).__name__
+        raise RunFolderError(f"can't read {file}: {why[:200]}{remedy and '; '}{remedy}") from None
+
+
+def read_json(file: Path, schema: type[Schema], remedy: str = "") -> dict[str, Any]:
+    """The object that a JSON file holds, checked against its schema."""
+    with folder_errors(file, remedy):
+        return _checked(_parse_json(file.read_bytes()), schema)
+
+
+def read_json_lines(
+    file: Path, schema: type[Schema], max_lines: int | None = None
+) -> list[dict[str, Any]]:
+    """The object in each line of a file, or in its first `max_lines` lines, checked."""
+    with folder_errors(file):
+        lines = file.read_bytes().splitlines()[:max_lines]
+    objects = []
+    for number, line in enumerate(lines, 1):
+        with folder_errors(f"{file}, line {number}"):
+            objects.append(_checked(_parse_json(line), schema))
+    return objects
+
+
+def read_toml(file: Path, schema: type[Schema]) -> dict[str, Any]:
+    """The tables of a TOML file, checked against their schema."""
+    with folder_errors(file):
+        return _checked(tomllib.loads(file.read_text(encoding="utf-8")), schema)
+
+
+def read_table(file: Path) -> list[list[str]]:
+    """The rows of a CSV file, the head first; all have the same number of cells."""
+    with folder_errors(file), file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, strict=True))
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(rows[0]):
+                raise ValueError(f"line {number} has {len(row)} cells, expected {len(rows[0])}")
+        if not rows:
+            raise ValueError("it is empty")
+        return rows
+
+
+def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
+    """The arrays of a safetensors file.
+
+    `dimensions` names arrays that must be there, be finite, and have so many dimensions.
+    """
+    with folder_errors(file):
+        arrays = load_file(file)
+        for name, ndim in dimensions.items():
+            if name not in arrays:
+                raise ValueError(f"it has no {name}")
+            if arrays[name].ndim != ndim or not np.isfinite(arrays[name]).all():
+                raise ValueError(f"{name} must be finite numbers in {ndim} dimensions")
+        return arrays
+
+
+def _parse_json(data: bytes) -> Any:
+    return json.loads(data, parse_int=_parse_int)
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a whole number has {len(digits)} digits, expected at most {MAX_DIGITS}")
+    return int(digits)
+
+
+def _checked(value: Any, schema: type[Schema]) -> dict[str, Any]:
+    schema.model_validate(value)
+    return dict(value)
