@@ -29,9 +29,10 @@ from safetensors.numpy import load_file
 import wecfl as library
 from helpers import Wecfl, run_flat
 from wecfl.deploy import processes
+from wecfl.deploy.app_folder import new_app
 from wecfl.deploy.certificates import node_key
-from wecfl.deploy.local import Deployment, _environment, _tool
-from wecfl.deploy.new import new_app
+from wecfl.deploy.deployment import Deployment
+from wecfl.deploy.flower_programs import flower_environment, flower_program
 from wecfl.deploy.proxy import nginx
 from wecfl.errors import DeployError
 from wecfl.folder.readers import read_assignments, read_metrics, read_summary
@@ -182,7 +183,7 @@ def test_ports_in_use_leave_nothing_behind(
     code, out, err = wecfl("deploy", "up", other, "--port", str(federation.port - 1))
     assert (code, out.strip(), err.count("\n")) == (2, "", 1)
     assert f"port {federation.port} can't be used" in err
-    assert not processes.found(other / ".federation")
+    assert not processes.find(other / ".federation")
 
 
 # Who may come in
@@ -191,7 +192,7 @@ def test_ports_in_use_leave_nothing_behind(
 def test_an_unregistered_key_is_refused(federation: Deployment, tmp_path: Path) -> None:
     node_key(tmp_path / "key")
     words: list[str | Path] = [
-        _tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
+        flower_program("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
         "--root-certificates", federation.folder / "ca.crt",
         "--auth-supernode-private-key", tmp_path / "key",
         "--host", "127.0.0.1", "--port", str(free_port()),
@@ -199,7 +200,12 @@ def test_an_unregistered_key_is_refused(federation: Deployment, tmp_path: Path) 
     log = tmp_path / "log"
     with log.open("w") as file:  # its children may hold a pipe longer than it lives
         done = subprocess.run(
-            words, env=_environment(tmp_path), stdout=file, stderr=file, timeout=300, check=False
+            words,
+            env=flower_environment(tmp_path),
+            stdout=file,
+            stderr=file,
+            timeout=300,
+            check=False,
         )
     assert done.returncode != 0
     assert "Failed to activate SuperNode" in log.read_text()
@@ -248,8 +254,8 @@ def test_flwr_run_through_the_proxy_fails(federation: Deployment, tmp_path: Path
     (tmp_path / "config.toml").write_text(tomli_w.dumps({"superlink": {"outside": home}}))
     runs = len(federation.flwr("list")["runs"])
     done = subprocess.run(
-        [_tool("flwr"), "run", federation.app, "outside", "--format", "json"],
-        env=_environment(tmp_path), capture_output=True, text=True, check=False,
+        [flower_program("flwr"), "run", federation.app, "outside", "--format", "json"],
+        env=flower_environment(tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert '"success": true' not in done.stdout
     assert "403" in done.stdout + done.stderr or "denied" in (done.stdout + done.stderr).lower()
@@ -312,7 +318,7 @@ def test_a_client_that_never_answers_does_not_hold_the_others_up(
 def test_a_supernode_that_is_killed_comes_back_as_who_it_was(federation: Deployment) -> None:
     """Its client app, silent since the test before, does not outlive it."""
     before, number = federation.services["client-2"], federation.nodes[2].number
-    silent = processes.found(federation.folder, "client-2")
+    silent = processes.find(federation.folder, "client-2")
     assert before.pid
     os.kill(before.pid, signal.SIGKILL)
     wait(lambda: federation.services["client-2"].pid not in (None, before.pid), 60, "no restart")
@@ -334,7 +340,7 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
     os.kill(before.pid, signal.SIGKILL)
     assert federation.follow(number, lambda _: None) == "lost with the SuperLink"
     wait(lambda: federation.services["superlink"].pid not in (None, before.pid), 60, "no restart")
-    federation._wait_for("superlink", federation.port + 1)
+    federation.wait_until_listening("superlink", federation.port + 1)
     train(federation, out)
     assert read_assignments(out).tolist() == read_assignments(trained).tolist()
     models, expected = (load_file(each / "models.safetensors") for each in (out, trained))
@@ -345,13 +351,13 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
 
 def test_down_stops_everything_and_nothing_else(wecfl: Wecfl, federation: Deployment) -> None:
     bystander = subprocess.Popen(["sleep", "600"])
-    found = processes.found(federation.folder)
+    found = processes.find(federation.folder)
     assert len(found) > 2 * (NODES + 2)
     code, out, err = wecfl("deploy", "down", federation.app)
     assert (code, err) == (0, "")
     assert out == "stopped: superlink, proxy, client-0, client-1, client-2\n"
     assert not [each for each in found if each.is_running() and each.status() != "zombie"]
-    assert not processes.found(federation.folder)
+    assert not processes.find(federation.folder)
     for port in range(federation.port, federation.port + 2 + NODES):
         with socket.socket() as plain:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -365,8 +371,8 @@ def test_down_stops_everything_and_nothing_else(wecfl: Wecfl, federation: Deploy
 def test_ctrl_c_during_up_leaves_nothing_running(federation: Deployment) -> None:
     words = [WECFL, "deploy", "up", str(federation.app), "--port", str(free_port())]
     starting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    wait(lambda: processes.found(federation.folder), 60, "nothing was started")
+    wait(lambda: processes.find(federation.folder), 60, "nothing was started")
     starting.send_signal(signal.SIGINT)
     _, said = starting.communicate(timeout=120)
     assert (starting.returncode, said) == (130, "wecfl: interrupted\n")
-    assert not processes.found(federation.folder)
+    assert not processes.find(federation.folder)

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from helpers import Wecfl
 from wecfl.deploy import processes
 from wecfl.deploy.certificates import authority, node_key, server_certificate
-from wecfl.deploy.host import host_files
-from wecfl.deploy.local import Deployment
+from wecfl.deploy.deployment import Deployment
+from wecfl.deploy.host_files import host_files
 from wecfl.deploy.proxy import nginx, nginx_config
 from wecfl.errors import DeployError
 
@@ -159,11 +159,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / ".federation"
     folder.mkdir()
     yield folder
-    processes.end(processes.found(folder), patience=2)
+    processes.stop(processes.find(folder), patience=2)
 
 
 def kept(folder: Path, name: str = "it") -> processes.Service | None:
-    return processes.services(folder).get(name)
+    return processes.read_services(folder).get(name)
 
 
 def wait(until: Callable[[], object], seconds: float = 20) -> None:
@@ -184,15 +184,15 @@ def keep(folder: Path, script: str, name: str = "it") -> processes.Service:
 
 def test_what_dies_is_started_again_and_what_it_left_is_ended(folder: Path) -> None:
     first = keep(folder, "sleep 300 & setsid sleep 301 & echo begun; sleep 302")
-    wait(lambda: len(processes.found(folder)) == 5)
-    left = {each.pid for each in processes.found(folder)} - {first.keeper}
+    wait(lambda: len(processes.find(folder)) == 5)
+    left = {each.pid for each in processes.find(folder)} - {first.keeper}
     assert first.pid
     os.kill(first.pid, signal.SIGKILL)
     wait(lambda: (service := kept(folder)) and service.pid not in (None, first.pid))
     again = kept(folder)
     assert again and (again.restarts, again.exit, again.keeper) == (1, -9, first.keeper)
-    wait(lambda: len(processes.found(folder)) == 5)
-    assert not left & {each.pid for each in processes.found(folder)}
+    wait(lambda: len(processes.find(folder)) == 5)
+    assert not left & {each.pid for each in processes.find(folder)}
     log = (folder / "logs" / "it.log").read_text()
     assert log.count("begun") == 2 and "it ended (-9); again in 1 s" in log
 
@@ -200,19 +200,19 @@ def test_what_dies_is_started_again_and_what_it_left_is_ended(folder: Path) -> N
 def test_a_keeper_that_is_asked_to_end_takes_all_with_it(folder: Path) -> None:
     service = keep(folder, "setsid sleep 300 & exec sleep 301")
     os.kill(service.keeper, signal.SIGTERM)
-    wait(lambda: not processes.found(folder))
+    wait(lambda: not processes.find(folder))
     assert kept(folder) is None
 
 
 def test_what_a_killed_keeper_leaves_is_found_by_its_mark(folder: Path) -> None:
     service = keep(folder, "setsid sleep 300 & exec sleep 301")
-    wait(lambda: len(processes.found(folder)) == 3)
-    assert not processes.found(folder / "other")
-    assert not processes.found(folder, "other")
+    wait(lambda: len(processes.find(folder)) == 3)
+    assert not processes.find(folder / "other")
+    assert not processes.find(folder, "other")
     os.kill(service.keeper, signal.SIGKILL)
-    wait(lambda: len(processes.found(folder)) == 2)
+    wait(lambda: len(processes.find(folder)) == 2)
     Deployment(folder.parent).down()
-    assert not processes.found(folder)
+    assert not processes.find(folder)
 
 
 def test_up_ends_what_a_crash_left(
@@ -222,12 +222,12 @@ def test_up_ends_what_a_crash_left(
     for name, text in files.items():
         (folder.parent / name).write_text(text)
     begun: list[bool] = []
-    monkeypatch.setattr("wecfl.deploy.local.nginx", lambda: Path("nginx"))
-    monkeypatch.setattr(Deployment, "_start", lambda *_: begun.append(not processes.found(folder)))
+    monkeypatch.setattr("wecfl.deploy.deployment.nginx", lambda: Path("nginx"))
+    monkeypatch.setattr(Deployment, "_start", lambda *_: begun.append(not processes.find(folder)))
     service = keep(folder, "exec sleep 300", "proxy")
     assert "is up already" in refused(wecfl, "up", folder.parent)
     os.kill(service.keeper, signal.SIGKILL)
-    wait(lambda: len(processes.found(folder)) == 1)
+    wait(lambda: len(processes.find(folder)) == 1)
     assert wecfl("deploy", "up", folder.parent, "--port", "23456").code == 0
     assert begun == [True]
 
@@ -241,8 +241,8 @@ def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path
         stale = replace(service, name="old", pid=bystander.pid)
         file = folder / "services" / "old.json"
         file.write_text(json.dumps({each: getattr(stale, each) for each in stale.__slots__}))
-        assert bystander.pid not in {each.pid for each in processes.found(folder)}
-        processes.end(processes.found(folder))
+        assert bystander.pid not in {each.pid for each in processes.find(folder)}
+        processes.stop(processes.find(folder))
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -301,7 +301,7 @@ def test_a_folder_that_is_no_app(wecfl: Wecfl, tmp_path: Path, command: str) -> 
 def test_what_is_up_is_stopped_although_its_app_is_gone(wecfl: Wecfl, folder: Path) -> None:
     keep(folder, "exec sleep 300", "proxy")
     assert wecfl("deploy", "down", folder.parent).out == "stopped: proxy\n"
-    assert not processes.found(folder)
+    assert not processes.find(folder)
 
 
 @pytest.mark.parametrize("kept", ["", ".federation/\n", "runs/\n"])
@@ -329,14 +329,14 @@ def test_numbers_that_make_no_sense(wecfl: Wecfl, app: Path) -> None:
 def test_ports_that_can_not_be_used(
     wecfl: Wecfl, app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wecfl.deploy.local.nginx", lambda: Path("nginx"))
+    monkeypatch.setattr("wecfl.deploy.deployment.nginx", lambda: Path("nginx"))
     assert "--port must be within 1024" in refused(wecfl, "up", app, "--port", "80")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert f"port {port} can't be used" in refused(wecfl, "up", app, "--port", str(port - 1))
-    assert not processes.found(app.absolute() / ".federation")
+    assert not processes.find(app.absolute() / ".federation")
 
 
 def test_settings_of_a_run(wecfl: Wecfl, app: Path) -> None:

@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 __all__ = ["authority", "node_key", "server_certificate"]
 
-YEARS = 10
+AUTHORITY_YEARS = 10
 """How long an authority is valid; a server's certificate is for one."""
 
 
@@ -40,7 +40,7 @@ def authority(folder: Path) -> tuple[Path, Path]:
         key = ec.generate_private_key(ec.SECP384R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "wecfl federation")])
         made = (
-            _certificate(name, name, key.public_key(), YEARS)
+            _certificate(name, name, key.public_key(), AUTHORITY_YEARS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .sign(key, hashes.SHA384())
