@@ -12,11 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
@@ -82,6 +85,18 @@ def test_the_authority_stays_while_the_servers_certificate_is_renewed(tmp_path: 
     assert [file.read_bytes() for file in authority(tmp_path)] == ca
     shake_hands(tmp_path, "localhost", tmp_path / "ca.crt")
     assert mode(key) == mode(tmp_path / "ca.key") == 0o600
+
+
+def test_certificates_end(tmp_path: Path) -> None:
+    """The authority after ten years, the server's certificate after one; only one signs others."""
+    ca, server = authority(tmp_path)[0], server_certificate(tmp_path, ["localhost"])[0]
+    for file, years in ((ca, 10), (server, 1)):
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        left = certificate.not_valid_after_utc - datetime.now(UTC)
+        assert left.total_seconds() == pytest.approx(365 * 86400 * years, abs=120)
+        assert certificate.not_valid_before_utc < datetime.now(UTC)
+        signs = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert signs == (file == ca)
 
 
 def test_a_nodes_key_is_one_that_openssh_knows(tmp_path: Path) -> None:
@@ -162,6 +177,22 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     processes.stop(processes.find(folder), patience=2)
 
 
+@pytest.fixture
+def fake_nginx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nginx that does nothing, so that the system needs none."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nginx").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield int(taken.getsockname()[1])
+
+
 def kept(folder: Path, name: str = "it") -> processes.Service | None:
     return processes.read_services(folder).get(name)
 
@@ -215,21 +246,18 @@ def test_what_a_killed_keeper_leaves_is_found_by_its_mark(folder: Path) -> None:
     assert not processes.find(folder)
 
 
-def test_up_ends_what_a_crash_left(
-    folder: Path, wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_ends_what_a_crash_left(folder: Path, wecfl: Wecfl, fake_nginx: None) -> None:
+    """Before it starts anything: here a taken port keeps it from that."""
     files = {"pyproject.toml": "[tool.flwr.app.config]\n", ".gitignore": ".federation/\nruns/\n"}
     for name, text in files.items():
         (folder.parent / name).write_text(text)
-    begun: list[bool] = []
-    monkeypatch.setattr("wecfl.deploy.deployment.nginx", lambda: Path("nginx"))
-    monkeypatch.setattr(Deployment, "_start", lambda *_: begun.append(not processes.find(folder)))
     service = keep(folder, "exec sleep 300", "proxy")
     assert "is up already" in refused(wecfl, "up", folder.parent)
     os.kill(service.keeper, signal.SIGKILL)
     wait(lambda: len(processes.find(folder)) == 1)
-    assert wecfl("deploy", "up", folder.parent, "--port", "23456").code == 0
-    assert begun == [True]
+    with taken_port() as port:
+        assert f"port {port} can't" in refused(wecfl, "up", folder.parent, "--port", str(port))
+    assert not processes.find(folder)
 
 
 def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path) -> None:
@@ -309,7 +337,7 @@ def test_keys_and_results_must_not_be_packed_into_the_app(
     wecfl: Wecfl, app: Path, kept: str
 ) -> None:
     (app / ".gitignore").write_text(kept)
-    assert "Flower sends all other files to the clients" in refused(wecfl, "up", app)
+    assert "sends all other files to the clients" in refused(wecfl, "up", app)
 
 
 def test_without_nginx_nothing_is_started(
@@ -323,18 +351,12 @@ def test_without_nginx_nothing_is_started(
 def test_numbers_that_make_no_sense(wecfl: Wecfl, app: Path) -> None:
     assert "--nodes must be at least 1" in refused(wecfl, "up", app, "--nodes", "0")
     assert "--port must be within" in refused(wecfl, "host", "x", "--name", "y", "--port", "0")
-    assert "by its name" in refused(wecfl, "host", "x", "--name", "a;b")
+    assert "host name" in refused(wecfl, "host", "x", "--name", "a;b")
 
 
-def test_ports_that_can_not_be_used(
-    wecfl: Wecfl, app: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wecfl.deploy.deployment.nginx", lambda: Path("nginx"))
+def test_ports_that_can_not_be_used(wecfl: Wecfl, app: Path, fake_nginx: None) -> None:
     assert "--port must be within 1024" in refused(wecfl, "up", app, "--port", "80")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with taken_port() as port:
         assert f"port {port} can't be used" in refused(wecfl, "up", app, "--port", str(port - 1))
     assert not processes.find(app.absolute() / ".federation")
 
