@@ -16,7 +16,7 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
-from helpers import local_update, run_flat
+from helpers import run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
@@ -27,9 +27,9 @@ from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
-from wecfl.flower import FlowerEngine, Roster, client_app, engine
+from wecfl.flower import FlowerEngine, Roster, client_app
+from wecfl.flower.messages import PROTOCOL_VERSION
 from wecfl.flower.server import serve
-from wecfl.flower.wire import PROTOCOL
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
 from wecfl.from_config import method_of
@@ -41,11 +41,8 @@ from wecfl.runs.summary import replies
 
 M, CLASSES = 4, 10
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LOOK", 0.0)
-    monkeypatch.setattr(engine, "SHORTEST", 0.05)
+WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
+"""Seconds: nothing takes long in a grid without a network."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
             "timeout": 5, "enrolment": 0.2, "min_clients": 2, "out": str(tmp_path / "run"),
         }  # fmt: skip
         config = {key.replace("_", "-"): value for key, value in {**usual, **said}.items()}
-        return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, poll=0.001)
+        return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
 
     level = logging.getLogger("wecfl").level
     logging.getLogger("wecfl").setLevel(logging.INFO)
@@ -152,7 +149,7 @@ def test_objectives_and_diagnostics_are_asked_for_over_the_network(
 def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -> None:
     method = methods.fedprox(0.1).replace(shared="~head", representation=Columns("~head"))
     grid, roster = FakeGrid(nodes), Roster(M, classes=CLASSES)
-    runner = FlowerEngine(grid, roster, make_model(), poll=0.001)
+    runner = FlowerEngine(grid, roster, make_model(), **WAITS)
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
@@ -179,7 +176,7 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
     """A round with two exchanges, whose programs remember different things."""
     method = methods.fedavg.replace(steps=(Ask(program=Alone()), "L", "E", "M", "D"))
     roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
@@ -240,20 +237,26 @@ def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
         served(clip=0.1, noise=4.0, rounds=1)
     assert not asked
     roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
     with pytest.raises(ConfigError, match="privacy over a network"):
         run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
 
 
-def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Served) -> None:
+def test_a_client_refuses_a_server_that_asks_for_noise(
+    nodes: Nodes, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     """As an earlier version does: what it would get is not private."""
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001, timeout=1, tries=1)
-    runner.enrol(M, 5)
-    runner._common |= {"clip": 0.1, "noise": 4.0}
-    state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
+
+    class Asking(FakeGrid):
+        def push_messages(self, messages: Any) -> Any:
+            for message in messages:
+                message.content.config_records["config"].update({"clip": 0.1, "noise": 4.0})
+            return super().push_messages(messages)
+
     with pytest.raises(EngineError, match="0 valid replies"):
-        local_update(runner, state, LocalPlan(), wecfl.Correction(), 0)
+        served(Asking(nodes), method="fedavg", clusters=1, timeout=1, tries=1)
+    assert all(node.seen == ["query.hello", "train"] for node in nodes.values())
+    assert caplog.text.count("privacy over a network") == M
 
 
 # Replies that can't be used
@@ -385,9 +388,9 @@ def test_another_model_and_other_classes_are_refused(
     ("said", "reason"),
     [
         ({"programs": "0123456789abcdef"}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL - 1}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL + 1}, "it knows other programs than the server"),
-        ({"protocol": str(PROTOCOL)}, "protocol must be int, got str"),
+        ({"protocol": PROTOCOL_VERSION - 1}, "it knows other programs than the server"),
+        ({"protocol": PROTOCOL_VERSION + 1}, "it knows other programs than the server"),
+        ({"protocol": str(PROTOCOL_VERSION)}, "protocol must be int, got str"),
         ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
     ],
     ids=["programs", "earlier", "later", "type", "first edition"],

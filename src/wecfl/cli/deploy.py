@@ -22,13 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.deploy.new import command_words, new_app
+from wecfl.deploy.app_folder import deploy_command, new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.folder.readers import read_config, read_metrics
 from wecfl.report.words import round_words
 
 if TYPE_CHECKING:
-    from wecfl.deploy.local import Deployment
+    from wecfl.deploy.deployment import Deployment
 
 __all__ = ["deploy"]
 
@@ -48,7 +48,7 @@ def new(app: Path, /) -> None:
     """
     task = next(file for file in new_app(app) if file.name == "task.py")
     terminal.show(f"fill in     {task}")
-    terminal.show(f"try it      {command_words('up', app)}")
+    terminal.show(f"try it      {deploy_command('up', app)}")
 
 
 @deploy.command
@@ -82,9 +82,9 @@ def up(
     terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
     terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
     terminal.show("")
-    terminal.show(f"train       {command_words('run', app)}")
-    terminal.show(f"watch       {command_words('status', app, '--watch')}")
-    terminal.show(f"stop        {command_words('down', app)}")
+    terminal.show(f"train       {deploy_command('run', app)}")
+    terminal.show(f"watch       {deploy_command('status', app, '--watch')}")
+    terminal.show(f"stop        {deploy_command('down', app)}")
 
 
 @deploy.command
@@ -119,10 +119,10 @@ def run(
     try:
         ended = federation.follow(number, terminal.show)
     except KeyboardInterrupt:
-        terminal.say(f"the run goes on; to watch it: {command_words('status', app, '--watch')}")
+        terminal.say(f"the run goes on; to watch it: {deploy_command('status', app, '--watch')}")
         sys.exit(130)
     if not ended.endswith("completed"):
-        again = command_words("run", app, *settings, "--out", str(place))
+        again = deploy_command("run", app, *settings, "--out", str(place))
         raise DeployError(f"the run ended: {ended}; to go on with it: {again}")
     terminal.show(f"run folder: {place}")
 
@@ -191,7 +191,7 @@ def host(
         A new folder, or that of before. Guard its ca.key: with it, anyone can pose as the server.
 
     """
-    made = _extra("wecfl.deploy.host").host_files(folder, name, port)
+    made = _extra("wecfl.deploy.host_files").host_files(folder, name, port)
     terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
 
 
@@ -222,9 +222,9 @@ def _extra(module: str) -> Any:
 
 
 def _deployment(app: Path) -> Deployment:
-    made: type[Deployment] = _extra("wecfl.deploy.local").Deployment
+    made: type[Deployment] = _extra("wecfl.deploy.deployment").Deployment
     if not app.is_dir():
-        raise ConfigError(f"no folder {app}; to make an app: {command_words('new', app)}")
+        raise ConfigError(f"no folder {app}; to make an app: {deploy_command('new', app)}")
     return made(app)
 
 
@@ -259,7 +259,7 @@ def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType
             str(service.restarts),
             online.get(name, ""),
         )
-    lines = [] if services else [f"not up; to start it: {command_words('up', federation.app)}"]
+    lines = [] if services else [f"not up; to start it: {deploy_command('up', federation.app)}"]
     return Group(
         *([table] if services else []), *map(escape, lines), *map(escape, _run(federation))
     )

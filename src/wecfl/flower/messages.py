@@ -1,8 +1,8 @@
-"""What travels: arrays and a few words. Nothing that comes in is used before it was checked.
+"""The messages between server and clients, and the checks that a reply must pass before use.
 
-A request is a record of arrays of the client's `own`, one of what is `common` to all, and one of
-`config`, which names a program; a reply is a record of `arrays`, as the program declares them, and
-one of `metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
+A request has three records: the arrays that are the client's `own`, those that are `common` to all,
+and a `config`, which names a program. A reply has two: `arrays`, as the program declares them, and
+`metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wecfl.core.state import Reply
 from wecfl.layout import Layout
 
 __all__ = [
-    "PROTOCOL",
+    "PROTOCOL_VERSION",
     "Refused",
     "Shapes",
     "fingerprint",
@@ -40,19 +40,19 @@ __all__ = [
 ]
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
-"""By name, the type and the shape of each array that must come."""
+"""The type and the shape of each array that a reply must have, by name."""
 
-PROTOCOL = 2
-"""Of requests and replies; both sides must speak the same."""
+PROTOCOL_VERSION = 2
+"""The version of requests and replies; it must be the same on both sides."""
 
-EMPTY: Mapping[str, Array] = MappingProxyType({})
+NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
-HEADER = 256
-"""Bytes that NumPy's format may take beside the numbers."""
+MAX_NPY_HEADER_BYTES = 256
+"""NumPy's format may take this many bytes beside the numbers."""
 
 
 class Refused(Exception):  # noqa: N818
-    """A reply that can't be used: what is wrong with it, and what to count it as."""
+    """A reply can't be used: the reason, and the kind as which it is counted."""
 
     def __init__(self, reason: str, kind: Reply = Reply.MALFORMED) -> None:
         super().__init__(reason)
@@ -60,16 +60,16 @@ class Refused(Exception):  # noqa: N818
 
 
 def fingerprint(layout: Layout) -> str:
-    """Tells models apart by the names and shapes of their tensors."""
+    """A hash of the names and shapes of a model's tensors."""
     return sha256(repr([(e.name, e.shape) for e in layout.entries]).encode()).hexdigest()
 
 
 def request(
     config: Mapping[str, Any],
-    own: Mapping[str, Array] = EMPTY,
-    common: Mapping[str, Array] = EMPTY,
+    own: Mapping[str, Array] = NO_ARRAYS,
+    common: Mapping[str, Array] = NO_ARRAYS,
 ) -> RecordDict:
-    """What the server sends; arrays are shared between requests, and travel once each."""
+    """A message of the server. Requests may share an array, which is then sent once."""
     return RecordDict(
         {
             "own": ArrayRecord(dict(own)),
@@ -80,7 +80,7 @@ def request(
 
 
 def job_config(job: Job) -> dict[str, Any]:
-    """What a client has to know of a job, beside what is its own."""
+    """The part of a job's configuration that is the same for all clients."""
     plan = job.plan
     return {
         "program": json.dumps(encoded(job.program)), "seed": str(job.seed), "round": job.round,
@@ -91,7 +91,7 @@ def job_config(job: Job) -> dict[str, Any]:
 
 
 def read_job(config: Mapping[str, Any]) -> Job:
-    """The job as one client has to do it."""
+    """The job of one client, from the configuration of its request."""
     plan = LocalPlan(
         steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
@@ -104,13 +104,13 @@ def read_job(config: Mapping[str, Any]) -> Job:
 
 
 def reply(arrays: Mapping[str, NDArray[Any]], **metrics: int) -> RecordDict:
-    """What a client answers."""
+    """A message of a client."""
     held = {name: Array(np.array(array, order="C")) for name, array in arrays.items()}
     return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
 
 
 def read_config(message: Message, **kinds: type) -> dict[str, Any]:
-    """The words of a reply to `hello`: exactly these keys, each of its type."""
+    """The configuration in a reply to `hello`: it must have exactly these keys and types."""
     record = _content(message, "config")["config"]
     if set(record) != set(kinds):
         raise Refused(f"expected {sorted(kinds)}, got {sorted(map(str, record))[:9]}")
@@ -123,9 +123,9 @@ def read_config(message: Message, **kinds: type) -> dict[str, Any]:
 def read_arrays(
     message: Message, shapes: Shapes, samples: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-    """The arrays of a reply, as asked for, and its metrics.
+    """The arrays of a reply, which must have these shapes, and its metrics.
 
-    `samples` is |D_i| as it was told at enrolment: the client's weight does not change later.
+    `samples` is |D_i| as the client reported it when it joined: its weight does not change later.
     """
     content = _content(message, "arrays", "metrics")
     arrays, metrics = content["arrays"], content["metrics"]
@@ -134,7 +134,7 @@ def read_arrays(
     if not all(type(value) is int for value in metrics.values()):
         raise Refused("metrics must be whole numbers")
     if metrics.get("samples") != samples:
-        raise Refused(f"it had {samples} samples when it joined, and now {metrics.get('samples')}")
+        raise Refused(f"it had {samples} samples when it joined, but now {metrics.get('samples')}")
     found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
     for name, array in found.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -143,7 +143,7 @@ def read_arrays(
 
 
 def _content(message: Message, *names: str) -> Mapping[str, Any]:
-    """The records of a reply that has just these."""
+    """The records of a reply, which must have exactly these."""
     if message.has_error():
         raise Refused(f"it failed: {message.error.reason or message.error.code}")
     content = message.content
@@ -154,12 +154,12 @@ def _content(message: Message, *names: str) -> Mapping[str, Any]:
 
 
 def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of just this type and shape: told, sized and written so, in this order."""
-    told = (array.stype, array.dtype, tuple(array.shape))
-    if told != ("numpy.ndarray", dtype, shape):
-        raise Refused(f"{name} must be {dtype} {shape}, got {told[1]} {told[2]}"[:200])
+    """Decode an array; declaration, size and header must all say this type and shape."""
+    declared = (array.stype, array.dtype, tuple(array.shape))
+    if declared != ("numpy.ndarray", dtype, shape):
+        raise Refused(f"{name} must be {dtype} {shape}, got {declared[1]} {declared[2]}"[:200])
     size = np.dtype(dtype).itemsize * prod(shape)
-    if not size < len(array.data) <= size + HEADER:
+    if not size < len(array.data) <= size + MAX_NPY_HEADER_BYTES:
         raise Refused(f"{name} must take {size} bytes and a header, got {len(array.data)}")
     stream = BytesIO(array.data)
     try:
@@ -167,7 +167,7 @@ def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDA
             raise ValueError("another version of the format")
         written = npy.read_array_header_1_0(stream)
     except ValueError as error:
-        raise Refused(f"{name} is no array: {error}"[:200]) from None
+        raise Refused(f"{name} is not an array: {error}"[:200]) from None
     if written != (shape, False, np.dtype(dtype)):
         raise Refused(f"{name} must be {dtype} {shape}, its header says {written}"[:200])
     if len(array.data) - stream.tell() != size:

@@ -1,4 +1,4 @@
-"""The pieces of a federation for real hosts: certificates, proxy and systemd units."""
+"""The files that a federation needs on real hosts: certificates, proxy, systemd units."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from wecfl.errors import ConfigError
 
 __all__ = ["host_files"]
 
-FILES = {
+HOST_TEMPLATES = {
     "nginx.conf": "proxy.conf",
     "Caddyfile": "Caddyfile",
     "wecfl-superlink.service": "wecfl-superlink.service",
     "wecfl-supernode@.service": "wecfl-supernode@.service",
     "client.toml": "client.toml",
 }
-"""What is written, and the template it is made of."""
+"""The files that are written, and the template of each."""
 
 
 def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
-    """What a federation needs whose nodes reach the server as `name`: the files it made.
+    """Write the files of a federation whose nodes reach the server as `name`; return their paths.
 
-    In a folder that has an authority already, this stays, and all else is made anew.
+    If the folder already has an authority (`ca.key`), it stays, and everything else is made anew.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -33,7 +33,7 @@ def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
     True
     """
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
-        raise ConfigError(f"a host is told by its name or its IPv4 address, got '{name}'")
+        raise ConfigError(f"--name must be a host name or an IPv4 address, got '{name}'")
     if not 0 < port < 65535:
         raise ConfigError(f"--port must be within 1 … 65534, got {port}")
     try:
@@ -50,7 +50,7 @@ def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
         "ca": f"{place}/ca.crt", "certificate": f"{place}/server.crt", "key": f"{place}/server.key",
     }  # fmt: skip
     made = []
-    for file, template in FILES.items():
+    for file, template in HOST_TEMPLATES.items():
         made.append(folder / file)
         made[-1].write_text(render(template, **values), encoding="utf-8")
     server_certificate(folder, [name, "localhost", "127.0.0.1"])

@@ -1,7 +1,7 @@
-"""What a client keeps between exchanges, on its own disk: momentum, a personal model, own columns.
+"""The memory of a client on its own disk: momentum, a personal model, private columns.
 
-A file for each exchange, written whole or not at all, so that the server may go back to a
-checkpoint and ask again: the client then starts from what it had before that exchange.
+There is a file for each exchange, written whole or not at all. So the server may go back to a
+checkpoint and ask again: the client then starts from the memory it had before that exchange.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from wecfl.errors import RunFolderError
 from wecfl.folder.files import replace_tensors
 from wecfl.folder.parsing import read_tensors
 
-__all__ = ["Store"]
+__all__ = ["ClientMemory"]
 
 
-class Store:
-    """What one client keeps in one run (of a soft vote, for one member), by tick.
+class ClientMemory:
+    """The memory of one client in one run (in a soft vote: for one member), by tick.
 
     >>> import numpy as np
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
-    ...     store = Store(Path(place), run="a1", member="0")
+    ...     memory = ClientMemory(Path(place), run="a1", member="0")
     ...     for tick in (1, 2, 3):
-    ...         store.save(tick, {"momentum": np.full(2, tick, np.float32)}, keep=2)
-    ...     [store.load(tick) for tick in (1, 2, 7)]
+    ...         memory.save(tick, {"momentum": np.full(2, tick, np.float32)}, keep=2)
+    ...     [memory.load(tick) for tick in (1, 2, 7)]
     [{}, {'momentum': array([2., 2.], dtype=float32)}, {'momentum': array([3., 3.], dtype=float32)}]
     """
 
-    def __init__(self, place: Path, run: str, member: str) -> None:
+    def __init__(self, state_dir: Path, run: str, member: str) -> None:
         for name in (run, member):
             if not name.isalnum():
-                raise RunFolderError(f"a run is named by letters and digits, got {name!r}")
-        self._folder = place / run / member
+                raise RunFolderError(
+                    f"the name of a run must have only letters and digits, got {name!r}"
+                )
+        self._folder = state_dir / run / member
 
     def load(self, tick: int) -> dict[str, NDArray[Any]]:
-        """What was kept by the last of the first `tick` exchanges that the client took part in.
+        """The memory after the last of the first `tick` exchanges that the client took part in.
 
-        Empty if there is nothing, or if it can't be read.
+        It is empty if there is no such file or if it can't be read.
         """
         before = [number for number in self._ticks() if number <= tick]
         try:
@@ -50,7 +52,7 @@ class Store:
             return {}
 
     def save(self, tick: int, tensors: Mapping[str, NDArray[Any]], *, keep: int) -> None:
-        """After `tick` exchanges; of those up to then the last `keep` stay, and none later."""
+        """Write the memory after `tick` exchanges; delete all but the last `keep` up to then."""
         if not tensors:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
