@@ -29,7 +29,7 @@ from wecfl.data.datasets import Dataset
 from wecfl.data.federation import Federation
 from wecfl.data.fetch import Progress as FetchProgress
 from wecfl.from_config import federation_of, holds_clients, load_pool
-from wecfl.report.charts import AnyChart, save
+from wecfl.report.figures.files import AnyChart, save
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

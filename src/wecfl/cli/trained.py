@@ -16,7 +16,7 @@ from wecfl.folder.models import export as write_model
 from wecfl.folder.readers import read_config
 from wecfl.methods import METHODS, named, options
 from wecfl.reception import reception_of
-from wecfl.report.newcomers import rich_newcomers
+from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.kept_out import table
 from wecfl.runs.newcomers import NOT_WHOLE, By
 
