@@ -35,7 +35,7 @@ from wecfl.folder.readers import config_of, read_metrics
 from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import row_of
-from wecfl.report.page import page
+from wecfl.report.page.html import page
 from wecfl.runs.result import Result
 from wecfl.runs.summary import replies
 

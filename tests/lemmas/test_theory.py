@@ -22,7 +22,7 @@ from wecfl.from_config import federation_of
 from wecfl.models import make
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.record import Record
-from wecfl.theory.judge import check_run
+from wecfl.theory.check import check_run
 
 EPS = 1e-5  # rows are float32
 CONVEX: dict[str, Any] = {"model": "logistic", "momentum": 0.0, "batch": 2000, "workers": 1}

@@ -11,7 +11,7 @@ from wecfl.assigner import assigner_of
 from wecfl.cli import terminal
 from wecfl.data.samples import read_npz
 from wecfl.errors import ConfigError
-from wecfl.report.newcomers import rich_newcomers
+from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.newcomers import By
 from wecfl.runs.simulated_newcomers import newcomer_table
 

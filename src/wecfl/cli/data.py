@@ -25,8 +25,8 @@ from wecfl.data import datasets
 from wecfl.data.client_rows import class_counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
-from wecfl.report.partition_figure import Panel, bars
-from wecfl.report.words import client_words, partition_words
+from wecfl.report.figures.partition import Panel, bars
+from wecfl.report.sentences import client_words, partition_words
 
 __all__ = ["data", "partition"]
 

@@ -25,7 +25,7 @@ from wecfl.cli import terminal
 from wecfl.deploy.app_folder import deploy_command, new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.folder.readers import read_config, read_metrics
-from wecfl.report.words import round_words
+from wecfl.report.sentences import round_words
 
 if TYPE_CHECKING:
     from wecfl.deploy.deployment import Deployment

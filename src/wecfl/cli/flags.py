@@ -13,7 +13,7 @@ from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config, resolv
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
-from wecfl.report.charts import format_of
+from wecfl.report.figures.files import format_of
 
 __all__ = [
     "ConfigFlags",

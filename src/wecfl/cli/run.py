@@ -27,10 +27,10 @@ from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, refused_of, resume_command
 from wecfl.folder.writer import check_new_folder
 from wecfl.from_config import holds_clients, options_of
-from wecfl.report.figures import overview
-from wecfl.report.tables import results, rich_table
-from wecfl.report.track import TRACKERS, tracker
-from wecfl.report.words import client_words, partition_words, remarks
+from wecfl.report.figures.overview import overview
+from wecfl.report.sentences import client_words, partition_words, remarks
+from wecfl.report.tables.results import results, rich_results
+from wecfl.report.trackers import TRACKERS, tracker
 from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -173,7 +173,7 @@ def _run_all(
         {**result.summary, "config": experiment.written}
         for result, experiment in zip(found, experiments, strict=True)
     ]
-    terminal.console.print(rich_table(results(summaries)))
+    terminal.console.print(rich_results(results(summaries)))
     for result in found:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")

@@ -25,7 +25,7 @@ from wecfl.from_config import options_of, written
 from wecfl.methods import options
 from wecfl.models import make
 from wecfl.options import Folder
-from wecfl.report.words import round_words
+from wecfl.report.sentences import round_words
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

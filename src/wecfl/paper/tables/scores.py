@@ -8,23 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.paper.definitions import Cell, Run
-from wecfl.paper.queue import Store, Stored, chosen
+from wecfl.paper.definitions import Cell, PlannedRun
+from wecfl.paper.queue import chosen_run
+from wecfl.paper.result_store import ResultStore, StoredResult
 
-__all__ = ["NOT_RUN", "Block", "Row", "averaged", "row_of"]
+__all__ = ["Row", "averaged", "score_row"]
 
 Row = dict[Any, Any]
 """One of the records of a data frame."""
-Block = tuple[str, list[str], list[list[str]]]
-"""Title, heads and rows of text; what stands between ** is emphasized."""
-
-NOT_RUN = "not run"
-"""What stands in the place of a score that nobody has computed."""
 
 
-def row_of(cell: Cell, store: Store) -> tuple[Row, list[Stored]]:
+def score_row(cell: Cell, store: ResultStore) -> tuple[Row, list[StoredResult]]:
     """Its choices and scores (in percent; mean and std over the stored seeds), and those seeds."""
-    run = chosen(cell, 0, store)
+    run = chosen_run(cell, 0, store)
     stored = store.seeds(run) if run else []
     label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
     choices = {
@@ -53,6 +49,6 @@ def averaged(
         yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
 
 
-def _tuned(cell: Cell, run: Run | None) -> str:
+def _tuned(cell: Cell, run: PlannedRun | None) -> str:
     rates = ", ".join(f"{lr:g}" for lr in cell.tune)
     return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"

@@ -13,11 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary
-from wecfl.report.details import Track, details
-from wecfl.report.figures import named_runs
-from wecfl.report.interactive import COLORS, lines, stroke
-from wecfl.report.measured import Chart
-from wecfl.report.tables import cells, results
+from wecfl.report.page.line_charts import COLOR_COUNT, lines, stroke
+from wecfl.report.page.objective_charts import Chart
+from wecfl.report.page.run_section import TrackRounds, run_section
+from wecfl.report.tables.results import named_runs, result_cells, results
 
 __all__ = ["page", "write"]
 
@@ -30,7 +29,7 @@ FEWEST = 10
 CURVES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "ari": "ARI with the hidden groups"}
 
 
-def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -> str:
+def page(folders: Sequence[Path], track: TrackRounds = lambda rounds, title: rounds) -> str:
     """The page about these run folders, as HTML.
 
     Several runs are compared (curves overlaid, one table); runs that differ by their seed alone are
@@ -43,9 +42,9 @@ def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -
     if shown.empty:
         raise RunFolderError("nothing to show: by their summary.json no run has a complete round")
     frames = max(FRAMES // len(shown), FEWEST)
-    heads, rows = cells(results(folders))
+    heads, rows = result_cells(results(folders))
     environment = Environment(
-        loader=PackageLoader("wecfl.report"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("wecfl.report.page"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html").render(
@@ -57,8 +56,10 @@ def page(folders: Sequence[Path], track: Track = lambda rounds, title: rounds) -
         experiments=[(name, stroke(i)) for i, name in enumerate(firsts["name"])],
         charts=charts,
         numbers=numbers,
-        details=[details(row["name"], row["folder"], frames, track) for _, row in shown.iterrows()],
-        colors=COLORS,
+        details=[
+            run_section(row["name"], row["folder"], frames, track) for _, row in shown.iterrows()
+        ],
+        colors=COLOR_COUNT,
         version=__version__,
         bundle=_scripts(),
     )

@@ -17,15 +17,15 @@ from wecfl.models import layout_of, make
 from wecfl.report.tsne import planes
 from wecfl.runs.record import Record
 
-__all__ = ["Pictures"]
+__all__ = ["FigureData"]
 
-ROUNDS = 5
+FIRST_ROUNDS = 5
 """The paper shows the clients in the first five rounds."""
-CLIENTS = 20
+COMPARED_CLIENTS = 20
 """Clients of one cluster whose cosines the paper shows."""
 
 
-class Pictures:
+class FigureData:
     """Watches the steps of a run; clients are seen after E, before the server aggregates them.
 
     At that point the rows of `models` are what the local updates made of them, and `labels` is
@@ -49,7 +49,7 @@ class Pictures:
             return
         clients, centers = state.models[:, self._columns], state.whole.get("moved")
         centers = state.centers[:, self._columns] if centers is None else centers
-        if state.round <= ROUNDS:
+        if state.round <= FIRST_ROUNDS:
             self._distances.append(distances(clients))
             self._labels.append(state.labels)
         if state.round == self._config.rounds:
@@ -79,7 +79,7 @@ class Pictures:
         """Of all centers, and of some clients of the largest cluster."""
         used, sizes = np.unique(labels, return_counts=True)
         largest = used[sizes.argmax()]
-        members = np.flatnonzero(labels == largest)[:CLIENTS]
+        members = np.flatnonzero(labels == largest)[:COMPARED_CLIENTS]
         return {
             "clusters": used.tolist(),
             "centers": cosine_similarity(centers[used]).round(7).tolist(),

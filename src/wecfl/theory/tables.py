@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from wecfl.theory.judge import Check, Inequality
+from wecfl.theory.check import Check, Inequality
 
 __all__ = ["rich_check", "rich_rounds"]
 

@@ -15,7 +15,7 @@ from helpers import run_flat
 from wecfl import Federation, Result, cli, methods
 from wecfl.errors import ConfigError, TrackError
 from wecfl.folder.readers import read_metrics
-from wecfl.report.track import MLflow, TensorBoard, numbers
+from wecfl.report.trackers import MLflow, TensorBoard, numbers
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 1}
 PNG = b"\x89PNG"

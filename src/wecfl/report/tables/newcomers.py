@@ -11,15 +11,15 @@ from rich.table import Table
 
 from wecfl.runs.newcomers import By
 
-__all__ = ["cells", "rich_newcomers"]
+__all__ = ["newcomer_cells", "rich_newcomers"]
 
 
-def cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str], list[list[str]]]:
+def newcomer_cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str], list[list[str]]]:
     """One line per newcomer, in words: its head and its lines.
 
     >>> frame = pd.DataFrame([{"client": "a", "samples": 9, "cluster": 2, "confidence": 0.875,
     ...     "distance": 0.5, "limit": 0.25, "novel": True, "accuracy": 0.5, "macro_f1": 0.5}])
-    >>> cells(frame)[1]
+    >>> newcomer_cells(frame)[1]
     [['a', '9', '2', '0.88', '0.5', '0.25', 'yes', '50.0']]
     """
     grouped = "group" in newcomers and bool(newcomers["group"].notna().all())
@@ -44,7 +44,7 @@ def cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str], list[l
 
 def rich_newcomers(newcomers: pd.DataFrame, by: By) -> Table:
     """The table for the terminal."""
-    heads, lines = cells(newcomers, by)
+    heads, lines = newcomer_cells(newcomers, by)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     for head in heads:
         table.add_column(head, justify="left" if head in ("client", "novel") else "right")

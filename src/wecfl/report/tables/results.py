@@ -15,7 +15,7 @@ from rich.table import Table
 from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
 
-__all__ = ["cells", "experiments", "results", "rich_table", "score"]
+__all__ = ["experiments", "named_runs", "result_cells", "results", "rich_results", "score"]
 
 Summary = Mapping[str, Any]
 """`summary.json`, with the choices as its `config`."""
@@ -44,6 +44,13 @@ def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]
     return frame.drop_duplicates([*key, "seed"], keep="last"), key
 
 
+def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """One row per run with the `name` of its experiment: what sets it apart from the others."""
+    runs, key = experiments(folders)
+    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
+    return runs.assign(name=[_experiment_name(row, shown) for _, row in runs.iterrows()])
+
+
 def _differs(frame: pd.DataFrame, choice: str) -> bool:
     """A method's components tell it from its namesakes only; its name does from the others."""
     same = ["method"] if choice.startswith("config.components.") else [True] * len(frame)
@@ -68,7 +75,7 @@ def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
     return table.join([spread, counts]).reset_index().drop(columns="planned")
 
 
-def cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The table in words, best accuracy first, scores in percent: its head and its lines.
 
     The number of rounds or seeds is a column of its own only where it differs from 1 or between
@@ -95,9 +102,9 @@ def cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def rich_table(frame: pd.DataFrame) -> Table:
+def rich_results(frame: pd.DataFrame) -> Table:
     """The table for the terminal."""
-    heads, lines = cells(frame)
+    heads, lines = result_cells(frame)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     numbers = heads.index("accuracy %")
     for i, head in enumerate(heads):
@@ -107,6 +114,13 @@ def rich_table(frame: pd.DataFrame) -> Table:
     for line in lines:
         table.add_row(*map(escape, line))
     return table
+
+
+def _experiment_name(run: pd.Series[str], choices: Sequence[str]) -> str:
+    """The method with what sets it apart: K, and the choices in which the experiments differ."""
+    parts = [f"K={run['k']}"] if str(run["k"]) != "1" else []
+    parts += [f"{'rounds' if c == 'planned' else c}={run[c]}" for c in choices]
+    return " ".join([run["method"], *parts])
 
 
 def _matters(column: pd.Series[int], usual: int | None) -> bool:

@@ -2,7 +2,7 @@
 
 `wecfl run --track tensorboard --track mlflow`, or from Python, with the run's own folder::
 
-    from wecfl.report.track import TensorBoard
+    from wecfl.report.trackers import TensorBoard
     wecfl.run(..., folder="runs/mine", watch=[TensorBoard("runs/mine")])
 
 Each tool is an extra of its own: `pip install 'wecfl[tensorboard]'`, `pip install 'wecfl[mlflow]'`.
@@ -25,8 +25,8 @@ from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.folder.writer import toml
-from wecfl.report.charts import save
-from wecfl.report.figures import overview
+from wecfl.report.figures.files import save
+from wecfl.report.figures.overview import overview
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 from wecfl.runs.watcher import Watcher

@@ -9,24 +9,25 @@ import numpy as np
 import pandas as pd
 
 from wecfl.paper.definitions import Cell
-from wecfl.paper.queue import Store
-from wecfl.paper.rows import NOT_RUN, Block, Row, averaged, row_of
-from wecfl.report.tables import score
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
 
-__all__ = ["blocks", "frame"]
+__all__ = ["frame", "tables"]
 
 MEASURED = dict.fromkeys(("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0)
 """Shares of `wecfl.runs.newcomers.outcome` in percent; `gap` is newcomer minus member."""
 NOBODY = "–"
 
 
-def frame(cells: Sequence[Cell], store: Store) -> pd.DataFrame:
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
     """One row per cell, in percent."""
     return pd.DataFrame([_row(cell, store) for cell in cells])
 
 
-def _row(cell: Cell, store: Store) -> Row:
-    usual, stored = row_of(cell, store)
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
     told = [_told(result["newcomers"]) for result in stored if "newcomers" in result]
     unseen = cell.config.unseen
     more = {"rounds": cell.config.rounds, "unseen": NOBODY if unseen is None else str(unseen)}
@@ -40,7 +41,7 @@ def _told(found: Row) -> Row:
     return {**found, **scores, "gap": gap}
 
 
-def blocks(frame: pd.DataFrame) -> Iterator[Block]:
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     """For each data set a line for every group that nobody saw, and the mean of those run."""
     heads = ["unseen group", "right group %", "accuracy %", "a member's %", "difference",
              "unseen found novel %", "others taken for novel %", "ARI of members", "n"]  # fmt: skip
@@ -52,7 +53,7 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
             texts = ["–" if isnan(mean) else f"{mean:z.1f}" for mean in means]
             ari = f"{done['ari'].mean():.2f}"
             lines.append(["**mean**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
-        yield f"{dataset}, WeCFL with K = {k}, {rounds} rounds", heads, lines
+        yield TextTable(f"{dataset}, WeCFL with K = {k}, {rounds} rounds", heads, lines)
 
 
 def _line(row: Row) -> list[str]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from wecfl.core.types import Int
 
-__all__ = ["Alluvial", "Block", "Ribbon", "alluvial", "telling"]
+__all__ = ["Alluvial", "ClusterBlock", "Ribbon", "alluvial", "telling"]
 
 STEP, HEIGHT, BLOCK, GAP, TOP = 100.0, 340.0, 16.0, 5.0, 26.0
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ClusterBlock:
     """The clients of one cluster in one column."""
 
     x: float
@@ -45,7 +45,7 @@ class Alluvial:
     """The picture: columns with their heads (x, text), blocks and ribbons."""
 
     heads: list[tuple[float, str]]
-    blocks: list[Block]
+    blocks: list[ClusterBlock]
     ribbons: list[Ribbon]
     width: float
     height: float = HEIGHT + TOP
@@ -81,7 +81,7 @@ def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
     step = max(STEP, 320 / max(len(columns) - 1, 1))
     most = max(len(np.unique(own)) for _, _, own, _ in columns)
     scale = (HEIGHT - GAP * (most - 1)) / labels.shape[1]
-    blocks: list[Block] = []
+    blocks: list[ClusterBlock] = []
     ribbons: list[Ribbon] = []
     tops: list[dict[int, float]] = []
     for j, (kind, head, own, ranks) in enumerate(columns):
@@ -90,7 +90,9 @@ def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
             if count := int((own == label).sum()):
                 top[label] = y
                 title = f"{kind} {label}, {head}: {_clients(count)}"
-                blocks.append(Block(j * step, y, count * scale, label, title, kind == "group"))
+                blocks.append(
+                    ClusterBlock(j * step, y, count * scale, label, title, kind == "group")
+                )
                 y += count * scale + GAP
         tops.append(top)
     for j, ((kind, _, left, ranks), (_, _, right, _)) in enumerate(pairwise(columns)):

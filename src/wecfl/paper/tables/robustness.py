@@ -8,30 +8,31 @@ from math import isnan
 import pandas as pd
 
 from wecfl.paper.definitions import Cell
-from wecfl.paper.queue import Store
-from wecfl.paper.rows import NOT_RUN, Block, Row, averaged, row_of
-from wecfl.report.tables import score
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
 
-__all__ = ["blocks", "frame"]
+__all__ = ["frame", "tables"]
 
 MEASURED = {"isolated": 100.0, "exposed": 100.0, "success": 100.0}
 """Shares of `wecfl.runs.record.CONDITION_KEYS`' attack, in percent."""
 
 
-def frame(cells: Sequence[Cell], store: Store) -> pd.DataFrame:
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
     """One row per cell: scores of honest clients, and whom the attackers share clusters with."""
     return pd.DataFrame([_row(cell, store) for cell in cells])
 
 
-def _row(cell: Cell, store: Store) -> Row:
-    usual, stored = row_of(cell, store)
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
     told = [result["attack"] for result in stored if "attack" in result]
     label = usual.pop("label")
     attack = {"attack": label or cell.config.attack, "aggregation": cell.config.aggregation}
     return usual | attack | dict(averaged(told, MEASURED))
 
 
-def blocks(frame: pd.DataFrame) -> Iterator[Block]:
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     """Accuracy by attack and aggregation for each method; how often a backdoor opens; clusters."""
     columns = list(dict.fromkeys(frame["aggregation"]))
     for (method, k), rows in frame.groupby(["method", "k"], sort=False):
@@ -40,7 +41,7 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
             for attack, each in rows.groupby("attack", sort=False)
         ]
         title = f"Accuracy of honest clients in %, {_named(method, k)}"
-        yield title, ["attack", *columns, "n"], lines
+        yield TextTable(title, ["attack", *columns, "n"], lines)
     opened = frame[frame["attack"] == "backdoor"]
     if len(opened):
         lines = [
@@ -48,13 +49,13 @@ def blocks(frame: pd.DataFrame) -> Iterator[Block]:
             for (method, k), each in opened.groupby(["method", "k"], sort=False)
         ]
         title = "Triggers of the backdoor that work on honest clients, in %"
-        yield title, ["method", *columns, "n"], lines
+        yield TextTable(title, ["method", *columns, "n"], lines)
     plain = frame[(frame["aggregation"] == "mean") & (frame["k"] > 1)]
     if len(plain):
         heads = ["method", "attack", "isolated %", "exposed %", "ARI", "accuracy %", "n"]
         by_method = plain.groupby(["method", "k"], sort=False)
         lines = [_defence(each) for _, rows in by_method for each in rows.to_dict("records")]
-        yield "Clustering as a defence (aggregation: mean)", heads, lines
+        yield TextTable("Clustering as a defence (aggregation: mean)", heads, lines)
 
 
 def _defence(each: Row) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from helpers import run_flat
 from wecfl import Config, Federation, methods, run_config
 from wecfl.errors import ConfigError, RunFolderError
-from wecfl.theory.judge import Check, Statement, check_run
+from wecfl.theory.check import Check, Statement, check_run
 
 NAMES = [
     "Lemma 1", "Lemma 2", "Lemma 3", "Theorem 1", "Lemma 4", "Lemma 4*", "Lemma 5", "Theorem 2",

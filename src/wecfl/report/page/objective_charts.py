@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wecfl.bilevel.auto import MIN_SILHOUETTE
-from wecfl.report.interactive import COLORS, Series, Spec, Stroke, limit, lines, stroke
+from wecfl.report.page.line_charts import COLOR_COUNT, Series, Spec, Stroke, limit, lines, stroke
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS, Record
 
 __all__ = ["Chart", "choice", "objectives"]
@@ -69,7 +69,7 @@ def _clusterability(records: Sequence[Record], rounds: Sequence[int]) -> list[Ch
     found = [_worst(record.get("B")) for record in records]
     series = dict(_series(found))
     strokes = [stroke(i) for i in range(len(series))]  # the colours of the clusters
-    if len(series) > COLORS:
+    if len(series) > COLOR_COUNT:
         spans: dict[str, Callable[[list[float]], float]] = {
             "largest": max, "median": lambda each: float(np.median(each)), "least": min,
         }  # fmt: skip

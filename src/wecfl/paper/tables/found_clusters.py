@@ -10,23 +10,24 @@ import pandas as pd
 
 from wecfl.config import Config
 from wecfl.paper.definitions import Cell
-from wecfl.paper.queue import Store, Stored
-from wecfl.paper.rows import NOT_RUN, Block, Row, row_of
-from wecfl.report.tables import score
+from wecfl.paper.result_store import ResultStore, StoredResult
+from wecfl.paper.tables.scores import Row, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
 
-__all__ = ["blocks", "frame"]
+__all__ = ["frame", "tables"]
 
 RIGHT = 0.99
 """The ARI from which on the groups are found."""
 
 
-def frame(cells: Sequence[Cell], store: Store) -> pd.DataFrame:
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
     """One row per cell: scores, groups, and the clusters found with each seed."""
     return pd.DataFrame([_row(cell, store) for cell in cells])
 
 
-def _row(cell: Cell, store: Store) -> Row:
-    usual, stored = row_of(cell, store)
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
     stored = sorted(stored, key=lambda each: each["seed"])
     config = cell.config
     grouped = config.partition.startswith("clusterwise")
@@ -50,7 +51,7 @@ def _criterion(config: Config) -> str:
     }.get(config.method, config.criterion)
 
 
-def _right(stored: Stored, groups: int | None) -> bool:
+def _right(stored: StoredResult, groups: int | None) -> bool:
     """The groups are found; or, where there are none, nothing is."""
     found = _last(stored, "clusters")
     right: bool = (
@@ -59,33 +60,28 @@ def _right(stored: Stored, groups: int | None) -> bool:
     return right
 
 
-def _each(stored: Sequence[Stored], name: str, form: str) -> str:
+def _each(stored: Sequence[StoredResult], name: str, form: str) -> str:
     """As it was with each seed."""
     ends = [_last(each, name) for each in stored]
     return " ".join("–" if end is None else format(end, form) for end in ends)
 
 
-def _last(stored: Stored, name: str) -> Any:
+def _last(stored: StoredResult, name: str) -> Any:
     """As it was in the last round; None if there was none, as training diverged."""
     curve: list[Any] = stored["curve"].get(name, [])
     return curve[-1] if curve else None
 
 
-def blocks(frame: pd.DataFrame) -> Iterator[Block]:
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     """One block for each data set and partition."""
     for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
         by = ["criterion"] if rows["criterion"].nunique() > 1 else []
         grouped = bool(rows["groups"].any())
         heads = ["method", "K", *by, *(["groups"] if grouped else []), "clusters found"]
         heads += [*(["ARI"] if grouped else []), "right", "accuracy %", "macro-F1 %", "n"]
-        yield (
-            f"{dataset}, {partition}",
-            heads,
-            [
-                _texts(each, by, grouped)
-                for each in rows.sort_values("groups", kind="stable").to_dict("records")
-            ],
-        )
+        records = rows.sort_values("groups", kind="stable").to_dict("records")
+        texts = [_texts(record, by, grouped) for record in records]
+        yield TextTable(f"{dataset}, {partition}", heads, texts)
 
 
 def _texts(each: Row, by: Sequence[str], grouped: bool) -> list[str]:

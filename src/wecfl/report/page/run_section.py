@@ -10,33 +10,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import tomli_w
 
-from wecfl.core.types import F64, Int
-from wecfl.errors import RunFolderError
-from wecfl.folder.distance_trace import cosines, read_trace, traced_rounds
+from wecfl.core.state import Int
+from wecfl.folder.distance_trace import cosines
 from wecfl.folder.readers import (
-    read_assignments,
-    read_classes,
     read_clients,
     read_environment,
-    read_metrics,
     read_newcomers,
-    read_summary,
     refused_of,
 )
-from wecfl.report.alluvial import Alluvial, alluvial, telling
-from wecfl.report.interactive import Spec, plane
-from wecfl.report.measured import Chart, choice, objectives
-from wecfl.report.newcomers import cells
+from wecfl.report.page.alluvial import Alluvial, alluvial, telling
+from wecfl.report.page.client_map import client_map
+from wecfl.report.page.line_charts import Spec
+from wecfl.report.page.objective_charts import Chart, choice, objectives
+from wecfl.report.page.run_data import RunData
+from wecfl.report.sentences import client_words, partition_words, remarks
+from wecfl.report.tables.newcomers import newcomer_cells
 from wecfl.report.tsne import LEAST, planes
-from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.record import Record
 
-__all__ = ["Details", "Track", "details"]
+__all__ = ["RunSection", "TrackRounds", "run_section"]
 
-Track = Callable[[Sequence[int], str], Iterable[int]]
+TrackRounds = Callable[[Sequence[int], str], Iterable[int]]
 """Passes rounds on while it shows how far it got, under a title."""
 
 MAPPED = 200
@@ -46,7 +41,7 @@ PLACES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Motion:
+class ClientMotion:
     """The plane and, for each stop of its slider, the round and what to say about it."""
 
     spec: Spec
@@ -70,7 +65,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ClusterCard:
     """One cluster: whom it serves and how well."""
 
     label: int
@@ -91,21 +86,21 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class RunSection:
     """All the page says about one run."""
 
     name: str
     lead: str
     facts: list[tuple[str, str]]
     remarks: list[str]
-    motion: Motion | None
+    motion: ClientMotion | None
     missing: str
     """Why there is no motion."""
     moves: Alluvial | None
     moved: str
     choice: list[Chart]
     """Why there are so many clusters."""
-    cards: list[Card]
+    cards: list[ClusterCard]
     newcomers: tuple[list[str], list[list[str]]] | None
     """Head and lines of a table; None if nobody was kept out."""
     charts: list[Chart]
@@ -117,87 +112,9 @@ class Details:
     environment: list[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run folder, read."""
-
-    folder: Path
-    summary: dict[str, Any]
-    config: dict[str, Any]
-    records: list[Record]
-    clients: pd.DataFrame
-    labels: Int
-    """(rounds, m)"""
-    held: Int | None
-    """(classes, m), training samples; None in older folders."""
-    traced: list[int]
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        summary, records, labels = (
-            read_summary(folder), read_metrics(folder), read_assignments(folder)
-        )  # fmt: skip
-        clients, config = read_clients(folder), summary.pop("config")
-        held = read_classes(folder)
-        counted = [
-            ("rounds", "metrics.jsonl", len(records), "assignments.csv", len(labels)),
-            ("rounds", "metrics.jsonl", len(records), "summary.json", summary["rounds"]),
-            ("clients", "clients.csv", len(clients), "assignments.csv", labels.shape[1]),
-            *(
-                ("clients", "clients.csv", len(clients), "metrics.jsonl", len(scores))
-                for record in records
-                for scores in record["clients"].values()
-                if scores is not None
-            ),
-        ]
-        if held is not None:
-            counted.append(("clients", "clients.csv", len(clients), "classes.csv", held.shape[1]))
-        for what, file, count, other, found in counted:
-            if count != found:
-                raise RunFolderError(
-                    f"{folder} holds {count} {what} in {file} and {found} in {other}: its files do "
-                    "not belong together"
-                )
-        sizes = np.array([len(record["sizes"]) for record in records])
-        if (labels >= sizes[:, None]).any() or (labels[-1:] != clients["cluster"].to_numpy()).any():
-            raise RunFolderError(
-                f"{folder} holds clusters in assignments.csv that are not those of metrics.jsonl "
-                "and clients.csv: its files do not belong together"
-            )
-        traced = [t for t in traced_rounds(folder) if 1 <= t <= len(records)]
-        return cls(folder, summary, config, records, clients, labels, held, traced)
-
-    def trace(self, round: int, of: Literal["clients", "centers"] = "clients") -> tuple[F64, F64]:
-        """The distances and norms of a round, of these clients or of their centers."""
-        between, norms = read_trace(self.folder, round, of)
-        least = len(self.clients) if of == "clients" else self.labels[round - 1].max() + 1
-        if len(norms) < least or (of == "clients" and len(norms) > least):
-            raise RunFolderError(
-                f"the trace of round {round} in {self.folder} is of {len(norms)} {of}, expected "
-                f"{least}: it does not belong to this run"
-            )
-        return between, norms
-
-    @property
-    def groups(self) -> Int | None:
-        """(m,), the generating groups, if known."""
-        found = self.clients["group"]
-        return None if found.isna().any() else found.to_numpy(np.int64)
-
-    @property
-    def sizes(self) -> Int:
-        """(m,), |D_i|."""
-        return self.clients["samples"].to_numpy(np.int64)
-
-    @property
-    def several(self) -> bool:
-        """Clients were in different clusters at some time."""
-        return bool(self.labels.max(initial=0) > 0)
-
-
-def details(name: str, folder: Path, frames: int, track: Track) -> Details:
+def run_section(name: str, folder: Path, frames: int, track: TrackRounds) -> RunSection:
     """Everything about the run in a folder, with at most `frames` rounds in the plane."""
-    run, env, late = Run.read(folder), read_environment(folder), read_newcomers(folder)
+    run, env, late = RunData.read(folder), read_environment(folder), read_newcomers(folder)
     lead = client_words(run.sizes, run.groups) + " each"
     if "partition" in run.config:
         lead = f"{partition_words(run.config)}: {lead}"
@@ -206,7 +123,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
     charts, more = objectives(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
-    return Details(
+    return RunSection(
         name=name,
         lead=lead,
         facts=_facts(run),
@@ -217,7 +134,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
         moved=_moved(run.labels, columns),
         choice=choice(run.records),
         cards=_cards(run),
-        newcomers=None if late is None else cells(late),
+        newcomers=None if late is None else newcomer_cells(late),
         charts=charts,
         more=more,
         heats=_heats(run),
@@ -235,7 +152,7 @@ def details(name: str, folder: Path, frames: int, track: Track) -> Details:
     )
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(run: RunData) -> list[tuple[str, str]]:
     """The figures a reader looks for first."""
     summary = run.summary
     facts = [
@@ -266,8 +183,8 @@ def _moved(labels: Int, columns: Sequence[int]) -> str:
 
 
 def _motion(
-    run: Run, frames: int, track: Callable[[Sequence[int]], Iterable[int]]
-) -> tuple[Motion | None, str]:
+    run: RunData, frames: int, track: Callable[[Sequence[int]], Iterable[int]]
+) -> tuple[ClientMotion | None, str]:
     kept = run.traced
     if not kept:
         return None, "This run has no trace. Run it again with --trace to see its clients move."
@@ -280,7 +197,7 @@ def _motion(
         kept = [*kept[:early], *(kept[i] for i in np.unique(late))]
     distances = (run.trace(t)[0] for t in track(kept))
     at = np.array(kept) - 1
-    spec = plane(
+    spec = client_map(
         planes(distances, run.summary["seed"]),
         labels=run.labels[at],
         groups=run.groups,
@@ -288,10 +205,10 @@ def _motion(
         names=run.clients["client"].tolist(),
         sizes=run.sizes,
     )
-    return Motion(spec, kept, [_note(run, t) for t in at], run.groups is not None), ""
+    return ClientMotion(spec, kept, [_note(run, t) for t in at], run.groups is not None), ""
 
 
-def _note(run: Run, t: int) -> str:
+def _note(run: RunData, t: int) -> str:
     record, labels = run.records[t], run.labels
     moved = int((labels[t] != labels[t - 1]).sum()) if t else 0
     found = record["clusters"]
@@ -301,7 +218,7 @@ def _note(run: Run, t: int) -> str:
     return ", ".join(words + ([f"{moved} moved"] if moved else []))
 
 
-def _cards(run: Run) -> list[Card]:
+def _cards(run: RunData) -> list[ClusterCard]:
     held, groups = run.held, run.groups
     cards = []
     for label in np.unique(run.clients["cluster"]):
@@ -313,7 +230,7 @@ def _cards(run: Run) -> list[Card]:
             for g in np.unique(groups[inside])
         ]  # fmt: skip
         cards.append(
-            Card(
+            ClusterCard(
                 label=int(label),
                 clients=len(own),
                 samples=int(own["samples"].sum()),
@@ -326,7 +243,7 @@ def _cards(run: Run) -> list[Card]:
     return cards
 
 
-def _heats(run: Run) -> list[Heat]:
+def _heats(run: RunData) -> list[Heat]:
     """Cosines between centers and between clients, in the last traced round."""
     if not run.traced:
         return []
@@ -347,7 +264,7 @@ def _heats(run: Run) -> list[Heat]:
 
 
 def _heat(  # noqa: PLR0917
-    run: Run,
+    run: RunData,
     of: Literal["clients", "centers"],
     about: str,
     order: Int,
