@@ -51,8 +51,8 @@ PUBLIC = {
 WITHOUT_EXAMPLE = {
     "ClusterLosses", "Gradients", "Risk", "Score", "check", "confusion", "digest", "gradients",
     "learn", "losses", "offset", "register", "risk", "served_tallies", "tallies",
-    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer", "Package",
-    "Partition", "Source",
+    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer",
+    "Package", "Partition", "Source",
 }  # fmt: skip
 
 
