@@ -22,7 +22,7 @@ from typing import Any
 from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.rate import check_theory, theory
-from wecfl.channel.privacy import NO_NETWORK, Privacy, check_private
+from wecfl.channel.privacy import Privacy, check_private
 from wecfl.config import Config
 from wecfl.core import plan as core
 from wecfl.core.engine import Engine
@@ -207,13 +207,18 @@ class Experiment:
         once = self.conditions.participation == 1 and self.method.start == "one"
         return self.privacy is not None and not once
 
+    @property
+    def _protected_by_clients(self) -> Privacy | None:
+        """What clients do to an update before it leaves them, over a network."""
+        return self.privacy if self._compute is None else None
+
     @cached_property
     def _channel(self) -> Channel:
         assault = self._assault
         return self.conditions.channel(
             attack=assault.forging if assault else None,
             attackers=assault.attackers if assault else None,
-            privacy=self.privacy,
+            privacy=None if self._protected_by_clients else self.privacy,
             keys=self.members.keys,
             seed=self.seed,
         )
@@ -233,9 +238,12 @@ class Experiment:
         method.check(len(members), plan, layout)
         if self._rate:
             check_theory(method, plan)
+        if self._compute is None and getattr(self.engine, "privacy", None) != self.privacy:
+            raise ConfigError(
+                "clients of the engine that was given add other noise than the experiment asks "
+                "for: give both the same privacy"
+            )
         if self.privacy:
-            if self._compute is None:
-                raise ConfigError(NO_NETWORK)
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
                 "objectives": self._objectives,
@@ -283,7 +291,8 @@ class Experiment:
             ]  # fmt: skip
             recorder = Recorder(
                 settings[0], self.members.groups,
-                objectives=self._objectives, score_every=self.measure.score_every,
+                objectives=self._objectives,
+                score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=self.rounds, assault=assault, trap=trap,
             )  # fmt: skip
             yield Opened(settings, recorder, guests)

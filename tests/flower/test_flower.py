@@ -16,7 +16,7 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
-from helpers import local_update, run_flat
+from helpers import run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
@@ -222,38 +222,6 @@ def test_what_is_a_clients_own_is_in_no_message(
                     if not np.isin(piece, start).any() and piece.any():  # it has moved
                         assert piece.tobytes() not in travelled
     assert found >= M
-
-
-def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
-    nodes: Nodes, served: Served, tmp_path: Path
-) -> None:
-    """It does not hold there: the noise of two replies to one round can be made to cancel."""
-    asked: list[Message] = []
-
-    def watch(message: Message) -> Message:
-        asked.append(message)
-        return message
-
-    for node in nodes.values():
-        node.tamper = watch
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        served(clip=0.1, noise=4.0, rounds=1)
-    assert not asked
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
-
-
-def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Served) -> None:
-    """As an earlier version does: what it would get is not private."""
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001, timeout=1, tries=1)
-    runner.enrol(M, 5)
-    runner._common |= {"clip": 0.1, "noise": 4.0}
-    state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
-    with pytest.raises(EngineError, match="0 valid replies"):
-        local_update(runner, state, Plan(), wecfl.Correction(), 0)
 
 
 # Replies that can't be used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -9,21 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from platformdirs import user_state_path
 from torch import nn
 
 from wecfl.bilevel.local import digest
-from wecfl.channel.privacy import NO_NETWORK
 from wecfl.core.program import Job, Sent
 from wecfl.core.state import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import ConfigError, DataError
+from wecfl.errors import DataError, WecflError
+from wecfl.flower.guard import Guard, PolicyRefusal, request_hash
+from wecfl.flower.policy import Policy
 from wecfl.flower.store import Store
-from wecfl.flower.wire import PROTOCOL, fingerprint, read_job, reply
+from wecfl.flower.wire import PROTOCOL, fingerprint, read_job, refusal, reply
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
 
@@ -36,6 +38,11 @@ LoadData = Callable[[Mapping[str, Any]], tuple[ArrayLike, ...]]
 MakeModel = Callable[[], nn.Module]
 """The model, the same at all clients and at the server."""
 
+log = logging.getLogger("wecfl")
+
+CLIENT_FAILED = 2
+"""Flower's code of a client whose app failed."""
+
 HOLDOUT = 0.2
 """The share of (x, y) that is kept for tests."""
 
@@ -45,17 +52,20 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
 
     The node's configuration (`flower-supernode --node-config`) says who the client is:
     `client-id`, its name; `partition-id`, its number for keyed randomness (else drawn from the
-    name); `state-dir`, where it keeps what must survive a round.
+    name); `state-dir`, where it keeps what must survive a round; `policy`, the file that says what
+    it allows (`wecfl.flower.policy`).
     """
     app = ClientApp()
 
-    @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
         here = _Here(context, load_data, make_model, classes)
+        config = dict(message.content.config_records["config"])
+        samples = here.guard.told_samples(config, here.samples)
         told: dict[str, Any] = {
-            "name": here.name, "samples": here.samples, "key": here.key, "classes": classes,
+            "name": here.name, "samples": samples, "key": here.key, "classes": classes,
             "layout": fingerprint(here.layout), "protocol": PROTOCOL, "programs": digest(),
         }  # fmt: skip
+        here.guard.audit(None, request_hash(config, Sent()), "greeted", 0, samples=samples)
         return Message(RecordDict({"config": ConfigRecord(told)}), reply_to=message)
 
     def answer(message: Message, context: Context) -> Message:
@@ -65,11 +75,70 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
             {name: array.numpy() for name, array in message.content.array_records[kind].items()}
             for kind in ("own", "common")
         )
-        return Message(here.answer(config, Sent(own, common)), reply_to=message)
+        try:
+            return Message(here.answer(config, Sent(own, common)), reply_to=message)
+        except PolicyRefusal as reason:
+            return Message(refusal(str(reason)), reply_to=message)
 
-    app.train()(answer)
-    app.query("ask")(answer)
+    app.query("hello")(_discreet(hello))
+    app.train()(_discreet(answer))
+    app.query("ask")(_discreet(answer))
     return app
+
+
+Handler = Callable[[Message, Context], Message]
+
+
+def _discreet(handler: Handler) -> Handler:
+    """The handler of a message, whose errors stay at the client where nothing may leave it.
+
+    The text of an error may hold data. A node that is private says only that it failed; its own log
+    has the rest.
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception:
+            config = dict(message.content.config_records.get("config", ConfigRecord()))
+            if not _noted_as_private(context, config):
+                raise
+            log.exception("wecfl: a request failed")
+            said = "it failed, and its own log says why"
+            return Message(Error(code=CLIENT_FAILED, reason=said), reply_to=message)
+
+    return handle
+
+
+def _noted_as_private(context: Context, config: Mapping[str, Any]) -> bool:
+    """Write the failure down, and say whether its reason must stay here.
+
+    It must if the policy or the ledger can't be read.
+    """
+    try:
+        guard = guard_of(context)
+        guard.audit(None, "", "failed", 0)
+        return guard.is_private(config)
+    except WecflError:
+        return True
+
+
+def guard_of(context: Context) -> Guard:
+    """What decides what leaves the client of a node."""
+    place = _place(context)
+    return Guard(place, Policy.read(context.node_config, place))
+
+
+def _name(context: Context) -> str:
+    return str(context.node_config.get("client-id", context.node_id))
+
+
+def _place(context: Context) -> Path:
+    """The client's own folder."""
+    if place := context.node_config.get("state-dir"):
+        return Path(str(place))
+    safe = sha256(_name(context).encode()).hexdigest()[:16]
+    return user_state_path("wecfl") / "clients" / safe
 
 
 class _Here:
@@ -79,16 +148,14 @@ class _Here:
         self, context: Context, load_data: LoadData, make_model: MakeModel, classes: int
     ) -> None:
         said = context.node_config
-        self.name = str(said.get("client-id", context.node_id))
+        self.name, self.place = _name(context), _place(context)
+        self.guard = guard_of(context)
         number = said.get("partition-id")
         self.key = (
             int.from_bytes(sha256(self.name.encode()).digest()[:4], "big")
             if number is None
             else int(number)
         )
-        place = said.get("state-dir")
-        safe = sha256(self.name.encode()).hexdigest()[:16]
-        self.place = Path(str(place)) if place else user_state_path("wecfl") / "clients" / safe
         self.federation = _federation(load_data(said), classes, self.name, self.key)
         self.samples = int(self.federation.sizes[0])
         self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
@@ -96,9 +163,21 @@ class _Here:
 
     def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:
         """Run the program that is asked for, with what is kept here, and reply what it declares."""
-        if "clip" in config:
-            raise ConfigError(NO_NETWORK)
-        job = read_job(config)
+        job, restarted = read_job(config), False
+
+        def run() -> dict[str, NDArray[Any]]:
+            nonlocal restarted
+            rows, restarted = self._run(job, config, sent)
+            return rows
+
+        rows, numbers = self.guard.answer(job, config, sent, run, self.layout.width)
+        samples = self.guard.told_samples(config, self.samples)
+        return reply(rows, samples=samples, restarted=int(restarted), **numbers)
+
+    def _run(
+        self, job: Job, config: Mapping[str, Any], sent: Sent
+    ) -> tuple[dict[str, NDArray[Any]], bool]:
+        """What the program makes here, and whether what it should have kept was lost."""
         store, sizes = self._store(config), self._sizes
         found = store.load(job.tick)
         due = {
@@ -125,7 +204,7 @@ class _Here:
         rows = {name: made[0] for name, made in answers.rows.items()}
         if job.keep and "model" in rows:
             rows["model"] = rows["model"][self.layout.columns(job.shared)]
-        return reply(rows, samples=self.samples, restarted=int(lost))
+        return rows, lost
 
     @property
     def _sizes(self) -> dict[str, int]:

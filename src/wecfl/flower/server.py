@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.channel.privacy import NO_NETWORK
 from wecfl.config import METHOD_OPTIONS, Config, one_line, resolve
 from wecfl.core.state import Clients, State
 from wecfl.errors import ConfigError, unknown
@@ -36,6 +36,9 @@ SIMULATED = (
 )  # fmt: skip
 """Choices about what a simulation makes up and real clients bring along."""
 
+
+AUDIT_ENDING = ".audit.jsonl"
+"""Beside the run folder: one line for each message that came."""
 
 log = logging.getLogger("wecfl")
 
@@ -94,19 +97,22 @@ def serve(
         batchnorm=config.batchnorm,
         quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1, poll=poll,
+        privacy=chosen["privacy"], audit=out.with_name(out.name + AUDIT_ENDING),
     )  # fmt: skip
-    engine.enrol(network.min_clients, network.enrolment)
-    if not known:
-        roster.sort()
     told = {key: value for key, value in written(config, method).items() if key not in SIMULATED}
-    experiment = Experiment(
+    experiment = partial(
+        Experiment,
         roster,
         **chosen | {"model": model, "engine": engine},
         folder=Folder(out, config.checkpoint_every, resume),
         watch=[Keeper(roster, out), Lines()],
         written=told | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
-    return experiment.run()
+    experiment().check()  # before clients are waited for
+    engine.enrol(network.min_clients, network.enrolment)
+    if not known:
+        roster.sort()
+    return experiment().run()
 
 
 def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
@@ -144,8 +150,6 @@ def read(said: Mapping[str, Any]) -> tuple[Network, Config]:
     config = resolve(
         flags={"objectives": False, **flags, "clients": network.clients, "options": further}
     )
-    if config.clip is not None:
-        raise ConfigError(NO_NETWORK)
     return network, config
 
 
