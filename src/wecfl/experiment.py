@@ -22,7 +22,7 @@ from typing import Any
 from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
-from wecfl.channel.privacy import NO_NETWORK, Privacy, check_private
+from wecfl.channel.privacy import Privacy, check_private
 from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
@@ -210,13 +210,18 @@ class Experiment:
         once = self.conditions.participation == 1 and self.method.start == "one"
         return self.privacy is not None and not once
 
+    @property
+    def _protected_by_clients(self) -> Privacy | None:
+        """What clients do to an update before it leaves them, over a network."""
+        return self.privacy if self._compute is None else None
+
     @cached_property
     def _channel(self) -> Channel:
         attack = self._attack
         return self.conditions.channel(
             attack=attack.forging if attack else None,
             attackers=attack.attackers if attack else None,
-            privacy=self.privacy,
+            privacy=None if self._protected_by_clients else self.privacy,
             keys=self.members.keys,
             seed=self.seed,
         )
@@ -236,9 +241,12 @@ class Experiment:
         method.check(len(members), plan, layout)
         if self._rate:
             check_theory(method, plan)
+        if self._compute is None and getattr(self.engine, "privacy", None) != self.privacy:
+            raise ConfigError(
+                "clients of the engine that was given add other noise than the experiment asks "
+                "for: give both the same privacy"
+            )
         if self.privacy:
-            if self._compute is None:
-                raise ConfigError(NO_NETWORK)
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
                 "objectives": self._objectives,
@@ -288,7 +296,8 @@ class Experiment:
             ]  # fmt: skip
             recorder = Recorder(
                 settings[0], self.members.groups,
-                objectives=self._objectives, score_every=self.measure.score_every,
+                objectives=self._objectives,
+                score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=self.rounds, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
             yield OpenExperiment(settings, recorder, newcomer_engine)

@@ -221,44 +221,6 @@ def test_what_is_a_clients_own_is_in_no_message(
     assert found >= M
 
 
-def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
-    nodes: Nodes, served: Served, tmp_path: Path
-) -> None:
-    """It does not hold there: the noise of two replies to one round can be made to cancel."""
-    asked: list[Message] = []
-
-    def watch(message: Message) -> Message:
-        asked.append(message)
-        return message
-
-    for node in nodes.values():
-        node.tamper = watch
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        served(clip=0.1, noise=4.0, rounds=1)
-    assert not asked
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
-
-
-def test_a_client_refuses_a_server_that_asks_for_noise(
-    nodes: Nodes, served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As an earlier version does: what it would get is not private."""
-
-    class Asking(FakeGrid):
-        def push_messages(self, messages: Any) -> Any:
-            for message in messages:
-                message.content.config_records["config"].update({"clip": 0.1, "noise": 4.0})
-            return super().push_messages(messages)
-
-    with pytest.raises(EngineError, match="0 valid replies"):
-        served(Asking(nodes), method="fedavg", clusters=1, timeout=1, tries=1)
-    assert all(node.seen == ["query.hello", "train"] for node in nodes.values())
-    assert caplog.text.count("privacy over a network") == M
-
-
 # Replies that can't be used
 
 

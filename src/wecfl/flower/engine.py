@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf, isfinite
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.bilevel.local import digest
+from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Reply
 from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import EMPTY
 from wecfl.errors import ConfigError, EngineError
+from wecfl.flower.ledger import append_line
 from wecfl.flower.messages import (
     PROTOCOL_VERSION,
     Refused,
@@ -59,6 +62,10 @@ class FlowerEngine:
     disks; in private columns the server's rows hold the common start. Clients keep the memory of
     the last `kept` exchanges, so that the server can go back to a checkpoint.
 
+    With `privacy`, clients clip and noise what they send, and count it (`wecfl.flower.guard`). The
+    largest ε that one of them reports is in the network report. The file `audit` gets one line for
+    each message that comes.
+
     New replies are looked for every `poll` seconds, and nodes that came online every `look_every`
     seconds.
     """
@@ -81,6 +88,8 @@ class FlowerEngine:
         poll: float = 0.5,
         look_every: float = 3.0,
         min_extra_wait: float = 5.0,
+        privacy: Privacy | None = None,
+        audit: Path | None = None,
     ) -> None:
         if not 0 < quorum <= 1:
             raise ConfigError(f"quorum must lie in (0, 1], got {quorum}")
@@ -101,6 +110,11 @@ class FlowerEngine:
         self._common: dict[str, Any] = {
             "run": roster.run, "batchnorm": batchnorm, "kept": kept,
         }  # fmt: skip
+        self.privacy, self._audit_file = privacy, audit
+        if privacy is not None:
+            self._common |= {
+                "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta
+            }  # fmt: skip
         self._greeted: dict[int, float] = {}  # the time of the last greeting, by node
         self._greetings: dict[str, int] = {}  # the node that was greeted, by message
         self._late: dict[str, float] = {}  # the time when a late reply expires, by message
@@ -270,6 +284,8 @@ class FlowerEngine:
                 try:
                     answers[row], metrics = read_arrays(message, shapes, samples)
                     replies[row] = Reply.HEARD
+                    self._audit(message, self._roster.names[row], "used")
+                    self._note_spent(metrics)
                     if metrics.get("restarted"):
                         self._note("restarted", self._roster.names[row])
                         log.warning(
@@ -278,6 +294,7 @@ class FlowerEngine:
                         )
                 except Refused as reason:
                     replies[row] = reason.kind
+                    self._audit(message, self._roster.names[row], f"refused: {reason}")
                     self._refuse(self._roster.names[row], str(reason))
             spent = monotonic() - began
             if len(answers) >= need and not reached:
@@ -368,8 +385,10 @@ class FlowerEngine:
             before = len(self._roster.places)
             self._roster.join(Place(hello["name"], node, hello["key"], hello["samples"]))
         except Refused as reason:
+            self._audit(message, f"node {node}", f"refused: {reason}")
             self._refuse(f"node {node}", str(reason))
             return
+        self._audit(message, hello["name"], "greeted")
         if len(self._roster.places) > before:
             self._note("joined", hello["name"])
         log.info("wecfl: client %s is there, with %d samples", hello["name"], hello["samples"])
@@ -379,6 +398,32 @@ class FlowerEngine:
         log.warning("wecfl: refused a reply of %s: %s", who, line)
         self._note("refused", [who, line])
 
+    def _note_spent(self, metrics: Mapping[str, float]) -> None:
+        """The largest privacy budget that a client's ledger has come to."""
+        if self.privacy is None:
+            return
+        before = self._notes.get("privacy", {"replies": 0, "epsilon": 0.0})
+        epsilon = metrics.get("epsilon", inf) if self.privacy.noise else inf
+        largest = inf if before["epsilon"] is None else max(before["epsilon"], epsilon)
+        self._notes["privacy"] = {
+            "replies": max(before["replies"], int(metrics.get("released", 0))),
+            "epsilon": largest if isfinite(largest) else None,
+        }
+
+    def _audit(self, message: Message, who: str, outcome: str) -> None:
+        """One line about a message that came."""
+        if self._audit_file is None:
+            return
+        size = sum(
+            len(array.data) for record in message.content.array_records.values()
+            for array in record.values()
+        ) if message.has_content() else 0  # fmt: skip
+        kind, round = message.metadata.message_type, message.metadata.group_id
+        append_line(
+            self._audit_file,
+            {"from": who, "kind": kind, "round": round, "bytes": size, "outcome": outcome[:300]},
+        )
+
     def _note(self, name: str, what: object) -> None:
         self._notes.setdefault(name, []).append(what)
 
@@ -387,8 +432,8 @@ class _Packed:
     """Packs arrays to send. Equal arrays, such as those of one cluster, are sent only once."""
 
     def __init__(self) -> None:
-        self._made: dict[bytes, Array] = {}
+        self._made: dict[tuple[tuple[int, ...], bytes], Array] = {}
 
     def __call__(self, array: F32) -> Array:
         held = np.ascontiguousarray(array)
-        return self._made.setdefault(held.tobytes(), Array(held))
+        return self._made.setdefault((held.shape, held.tobytes()), Array(held))

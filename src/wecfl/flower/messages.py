@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
-from math import prod
+from math import inf, prod
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +35,7 @@ __all__ = [
     "read_arrays",
     "read_config",
     "read_job",
+    "refusal",
     "reply",
     "request",
 ]
@@ -103,7 +104,12 @@ def read_job(config: Mapping[str, Any]) -> Job:
     )  # fmt: skip
 
 
-def reply(arrays: Mapping[str, NDArray[Any]], **metrics: int) -> RecordDict:
+def refusal(reason: str) -> RecordDict:
+    """The answer of a client that does not do what it is asked for."""
+    return RecordDict({"refusal": ConfigRecord({"reason": reason})})
+
+
+def reply(arrays: Mapping[str, NDArray[Any]], **metrics: float) -> RecordDict:
     """A message of a client."""
     held = {name: Array(np.array(array, order="C")) for name, array in arrays.items()}
     return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
@@ -122,17 +128,22 @@ def read_config(message: Message, **kinds: type) -> dict[str, Any]:
 
 def read_arrays(
     message: Message, shapes: Shapes, samples: int
-) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """The arrays of a reply, which must have these shapes, and its metrics.
 
     `samples` is |D_i| as the client reported it when it joined: its weight does not change later.
+    Where a client adds noise, `released` and `epsilon` are the totals of its ledger.
     """
     content = _content(message, "arrays", "metrics")
     arrays, metrics = content["arrays"], content["metrics"]
     if set(arrays) != set(shapes):
         raise Refused(f"expected {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
-    if not all(type(value) is int for value in metrics.values()):
-        raise Refused("metrics must be whole numbers")
+    for name, value in metrics.items():
+        if name == "epsilon":
+            if type(value) is not float or not 0 <= value < inf:
+                raise Refused("epsilon must be finite and not negative")
+        elif type(value) is not int or not 0 <= value < 1 << 53:
+            raise Refused("metrics must be whole numbers")
     if metrics.get("samples") != samples:
         raise Refused(f"it had {samples} samples when it joined, but now {metrics.get('samples')}")
     found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
@@ -147,6 +158,8 @@ def _content(message: Message, *names: str) -> Mapping[str, Any]:
     if message.has_error():
         raise Refused(f"it failed: {message.error.reason or message.error.code}")
     content = message.content
+    if set(content) == {"refusal"} and isinstance(content["refusal"], ConfigRecord):
+        raise Refused(f"its policy: {content['refusal'].get('reason')!s}"[:300])
     kinds = {"arrays": ArrayRecord, "config": ConfigRecord, "metrics": MetricRecord}
     if set(content) != set(names) or not all(isinstance(content[n], kinds[n]) for n in names):
         raise Refused(f"expected records {sorted(names)}, got {sorted(map(str, content))[:9]}")

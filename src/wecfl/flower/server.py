@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.channel.privacy import NO_NETWORK
 from wecfl.config import METHOD_OPTIONS, Config, one_line, resolve
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
@@ -37,6 +37,9 @@ SIMULATION_KEYS = (
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 
+
+AUDIT_ENDING = ".audit.jsonl"
+"""Ends the name of a file beside the run folder, with one line for each message that came."""
 
 log = logging.getLogger("wecfl")
 
@@ -110,22 +113,25 @@ def serve(
         grid, roster, model,
         batchnorm=config.batchnorm,
         quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
-        tries=network.tries, kept=2 * config.checkpoint_every + 1, **waits,
+        tries=network.tries, kept=2 * config.checkpoint_every + 1,
+        privacy=chosen["privacy"], audit=out.with_name(out.name + AUDIT_ENDING), **waits,
     )  # fmt: skip
-    engine.enrol(network.min_clients, network.enrolment)
-    if not known:
-        roster.sort()
     choices = {
         key: value for key, value in written(config, method).items() if key not in SIMULATION_KEYS
     }
-    experiment = Experiment(
+    experiment = partial(
+        Experiment,
         roster,
         **chosen | {"model": model, "engine": engine},
         folder=Folder(out, config.checkpoint_every, resume),
         watch=[RosterWriter(roster, out), RoundLog()],
         written=choices | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
-    return experiment.run()
+    experiment().check()  # before clients are waited for
+    engine.enrol(network.min_clients, network.enrolment)
+    if not known:
+        roster.sort()
+    return experiment().run()
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
@@ -161,8 +167,6 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     config = resolve(
         flags={"objectives": False, **flags, "clients": network.clients, "options": further}
     )
-    if config.clip is not None:
-        raise ConfigError(NO_NETWORK)
     return network, config
 
 

@@ -55,7 +55,8 @@ RECORD_KEYS = {
 CONDITION_KEYS = {
     "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
-    "network": "over a network: who joined, what was refused and why, how many replies came late",
+    "network": "over a network: who joined, what was refused and why, how many replies came late, "
+    "and the privacy budget that was spent",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
 """The further keys of a record where something is between clients and server; `clients` then also
@@ -79,7 +80,7 @@ class Recorder:
     """Watches the steps of a round and makes its record.
 
     Clients are tested every `score_every` rounds, and in the last of `rounds`; in between their
-    scores are unknown.
+    scores are unknown. None: never, since scores would leave the clients in the clear.
 
     Under an `attack` the scores are those of the honest clients. `trigger_engine` tests the models
     on samples with the trigger of a backdoor.
@@ -91,7 +92,7 @@ class Recorder:
         groups: Int | None,
         *,
         objectives: bool = True,
-        score_every: int = 1,
+        score_every: int | None = 1,
         rounds: int = 0,
         attack: SimulatedAttack | None = None,
         trigger_engine: Engine | None = None,
@@ -189,7 +190,7 @@ class Recorder:
 
     def _scored(self, round: int) -> bool:
         """Every so many rounds, and in the last one."""
-        return round % self._every == 0 or round == self._last
+        return self._every is not None and (round % self._every == 0 or round == self._last)
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), tallies at each moment; a soft vote is one of models sent."""

@@ -174,7 +174,20 @@ class Result:
         told: dict[str, Any] = last_choice(self.records)
         for name in ("before", "attack"):
             told |= last_parts(self.records, name)
-        if self.privacy:
+        spent = [
+            record["network"]["privacy"]
+            for record in self.records
+            if "privacy" in record.get("network", {})
+        ]
+        if self.privacy and spent:  # as the clients' own ledgers say
+            told["privacy"] = {
+                "epsilon": None
+                if any(each["epsilon"] is None for each in spent)
+                else max(each["epsilon"] for each in spent),
+                "delta": self.privacy.delta,
+                "replies": max(each["replies"] for each in spent),
+            }
+        elif self.privacy:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
             # Of each soft-voted run a client sends a model.
             most = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
