@@ -22,7 +22,7 @@ from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.objectives import F
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.core.ask import Ask
 from wecfl.core.channel import Channel
 from wecfl.core.components import View
@@ -35,6 +35,7 @@ from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_summary
+from wecfl.resolve import resolve
 from wecfl.runs.summary import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)

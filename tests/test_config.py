@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from wecfl.config import PRESETS, Config, resolve
+from wecfl.config import PRESETS, Config
 from wecfl.errors import ConfigError
+from wecfl.resolve import resolve
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:

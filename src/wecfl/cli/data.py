@@ -13,13 +13,14 @@ from rich.table import Table
 
 from wecfl.cli import terminal
 from wecfl.cli.choices import Choices, DataDirFlag, Flags, PresetFlag, check_figure, choices
-from wecfl.config import PAPER_PARTITIONS, resolve
+from wecfl.config import PAPER_PARTITIONS
 from wecfl.data import datasets
 from wecfl.data.split import counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.partition_figure import Panel, bars
 from wecfl.report.words import client_words, partition_words
+from wecfl.resolve import resolve
 
 __all__ = ["data", "partition"]
 

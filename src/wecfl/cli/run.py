@@ -21,7 +21,7 @@ from wecfl.cli.choices import (
     choices,
     each_method,
 )
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, go_on, refused_of
@@ -31,6 +31,7 @@ from wecfl.report.figures import overview
 from wecfl.report.tables import results, rich_table
 from wecfl.report.track import TRACKERS, tracker
 from wecfl.report.words import client_words, partition_words, remarks
+from wecfl.resolve import resolve
 from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -90,7 +91,7 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    if late := experiments[0].late:
+    if late := experiments[0].kept_out:
         terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
     _run_all(experiments, folders, bars, stopping)
     if figure:

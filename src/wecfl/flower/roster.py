@@ -47,7 +47,7 @@ class Place:
 
 
 class Roster:
-    """m places for clients that join by name (a `wecfl.core.state.Clients`).
+    """m places for clients that join by name (a `wecfl.core.clients.Clients`).
 
     A place that nobody has taken yet is a client never heard of: it counts in nothing. With
     `pinned`, a name belongs to the node that joined with it; else to whoever uses it last, which
