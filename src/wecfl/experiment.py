@@ -243,7 +243,7 @@ class Experiment:
             if not isinstance(members, Federation):
                 name = self._compute.engine
                 raise ConfigError(
-                    f"engine {name} needs a federation with the clients' data, got {members!r}"
+                    f"engine {name} needs the clients' data in a federation, got {members!r}"
                 )
         if (place := Folder.of(self.folder)) and not place.resume:
             check_free(Path(place.path))

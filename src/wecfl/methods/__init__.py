@@ -113,7 +113,7 @@ def named(name: str, **chosen: Any) -> Method:
     known = options(name)
     for option in chosen:
         if not known:
-            raise ConfigError(f"{name} has no options, got '{option}'")
+            raise ConfigError(f"{name} has no option '{option}': it has no options")
         if option not in known:
             raise ConfigError(unknown(f"option of {name}", option, known))
     if missing := [
