@@ -12,7 +12,6 @@ import numpy as np
 
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
-from wecfl.config import resolve
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import expectation, opening
@@ -22,6 +21,7 @@ from wecfl.engine import make_engine
 from wecfl.from_config import federation_of
 from wecfl.methods import wecfl
 from wecfl.models import make
+from wecfl.resolve import resolve
 
 
 def timed(step, state: State, setting: Setting) -> tuple[State, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.bilevel import evaluation
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import LocalPlan
@@ -25,6 +25,7 @@ from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
+from wecfl.resolve import resolve
 
 DRAWS = 3
 

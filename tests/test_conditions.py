@@ -22,7 +22,7 @@ from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.objectives import F
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.core.ask import Ask
 from wecfl.core.channel import Channel
 from wecfl.core.components import View
@@ -35,6 +35,7 @@ from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_summary
+from wecfl.resolve import resolve
 from wecfl.runs.summary import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
@@ -249,7 +250,7 @@ def test_models_of_another_shape_are_refused() -> None:
 
 
 def test_if_all_diverge_it_is_the_learning_rate(digits: Federation) -> None:
-    with pytest.raises(DivergedError, match=r"none of the 12 models .* lower lr"):
+    with pytest.raises(DivergedError, match=r"diverged.*12 models"):
         run(digits, methods.fedavg, lr=1e30)
 
 
@@ -406,12 +407,12 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        (("--attackers", "0.2"), "attackers says nothing without attack"),
-        (("--noise", "1"), "noise says nothing without clip"),
+        (("--attackers", "0.2"), "attackers needs attack"),
+        (("--noise", "1"), "noise needs clip"),
         (("--attack", "label-flip", "--attack-strength", "2"), "label-flip has no strength"),
         (("--attack", "sign-flop"), "attack"),
         (("--stragglers", "0.5", "--steps", "1"), "at least 2"),
-        (("--min-cluster", "99"), "can't form a cluster of 99"),
+        (("--min-cluster", "99"), "min_cluster"),
         (("--method", "ifca", "--clip", "1", "--noise", "1"), "no noise protects"),
         (("--model", "logistic", "--clip", "1", "--objectives"), "objectives would ask"),
         (("--model", "logistic", "--clip", "1", "--diagnostics"), "diagnostics would ask"),
@@ -419,7 +420,7 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
             ("--model", "logistic", "--clip", "1", "--lr", "theory", "--momentum", "0"),
             "lr theory would ask",
         ),
-        (("--aggregation", "median", "--tolerated", "0.1"), "does not ask how many liars"),
+        (("--aggregation", "median", "--tolerated", "0.1"), "tolerated"),
         (("--participation", "0"), "participation"),
         (("--dropout", "1"), "dropout"),
         (("--attack", "noise", "--attackers", "0.99"), "leaves nobody else"),
@@ -446,7 +447,7 @@ def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) ->
     [{"attackers": 0.2}, {"attack_strength": 2.0}, {"noise": 1.0}, {"clip": 1.0, "delta": 0.1}],
 )
 def test_choices_that_would_be_ignored_are_refused(alone: Any) -> None:
-    with pytest.raises(ConfigError, match="says nothing without"):
+    with pytest.raises(ConfigError, match=" needs "):
         resolve(flags=alone)
 
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for (PEP 562)."""
+"""Lazy imports: names of a package that are imported when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["lazy_import"]
 def lazy_import(
     package: str, places: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package some of whose names are elsewhere.
+    """The `__getattr__` and `__dir__` of a package that imports some of its names lazily.
+
+    `places` says for each name where it is defined, as `module:name`, or `module:` for a module.
 
     >>> find, names = lazy_import("wecfl", {"half": "fractions:Fraction"})
     >>> find("half")

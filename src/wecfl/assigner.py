@@ -1,4 +1,4 @@
-"""All it takes to receive newcomers, from a run folder alone."""
+"""Makes the `Assigner` of newcomers from a run folder alone."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["assigner_of"]
 
 
 def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Config]:
-    """All it takes to receive newcomers, and the configuration, of a run folder.
+    """The assigner of newcomers for a run folder, and the configuration of the run.
 
-    What they are compared with is made, and kept in the folder, when it is first asked for.
+    What newcomers are compared with is computed at the first call, and kept in the folder.
     """
     if "components" in read_config(folder):
         raise ConfigError(
-            f"{folder} was made from Python values, which config.toml can't hold: "
-            "assign newcomers in Python, by result.assign(x, y)"
+            f"{folder} was made by a Python program, and its config.toml can't repeat the run: "
+            "assign newcomers in Python by result.assign(x, y)"
         )
     models, config = ClusterModels.read(folder), config_of(folder)
     config = config.model_copy(update={"workers": workers})
@@ -53,14 +53,12 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
 
 
 def _make_reference(folder: Path, config: Config) -> None:
-    """Ask all members of the run for one local update, on the data that it was trained with."""
+    """Let all members of the run make one local update on their training data."""
     saved = checkpoint.latest(folder)
-    why = f"{folder} has no {REFERENCE_FILE}, which newcomers are compared with"
+    missing = f"{folder} has no {REFERENCE_FILE}, which newcomers are compared with"
     if saved is None:
-        raise RunFolderError(f"{why}, and no checkpoint to make it from: run it again")
+        raise RunFolderError(f"{missing}, and no checkpoint to make it from: run it again")
     experiment = Experiment.of(config)
     if experiment.members.fingerprint != saved.manifest.data:
-        raise RunFolderError(
-            f"{why}, and it can't be made: the data are not those that the run was trained with"
-        )
+        raise RunFolderError(f"{missing}, and it can't be made: these are not the data of the run")
     write_reference(experiment.reference(saved.states[0]), folder)

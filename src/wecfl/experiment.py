@@ -1,10 +1,10 @@
-"""An experiment: the one place where a run is put together, checked and run.
+"""An experiment: the one place where a run is put together, checked and started.
 
 >>> import numpy as np, wecfl
 >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
 >>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
->>> experiment.check()                              # says what is wrong, and computes nothing
+>>> experiment.check()                              # raises an error if something is wrong
 >>> result = experiment.run()                       # wecfl.run(fed, …) does both
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
@@ -63,47 +63,47 @@ from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
 
-USUAL_PLAN, USUAL_CONDITIONS, USUAL_MEASURE = Plan(), Conditions(), Measure()
+DEFAULT_PLAN, DEFAULT_CONDITIONS, DEFAULT_MEASURE = Plan(), Conditions(), Measure()
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Everything about a run before it is run."""
+    """Everything about a run before it starts."""
 
     federation: Federation | Clients
-    """The clients and their data D_i; of an engine that is given, what it knows of them."""
+    """The clients and their data D_i; or, if an engine is given, what it knows about them."""
     method: Method
     """A value of `wecfl.methods`, or your own."""
     _: KW_ONLY
     model: Model = "auto"
-    """A module, whose parameters are the common start; a function that makes one, called with its
-    random draws keyed by `seed`; or a name from `wecfl.models.MODELS`."""
+    """A module, whose parameters are the initial model of all clients; a function that makes a
+    module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
     task: Task = Classification()  # noqa: RUF009  (frozen)
     """What is learned, and how it is judged (`wecfl.tasks`)."""
     rounds: int = 30
-    """T."""
-    plan: Plan = USUAL_PLAN
+    """T, the number of communication rounds."""
+    plan: Plan = DEFAULT_PLAN
     """How clients train in a round."""
     seed: int = 0
     """Everything random follows from it."""
-    conditions: Conditions = USUAL_CONDITIONS
-    """Who takes part, what is lost, what is refused, and who lies."""
+    conditions: Conditions = DEFAULT_CONDITIONS
+    """Which clients take part, what is lost or refused, and which clients attack."""
     privacy: Privacy | None = None
     """Clients clip their update and add noise before they send it; only in a simulation."""
     newcomers: Newcomers | None = None
-    """Clients that are kept out of the training and assigned at its end, `result.newcomers`."""
-    measure: Measure = USUAL_MEASURE
+    """Clients that are kept out of the training, and assigned at its end (`result.newcomers`)."""
+    measure: Measure = DEFAULT_MEASURE
     """What is recorded beside the scores."""
     engine: EngineName | Engine | Compute = "auto"
-    """What trains the clients: a name, `Compute` with workers, or an engine, which stays open."""
+    """What trains the clients: a name, `Compute` with more options, or an engine (stays open)."""
     folder: Folder | str | Path | None = None
-    """A run folder to write; `Folder` also goes on with one."""
+    """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
-    """Told when the run begins, after each round and when it ends, see `wecfl.runs.watcher`; a
-    function is called after each round."""
+    """Objects that are called when the run begins, after each round and when it ends
+    (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What to write into `config.toml`; by default a description of these values. It is no
-    parameter of `wecfl.run`."""
+    """What is written to `config.toml`; by default a description of these values. `wecfl.run` does
+    not have this parameter."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -128,24 +128,19 @@ class Experiment:
         resume: bool = False,
         watch: Sequence[Watcher | OnRound] = (),
     ) -> Experiment:
-        """What a configuration describes (on a federation already made from it, if given).
+        """The experiment of a configuration; on `federation`, if it was already made from it.
 
         >>> Experiment.of(Config(method="fedavg", clients=6, groups=2)).method.name
         'fedavg'
         """
         if resume and folder is None:
-            raise ConfigError("resume goes on with a run folder: name it as out")
+            raise ConfigError("resume continues a run folder: give its path as out")
         place = None if folder is None else Folder(folder, config.checkpoint_every, resume)
-        values = options_of(config)  # what is wrong with them is said before data are loaded
+        values = options_of(config)  # errors in them are raised before data are loaded
         return cls(
-            federation or federation_of(config),
-            **values,
-            folder=place,
-            watch=watch,
+            federation or federation_of(config), **values, folder=place, watch=watch,
             written=written(config, values["method"]),
-        )
-
-    # What follows from the fields
+        )  # fmt: skip
 
     @property
     def members(self) -> Federation | Clients:
@@ -154,7 +149,7 @@ class Experiment:
 
     @property
     def kept_out(self) -> Federation | None:
-        """The clients that are kept out, if some are."""
+        """The clients that are kept out of the training; None: none are."""
         return self._parted[1]
 
     @cached_property
@@ -173,7 +168,9 @@ class Experiment:
         if self.conditions.attack is None:
             return None
         if not isinstance(self.members, Federation):
-            raise ConfigError("attacks are simulated: they need the clients' data")
+            raise ConfigError(
+                "attack needs a federation with the clients' data: attacks are simulated"
+            )
         return SimulatedAttack.on(self.members, self.conditions.attack, self.seed)
 
     @property
@@ -186,18 +183,18 @@ class Experiment:
 
     @property
     def _compute(self) -> Compute | None:
-        """None: an engine is given."""
+        """How clients are trained; None: by the engine that was given."""
         if isinstance(self.engine, str):
             return Compute(self.engine)
         return self.engine if isinstance(self.engine, Compute) else None
 
     @property
     def _trained(self) -> Method:
-        """The method, without clusters that are too small."""
-        least = self.conditions.min_cluster
-        if least == 1:
+        """The method, with a clustering that dissolves clusters below `min_cluster`."""
+        smallest = self.conditions.min_cluster
+        if smallest == 1:
             return self.method
-        return self.method.replace(clustering=AtLeast(self.method.clustering, least))
+        return self.method.replace(clustering=AtLeast(self.method.clustering, smallest))
 
     @property
     def _objectives(self) -> bool:
@@ -206,7 +203,7 @@ class Experiment:
 
     @property
     def _overspent(self) -> bool:
-        """Members may not be asked for one more reply: the privacy budget does not count it."""
+        """Whether one more reply of the members would exceed the privacy budget."""
         once = self.conditions.participation == 1 and self.method.start == "one"
         return self.privacy is not None and not once
 
@@ -222,20 +219,11 @@ class Experiment:
             attack=attack.forging if attack else None,
             attackers=attack.attackers if attack else None,
             privacy=None if self._protected_by_clients else self.privacy,
-            keys=self.members.keys,
-            seed=self.seed,
-        )
-
-    @property
-    def _place(self) -> Folder | None:
-        if self.folder is None or isinstance(self.folder, Folder):
-            return self.folder
-        return Folder(self.folder)
-
-    # What one does with it
+            keys=self.members.keys, seed=self.seed,
+        )  # fmt: skip
 
     def check(self) -> None:
-        """Say what is wrong with it, before anything is computed or written."""
+        """Raise an error if something is wrong, before anything is computed or written."""
         members, method, plan = self.members, self.method, self._plan
         layout = layout_of(self._module)
         method.check(len(members), plan, layout)
@@ -251,7 +239,7 @@ class Experiment:
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
                 "objectives": self._objectives,
             })  # fmt: skip
-            self.privacy.epsilon(1)  # what can't be told in the end is not begun
+            self.privacy.epsilon(1)  # an error now, and not at the end of the run
         if self.kept_out and not method.whole_centers:
             raise ConfigError(NO_WHOLE_MODELS.format(method.name))
         if self.kept_out and self._overspent:
@@ -263,18 +251,20 @@ class Experiment:
                 raise ConfigError(f"engine must be one of {known}, got '{self._compute.engine}'")
             if not isinstance(members, Federation):
                 name = self._compute.engine
-                raise ConfigError(f"the engine {name} needs the clients' data, got {members!r}")
-        if self._place and not self._place.resume:
-            check_new_folder(Path(self._place.path))
+                raise ConfigError(
+                    f"engine {name} needs the clients' data in a federation, got {members!r}"
+                )
+        if (place := Folder.of(self.folder)) and not place.resume:
+            check_new_folder(Path(place.path))
 
     @contextmanager
     def open(
         self, *, members: Sequence[int] | None = None, progress: Progress | None = None
     ) -> Iterator[OpenExperiment]:
-        """Its engines, settings and recorder, while they last.
+        """Open the engines, and yield them with the settings and the recorder.
 
-        `members` says which of a soft vote's independent runs are trained, by number; by default
-        all. `progress` is told how many clients are done with a step; only `ray` tells.
+        `members` are the numbers of the soft vote's runs that are trained; by default all.
+        `progress` is called with the number of clients that have finished a step (only by `ray`).
         """
         self.check()
         method, attack = self._trained, self._attack
@@ -303,7 +293,7 @@ class Experiment:
             yield OpenExperiment(settings, recorder, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: Progress | None, held: Any) -> Engine:
-        """An engine for these clients, which the stack closes; or the one that was given."""
+        """An engine for these clients, which the stack closes; or the engine that was given."""
         compute = self._compute
         if compute is None:
             given: Any = self.engine
@@ -328,15 +318,15 @@ class Experiment:
         observe: Observer | None = None,
         progress: Progress | None = None,
     ) -> Result:
-        """All rounds, or those that are left; the result is also told where an error ends them.
+        """Run all rounds, or those that are left. Watchers get the result even after an error.
 
-        `observe` is called after each step of a round (of the first member of a soft vote);
-        `members` and `progress` as in `open`.
+        `observe` is called after each step of a round (of the first run of a soft vote). `members`
+        and `progress` are as in `open`.
         """
         self.check()
         with ExitStack() as stack:
             folder = None
-            if place := self._place:
+            if place := Folder.of(self.folder):
                 folder = RunFolder(
                     Path(place.path), every=place.checkpoint_every, again=place.resume
                 )
@@ -345,19 +335,21 @@ class Experiment:
             return train(self, opened, folder, observe)
 
     def reference(self, state: State, member: int = 0) -> Reference:
-        """What newcomers are compared with: all members are asked for one more local update.
+        """What newcomers are compared with. For it, all members make one more local update.
 
-        `state` is the last one of the run, or of that member of a soft vote.
+        `state` is the last state of the run, or of this member of a soft vote.
         """
         if not self.method.whole_centers:
             raise ConfigError(NO_WHOLE_MODELS.format(self.method.name))
         if self._overspent:
             raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
-            raise ConfigError("to compare newcomers with its clients takes the clients' data")
+            raise ConfigError(
+                "newcomers are compared with the members, whose data are not here: use a federation"
+            )
         workers = self._compute.workers if self._compute else None
-        here = replace(self, engine=Compute(local(self._name), workers), folder=None)
-        with here.open(members=[member]) as opened:
+        local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)
+        with local_run.open(members=[member]) as opened:
             return Reference.of(opened.settings[0], state)
 
     @property
@@ -380,17 +372,17 @@ def run(
     model: Model = "auto",
     task: Task = Classification(),  # noqa: B008  (frozen)
     rounds: int = 30,
-    plan: Plan = USUAL_PLAN,
+    plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
-    conditions: Conditions = USUAL_CONDITIONS,
+    conditions: Conditions = DEFAULT_CONDITIONS,
     privacy: Privacy | None = None,
     newcomers: Newcomers | None = None,
-    measure: Measure = USUAL_MEASURE,
+    measure: Measure = DEFAULT_MEASURE,
     engine: EngineName | Engine | Compute = "auto",
     folder: Folder | str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
 ) -> Result:
-    """Train a federation with a method; the parameters are the fields of `Experiment`."""
+    """Train a federation with a method. The parameters are the fields of `Experiment`."""
     return Experiment(
         federation, method,
         model=model, task=task, rounds=rounds, plan=plan, seed=seed, conditions=conditions,
@@ -407,7 +399,7 @@ def run_config(
     *,
     resume: bool = False,
 ) -> Result:
-    """Run what a configuration describes (on a federation already made from it, if given).
+    """Run the experiment of a configuration; on `federation`, if it was already made from it.
 
     >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
     'fedavg'

@@ -1,4 +1,4 @@
-"""The rounds of an experiment that is open, and what is told about them."""
+"""Trains an open experiment round by round, and informs its watchers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["OpenExperiment", "train"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenExperiment:
-    """An experiment that is ready to run: its engines are open."""
+    """An experiment whose engines are open, ready to be trained."""
 
     settings: Sequence[Setting]
-    """One for each soft-voted run."""
+    """One setting, or one for each run of a soft vote."""
     recorder: Recorder
     newcomer_engine: Engine | None
-    """The engine of the clients that are kept out, if some are."""
+    """The engine of the clients that are kept out of the training, if there are some."""
 
     @property
     def engine(self) -> Engine:
-        """That of the clients."""
+        """The engine of the clients that are trained."""
         return self.settings[0].engine
 
 
@@ -55,24 +55,24 @@ def train(
     folder: RunFolder | None,
     observe: Observer | None,
 ) -> Result:
-    """The rounds of an experiment that is open."""
+    """Run the rounds of an open experiment, and return the result."""
     settings, recorder, engine = opened.settings, opened.recorder, opened.engine
     setting, rounds, clients = settings[0], experiment.rounds, experiment.members
     saved = folder.saved if folder else None
     records: list[Record] = read_metrics(folder.path, saved.round) if folder and saved else []
     if folder and len(records) >= rounds + (not folder.ended):
         raise ConfigError(
-            f"{folder.path} has its {len(records)} rounds: to go on, ask for more of them"
+            f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
         )
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
     states = saved.states if saved else tuple(map(opening, settings))
-    del saved  # or its matrices stay while the run moves on
-    watched = None
+    del saved  # so that its matrices are freed when the run moves on
+    diagnostics = None
     if experiment.measure.diagnostics:
-        watched = Diagnostics(setting, states[0], records[-1] if records else None)
-    recorder.begin(states[0].labels, watched)
-    # Of a soft vote, these see the first run only.
-    first = [each for each in (observe, watched and watched.step) if each]
+        diagnostics = Diagnostics(setting, states[0], records[-1] if records else None)
+    recorder.begin(states[0].labels, diagnostics)
+    # In a soft vote, these see only the first run.
+    observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
     watchers = [
         each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
     ]
@@ -80,12 +80,12 @@ def train(
         watchers = [folder, *watchers]
         trace = experiment.measure.trace
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
-            first.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
+            observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     paths = [
-        iterate(each, state, recorder.step, *([] if j else first))
+        iterate(each, state, recorder.step, *([] if j else observers))
         for j, (each, state) in enumerate(zip(settings, states, strict=True))
     ]
-    begun: list[Watcher] = []  # what has to be ended
+    begun: list[Watcher] = []  # the watchers that must be told the end
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
@@ -93,7 +93,7 @@ def train(
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
-    try:  # from here on nothing can be wrong with what was asked for
+    try:  # from here on the experiment is known to be valid
         config = experiment.written or _described(experiment, setting)
         for watcher in watchers:
             watcher.begin(config, env, clients)
@@ -130,7 +130,7 @@ def train(
 
 
 def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
-    """What can be written down of a run made from Python values; not enough to repeat it."""
+    """A description of a run that was made from Python values; it can't be repeated from this."""
     method, model = setting.method, experiment.model
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
     return {
@@ -147,19 +147,19 @@ def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
 
 
 def _described_conditions(channel: Channel) -> dict[str, Any]:
-    """What is not as usual."""
-    usual = Channel()
+    """The conditions that differ from the defaults."""
+    default = Channel()
     names = (
         "participation", "dropout", "stragglers", "refuse_above", "min_cluster", "attack", "privacy"
     )  # fmt: skip
-    told = {
+    found = {
         name: getattr(channel, name)
         for name in names
-        if getattr(channel, name) != getattr(usual, name)
+        if getattr(channel, name) != getattr(default, name)
     }
     if channel.attackers is not None:
-        told["attackers"] = np.flatnonzero(channel.attackers)
+        found["attackers"] = np.flatnonzero(channel.attackers)
     return {
-        name: each if isinstance(each, float | int | np.ndarray) else repr(each)
-        for name, each in told.items()
+        name: value if isinstance(value, float | int | np.ndarray) else repr(value)
+        for name, value in found.items()
     }

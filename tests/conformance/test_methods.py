@@ -274,13 +274,13 @@ def test_importance_must_be_positive(
 
 
 def test_components_are_checked(fed: wecfl.Federation) -> None:
-    with pytest.raises(wecfl.errors.ConfigError, match="local must be callable"):
+    with pytest.raises(wecfl.errors.ConfigError, match=r"^local .* 3$"):
         methods.fedavg.replace(local=3)
-    with pytest.raises(wecfl.errors.ConfigError, match="E, M, D, L or an Ask"):
+    with pytest.raises(wecfl.errors.ConfigError, match=r"steps .*'X'"):
         methods.fedavg.replace(steps=("L", "X"))
-    with pytest.raises(wecfl.errors.ConfigError, match="needs a local update"):
+    with pytest.raises(wecfl.errors.ConfigError, match="local update"):
         methods.fedavg.replace(steps=("E", "M", "D"))
-    with pytest.raises(wecfl.errors.ConfigError, match="they share '~3"):
+    with pytest.raises(wecfl.errors.ConfigError, match="share only '~3"):
         run(fed, methods.fedavg.replace(shared="~3.*"))
     with pytest.raises(wecfl.errors.ModelError, match="names no column"):
         run(fed, methods.fedavg.replace(shared="~nothing.*"))
@@ -289,9 +289,9 @@ def test_components_are_checked(fed: wecfl.Federation) -> None:
 @pytest.mark.parametrize(
     ("clusters", "complaint"),
     [
-        (Clusters(np.full(9, 3), np.zeros((3, 650))), "labels of its 3 clusters"),
-        (Clusters(np.full(9, -1), np.zeros((3, 650))), "labels of its 3 clusters"),
-        (Clusters(np.zeros(9, int), np.zeros((2, 650))), "keep all 3 clusters, got 2"),
+        (Clusters(np.full(9, 3), np.zeros((3, 650))), "labels 0 to 2|labels from 0 to 2"),
+        (Clusters(np.full(9, -1), np.zeros((3, 650))), "labels 0 to 2|labels from 0 to 2"),
+        (Clusters(np.zeros(9, int), np.zeros((2, 650))), "3 clusters, got 2"),
     ],
 )
 def test_what_a_clustering_gives_is_checked(

@@ -144,17 +144,17 @@ def test_a_program_travels_by_name_version_and_options(program: Program) -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("given", "problem"),
     [
         ({"name": "trian", "version": 1}, "did you mean 'train'"),
-        ({"name": "train", "version": 2}, "version 1 here, asked for was 2"),
+        ({"name": "train", "version": 2}, "version 1 here.* 2"),
         ({"name": "train", "version": 1, "nu": 3}, "unknown option of train 'nu'"),
         ({"name": "train", "version": 1, "mu": -3}, "mu must be"),
     ],
 )
-def test_what_is_not_known_is_refused(told: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        decoded(told)
+def test_what_is_not_known_is_refused(given: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        decoded(given)
 
 
 def test_a_program_of_ones_own(fed: Federation) -> None:
@@ -181,7 +181,7 @@ def test_a_program_of_ones_own(fed: Federation) -> None:
         own: Any = Step
         register(own)
         assert digest() != known  # a client that does not know it is told at the greeting
-        with pytest.raises(ConfigError, match="another program of the name"):
+        with pytest.raises(ConfigError, match="registered"):
             register(type("Step", (), {"name": "step"}))
         import wecfl
 
@@ -205,5 +205,5 @@ def test_a_model_without_a_body_can_not_keep_its_head(fed: Federation) -> None:
     import wecfl
 
     for method in (methods.fedper(), methods.fedrep(), methods.lg_fedavg()):
-        with pytest.raises(ModelError, match="has one layer only"):
+        with pytest.raises(ModelError, match="one layer"):
             wecfl.run(fed, method, model="logistic", rounds=1)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import wecfl
 from helpers import run_flat, same_bits
 from wecfl import Federation, Method, Result, State, methods
-from wecfl.config import resolve
 from wecfl.core.ask import Ask
 from wecfl.core.setting import Setting
 from wecfl.core.types import Table
@@ -27,6 +26,7 @@ from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
+from wecfl.resolve import resolve
 from wecfl.runs.record import RECORD_KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
@@ -337,7 +337,7 @@ def test_tables_of_a_result(folder: tuple[Result, Path]) -> None:
 
 @pytest.mark.parametrize("which", [{}, {"client": 0, "cluster": 0}, {"client": 5}, {"cluster": -1}])
 def test_a_model_of_nobody(folder: tuple[Result, Path], which: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"name one|numbered 0 to"):
+    with pytest.raises(ConfigError, match=r"client or cluster|from 0 to"):
         folder[0].model(**which)
 
 
@@ -365,7 +365,7 @@ def test_clients_are_tested_now_and_then_and_in_the_last_round(fed: Federation) 
         np.mean([r["accuracy"] for r in every.records[3:]])
     )
     same_bits(every, some)
-    with pytest.raises(ConfigError, match="score_every must be a whole number"):
+    with pytest.raises(ConfigError, match=r"^score_every "):
         run_flat(fed, methods.fedavg, score_every=0, **QUICK)
 
 

@@ -9,7 +9,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics.pairwise import cosine_similarity
 
 from helpers import run_flat
-from wecfl import Federation, Method, methods, training
+from wecfl import Federation, Method, methods
 from wecfl.bilevel.distance import distances
 from wecfl.core.components import Clusters, View
 from wecfl.core.types import Real
@@ -57,14 +57,17 @@ def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -
     assert read_trace(tmp_path / "run", 1, "centers")[0].shape == (method.k, method.k)
 
 
-def test_it_is_left_out_for_many_clients_or_on_request(
-    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "MAX_TRACED_CLIENTS", 4)
-    for name, asked in (("auto", None), ("yes", True), ("no", False)):
-        run_flat(fed, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
-    found = {name: traced_rounds(tmp_path / name) for name in ("auto", "yes", "no")}
-    assert found == {"auto": [], "yes": [1, 2], "no": []}
+def test_it_is_left_out_for_many_clients_or_on_request(fed: Federation, tmp_path: Path) -> None:
+    many = Federation.from_arrays(
+        [np.zeros((2, 3), np.float32)] * 501,
+        [[0, 1]] * 501,
+        test=([np.zeros((1, 3))] * 501, [[0]] * 501),
+    )
+    few = {"few": (fed, None), "no": (fed, False)}
+    for name, (clients, asked) in {**few, "many": (many, None), "asked": (many, True)}.items():
+        run_flat(clients, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
+    found = {name: traced_rounds(tmp_path / name) for name in ("few", "no", "many", "asked")}
+    assert found == {"few": [1, 2], "no": [], "many": [], "asked": [1, 2]}
 
 
 def test_a_trace_changes_no_result(fed: Federation, tmp_path: Path) -> None:

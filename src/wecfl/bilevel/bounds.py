@@ -1,7 +1,7 @@
-"""What the paper's theory speaks of, as functions: F, R, B, U, σ², β and the theorems' bounds.
+"""The constants of the paper's theory, B, U, σ² and β, and the bounds of its theorems.
 
-Gradients are rows, one per client, over the trainable columns. Which inequality each function
-belongs to, what is measured for it and where it fails in practice: `docs/theory.md`.
+Gradients are rows, one for each client, over the trainable columns. `docs/theory.md` says which
+inequality each function belongs to, how it is measured, and where it fails in practice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 SHORTEST_SECANT = 1e-4
-"""Relative to the model's length: below it a difference of float32 rows is mostly rounding."""
+"""The shortest useful difference of two float32 rows, relative to the length of the model. Below it
+the difference is mostly rounding."""
 
 
 def clusterability(gradients: Real, labels: Int, importance: F64, k: int) -> F64:
@@ -80,9 +81,9 @@ def gradient_variance(sampled: Real, full: Real) -> float:
 def secants(models: Real, gradients: Real, others: Real, other_gradients: Real) -> tuple[F64, F64]:
     """(m,) ‖∇l(w) − ∇l(w')‖ / ‖w − w'‖ and (m,) ⟨∇l(w) − ∇l(w'), w − w'⟩ / ‖w − w'‖².
 
-    The first is at most β for a β-smooth loss, the second nowhere negative for a convex one: both
-    look at one pair of points and can refute an assumption, not prove it. NaN for a client that
-    hardly moved (`SHORTEST_SECANT`).
+    The first is at most β for a β-smooth loss. The second is nowhere negative for a convex loss.
+    Both compare one pair of points, so they can refute an assumption, but not prove it. They are
+    NaN for a client that hardly moved (`SHORTEST_SECANT`).
 
     >>> w, v = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[0.0, 0.0], [1.0, 1.0]])
     >>> [each.tolist() for each in secants(w, -2 * w, v, -2 * v)]       # of l(w) = −‖w‖²
@@ -110,8 +111,8 @@ def lr_bound_1(gap: F64, steps: int, U: float) -> F64:
 def lr_bound_2(squared: F64, B: F64, U: float, sigma2: float, beta: float) -> F64:
     """(m,), Theorem 2: η < (‖∇L‖² − B·U²) / (‖∇L‖² + σ²) · 2/β, from ‖∇L‖² (m,) and B (m,).
 
-    Not positive where the clients of a cluster pull too far apart (B·U² ≥ ‖∇L‖²): then no rate
-    meets the condition.
+    It is not positive where the gradients of a cluster's clients differ too much (B·U² ≥ ‖∇L‖²).
+    Then no learning rate meets the condition.
 
     >>> squared, B = np.array([4.0, 4.0]), np.array([0.0, 0.5])
     >>> lr_bound_2(squared, B, U=3.0, sigma2=0.0, beta=2.0).tolist()
@@ -133,8 +134,8 @@ def drift_bound(B: F64, importance: F64, lr: float, steps: int, U: float) -> flo
 def convexity_bound(squared: F64, moved: F64, importance: F64) -> float:
     """The first half of Lemma 4's proof: Σ λ_i ‖∇L(Ω_k, D_i)‖·‖ω_i − Ω_k‖ / Σλ.
 
-    It rests on convexity alone: not on B, on one rate for all, or on a common start. `squared` are
-    the ‖∇L(Ω_k, D_i)‖² (m,), `moved` the ‖ω_i − Ω_k‖ (m,) over all parameters.
+    It needs convexity alone, but neither B, nor one learning rate for all, nor a common start.
+    `squared` is ‖∇L(Ω_k, D_i)‖² (m,), and `moved` is ‖ω_i − Ω_k‖ (m,) over all parameters.
 
     >>> convexity_bound(np.array([4.0, 1.0]), np.array([0.5, 0.1]), np.array([1.0, 3.0]))
     0.325
@@ -147,8 +148,8 @@ def descent_bound(
 ) -> float:
     """Lemma 5: the local updates change R by at most Σ λ_i Q((βη²/2 − η)‖∇L‖² + βη²σ²/2) / Σλ.
 
-    `squared` stands for ‖∇L‖² of all Q steps of a client. On a convex loss it never grows along
-    gradient descent with η ≤ 2/β, so its value after the last step gives a bound that holds.
+    `squared` stands for ‖∇L‖² in all Q steps of a client. On a convex loss it never grows during
+    gradient descent with η ≤ 2/β, so its value after the last step gives a valid bound.
 
     >>> descent_bound(np.array([4.0]), np.ones(1), lr=0.5, steps=2, beta=1.0, sigma2=0.0)
     -3.0
@@ -162,7 +163,7 @@ def descent_bound(
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """Theorem 3: how the rounds T and the mean squared gradient ε they promise hang together.
+    """Theorem 3: the number of rounds T after which the mean squared gradient is at most ε.
 
     T ≥ Δ / (Q(ε(η − βη²/2) − βη²σ²/2 − ηBU²)), with Δ = R_0 − R*.
 
@@ -184,12 +185,12 @@ class Convergence:
     U: float
 
     def rounds(self, epsilon: float) -> float:
-        """T for ε; infinite where ε lies below what noise and unlike clients allow."""
+        """T for ε; infinite if ε is smaller than noise and differences of clients allow."""
         gain = epsilon * self._gain - self._loss
         return self.delta / (self.steps * gain) if gain > 0 else float("inf")
 
     def epsilon(self, rounds: float) -> float:
-        """ε after T rounds, also for T = ∞; infinite where η ≥ 2/β promises nothing."""
+        """ε after T rounds, also for T = ∞; infinite if η ≥ 2/β, where the theorem is silent."""
         loss = self.delta / (rounds * self.steps) + self._loss
         return loss / self._gain if self._gain > 0 else float("inf")
 

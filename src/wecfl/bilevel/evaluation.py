@@ -1,4 +1,4 @@
-"""What clients are asked beside training: losses, gradients, predictions; each is one exchange."""
+"""Evaluates models at the clients: losses, gradients and tallies, each in one exchange."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def losses(
     round: int = 0,
     who: Int | None = None,
 ) -> F64:
-    """(n, K), the mean training loss of K models on each client of `who`; NaN without an answer."""
+    """(n, K), the mean training loss of K models on each client of `who`; NaN without a reply."""
     job = Job(ClusterLosses(batches), seed=seed, round=round)
     found: F64 = _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
     return found
@@ -42,7 +42,7 @@ def risk(
     state: State | None = None,
     seed: int = 0,
 ) -> F64:
-    """(m,), the mean loss of each client's own row; NaN without an answer."""
+    """(m,), the mean loss of each client's own model; NaN without a reply."""
     job = Job(Risk(split), seed=seed, tick=state.tick if state else 0, shared=shared)
     memory = state.memory if state else {}
     found: F64 = _answers(engine, job, Sent({"model": models}), None, memory)["risk"]
@@ -57,14 +57,14 @@ def gradients(
     seed: int = 0,
     round: int = 0,
 ) -> F32:
-    """(m, trainable), the gradient at each client's own row; zeros without an answer."""
+    """(m, trainable), the gradient at each client's own model; zeros without a reply."""
     job = Job(Gradients(batches), seed=seed, round=round)
     found: F32 = _answers(engine, job, Sent({"model": models}), None, lost=0.0)["gradient"]
     return found
 
 
 def tallies(engine: Engine, models: F32, split: Split) -> F64:
-    """(m, …), what the task counts of rows (m, P), or of the mean outputs of (m, J, P)."""
+    """(m, …), the task's tallies of models (m, P), or of the mean outputs of (m, J, P)."""
     name = "models" if models.ndim == 3 else "model"
     job = Job(Score(Center(), split))
     found: F64 = _answers(engine, job, Sent({name: models}), None, lost=0)["after"]
@@ -74,7 +74,7 @@ def tallies(engine: Engine, models: F32, split: Split) -> F64:
 def served_tallies(
     engine: Engine, method: Method, state: State, plan: LocalPlan, seed: int
 ) -> dict[str, F64]:
-    """(m, …) on test data for each moment at which the method serves its clients."""
+    """(m, …), the tallies on test data for each moment of the method's serving."""
     job = Job(
         Score(method.serve, "test", method.local), plan, seed, state.round, state.tick,
         method.shared,
@@ -91,7 +91,7 @@ def _answers(
     *,
     lost: float = np.nan,
 ) -> dict[str, Any]:
-    """What clients say, and `lost` of those that don't."""
+    """What clients reply, and the value `lost` for clients that do not reply."""
     answers = engine.ask(job, sent, who, memory or {})
     silent: Bool = answers.outcome != Reply.HEARD
     for rows in answers.rows.values():

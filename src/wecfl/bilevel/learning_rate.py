@@ -1,4 +1,4 @@
-"""Learning rates that follow the run (`wecfl.core.method.Rate`)."""
+"""Learning rates that are set in every round (`wecfl.core.components.Rate`)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from wecfl.errors import ConfigError
 __all__ = ["check_theory", "theory"]
 
 PROBES = 4
+"""The number of gradient probes for β, the largest curvature."""
 PROBE_LENGTH = 1e-2
-"""Of the model's own length: short enough for a Hessian, long enough for float32."""
+"""The length of a probe, relative to that of the model: short enough for the Hessian, and long
+enough for float32."""
 
 
 def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
     """Theorem 1's bound for each client, η_i = ‖ω_i − Ω_k‖ / (Q·U).
 
-    U is measured anew in every round: the largest norm over the clients of one mini-batch gradient
-    at the model they are sent. In the first round nobody has moved yet and the theorem has
-    no F to keep from rising; there η = 1/β, which the descent lemma (Lemma 5) likes best, with β
-    from a few gradient probes (decision 10).
+    U is measured in every round: the largest norm over the clients of one mini-batch gradient at
+    the model that they are sent. In the first round no client has moved yet, F is 0, and the
+    theorem gives η = 0. There η = 1/β, for which the bound of the descent lemma (Lemma 5) is best,
+    with β from a few gradient probes (decision 10).
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout
@@ -53,23 +55,23 @@ def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -
 
 
 def check_theory(method: Method, plan: LocalPlan) -> None:
-    """Refuse what Theorem 1 does not speak about, before the first round.
+    """Raise an error if Theorem 1 does not cover the method or the plan.
 
     >>> from wecfl import methods
     >>> check_theory(methods.wecfl(k=3), LocalPlan(momentum=0.9))
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: lr theory is about plain gradient steps: set momentum to 0, not 0.9
+    wecfl.errors.ConfigError: lr theory needs plain gradient steps: set momentum to 0, got 0.9
     """
     for name in ("momentum", "weight_decay"):
         if value := getattr(plan, name):
             raise ConfigError(
-                f"lr theory is about plain gradient steps: set {name} to 0, not {value:g}"
+                f"lr theory needs plain gradient steps: set {name} to 0, got {value:g}"
             )
     if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
-            f"lr theory is about clients compared by their models in the order L, E, M, D, "
-            f"so it can't set the rate of {method.name}"
+            f"lr theory needs a method that compares clients by their models, in the order "
+            f"L, E, M, D; {method.name} does not: give lr as a number"
         )
 
 

@@ -1,4 +1,4 @@
-"""The two objectives of the paper's bi-level problem, F and R."""
+"""The objectives of the paper's bi-level problem: F of the clustering and R of the learning."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
 def R(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     """The learning objective R = 1/Σλ · Σ_i λ_i L(ω_i, D_i), on all training data.
 
-    After the D-step ω_i = Ω_{labels_i}, and this is the paper's upper-level objective; after the
-    L-step it is what the local updates made of it.
+    After the D-step ω_i = Ω_{labels_i}, and this is the paper's upper-level objective. After the
+    L-step it is its value for the locally updated models.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import methods

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config, resolve
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
 from wecfl.report.figures.files import format_of
+from wecfl.resolve import resolve
 
 __all__ = [
     "ConfigFlags",

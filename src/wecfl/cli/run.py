@@ -21,7 +21,7 @@ from wecfl.cli.flags import (
     config_from_flags,
     config_per_method,
 )
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, refused_of, resume_command
@@ -31,6 +31,7 @@ from wecfl.report.figures.overview import overview
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
 from wecfl.report.trackers import TRACKERS, tracker
+from wecfl.resolve import resolve
 from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -90,7 +91,7 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    if late := experiments[0].late:
+    if late := experiments[0].kept_out:
         terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
     _run_all(experiments, folders, bars, stopping)
     if figure:

@@ -1,4 +1,4 @@
-"""A step of a round that asks clients for something."""
+"""The step of a round that reaches clients."""
 
 from __future__ import annotations
 
@@ -18,40 +18,43 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Learn", "Send", "Steps"]
 
 Send = Callable[[State, "Setting"], Table]
-"""(m, …), what clients are sent beside their model, by name; from the state and the setting."""
+"""Makes what clients are sent beside their model: named arrays (m, …), from state and setting."""
 
 Learn = Callable[[State, State, Table, LocalPlan], State]
-"""What the server makes of the replies at once: from the state before the exchange, the state with
-the replies, what clients were sent beside their model, and the plan with η and steps of each."""
+"""Makes the next state from the replies. It is called with the state before the exchange, the state
+with the replies, what clients were sent beside their model, and the plan with each client's η and
+number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A step of a round: clients are asked to run a program, and the server takes their replies.
+    """A step of a round in which clients are asked to run a program and reply.
 
-    The local update is `Ask()`, written "L" in `Method.steps`.
+    The local update is `Ask()`, which is written "L" in `Method.steps`.
     """
 
     program: Program | None = None
-    """None: what the method calls its local update, after which a round is counted."""
+    """None: the method's local update, which raises the number of the round."""
     send: Send | None = None
+    """What clients are sent beside their model; None: nothing."""
     learn: Learn | None = None
+    """What the server does with the replies; None: they are put into the state."""
     check: Callable[[LocalPlan, Layout], None] | None = None
-    """Refuses plans and models that it can't be done with."""
+    """Raises an error for a plan or a model with which this step is impossible."""
     who: str = "participation"
-    """What the draw of the participants is for: asks with other words draw other clients."""
+    """The purpose of the random draw of participants: another word draws other clients."""
 
     @property
     def letter(self) -> str:
-        """What observers and records call it."""
+        """The name of the step in records and for observers."""
         return self.program.name if self.program else "L"
 
     def __str__(self) -> str:
-        """With what is special about it, in words."""
+        """The name, with the functions that are special to this step."""
         parts = (self.send, self.learn)
         special = [getattr(part, "__name__", repr(part)) for part in parts if part]
         return f"{self.letter}({', '.join(special)})" if special else self.letter
 
 
 Steps = tuple["str | Ask", ...]
-"""E, M, D and L by letter, and what else is asked."""
+"""The steps E, M, D and L by letter, and further asks."""

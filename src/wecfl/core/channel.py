@@ -1,7 +1,8 @@
-"""What is between a client and the server: absence, loss, lies, noise, and what a server refuses.
+"""The channel between clients and server: absence, lost replies, attacks, noise and refusals.
 
-All of it happens in an exchange (`core/exchange.py`): who takes part, how many steps each
-gets to, and what reaches the server. Every draw is keyed by (seed, purpose, round, client).
+It acts in every exchange (`core/exchange.py`). It decides which clients take part, how many steps
+each of them completes, and what reaches the server. Every random draw is keyed by (seed, purpose,
+round, client).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Channel", "Forging", "Protection", "Updates"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updates:
-    """One round of training: what clients received and what they would honestly send back.
+    """The updates of one round: what clients received, and what they would send back honestly.
 
     >>> updates = Updates(start=np.zeros((2, 3), "f4"), trained=np.ones((2, 3), "f4"),
     ...                   attackers=np.array([False, True]), labels=np.array([0, 0]),
@@ -38,15 +39,15 @@ class Updates:
     """
 
     start: F32
-    """(m, P), the models clients received."""
+    """(m, P), the models that clients received."""
     trained: F32
-    """(m, P), what became of them."""
+    """(m, P), the models after training."""
     attackers: Bool
-    """(m,)."""
+    """(m,), the clients that lie."""
     labels: Int
-    """(m,), the clusters whose models clients received."""
+    """(m,), the cluster whose model each client received."""
     keys: Int
-    """(m,), who clients are, for keyed randomness."""
+    """(m,), a number for each client, by which its random draws are keyed."""
     trainable: int
     """How many leading columns are parameters, as in `Layout`."""
     seed: int
@@ -60,7 +61,7 @@ class Updates:
         return updates
 
     def sent(self, updates: Real) -> F32:
-        """(m, P), `trained` with these updates (a, trainable) in place of the attackers' own."""
+        """(m, P), `trained`, where these updates (a, trainable) replace those of the attackers."""
         rows = memory.empty(self.trained.shape)
         rows[...] = self.trained
         columns = slice(self.trainable)
@@ -72,21 +73,21 @@ class Forging(Protocol):
     """What attackers do to the updates they send (`wecfl.channel.attacks`)."""
 
     def forge(self, updates: Updates) -> F32:
-        """(m, P), what the server gets in place of `updates.trained`."""
+        """(m, P), what the server receives instead of `updates.trained`."""
 
 
 class Protection(Protocol):
-    """What honest clients do to the update they send (`wecfl.channel.privacy`)."""
+    """What honest clients do to their update before they send it (`wecfl.channel.privacy`)."""
 
     def __call__(
         self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int
     ) -> F32:
-        """(m, P), the rows of these clients as they leave them; the others as they are."""
+        """(m, P), the rows of these clients as they are sent; the other rows are unchanged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """What a round meets on its way; the default is that nothing is in it.
+    """What happens to clients and replies on the way; by default, nothing.
 
     >>> Channel(participation=0.5).present(4, round=0).tolist()
     [False, False, True, True]
@@ -97,21 +98,21 @@ class Channel:
     dropout: float = 0.0
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
-    """The probability that a client gets to fewer than Q steps, any number of them."""
+    """The probability that a client completes fewer than Q steps; any number is equally likely."""
     attack: Forging | None = None
     """What attackers send instead of their models."""
     attackers: Bool | None = None
-    """(m,), who they are."""
+    """(m,), the clients that lie."""
     privacy: Protection | None = None
     """What honest clients do to their update before they send it."""
     refuse_above: float = 100.0
-    """An update this many times longer than the round's median is refused."""
+    """An update that is this many times longer than the median of the round is refused."""
     min_cluster: int = 1
-    """A center is made of at least so many models, or it stays."""
+    """A center is made of at least so many models; with fewer it stays as it is."""
     keys: Int | None = None
-    """(m,), who clients are, for keyed randomness; None: their positions."""
+    """(m,), a number for each client, by which its random draws are keyed; None: its position."""
     seed: int = 0
-    """Of who takes part, is lost or late: the same for all soft-voted runs."""
+    """The seed of absence, loss and stragglers; all runs of a soft vote share it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
@@ -125,33 +126,35 @@ class Channel:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
     def check(self, plan: LocalPlan, m: int) -> None:
-        """Refuse what can't be with this plan and m clients."""
+        """Raise an error if this is impossible with the plan or with m clients."""
         if self.stragglers and plan.steps < 2:
-            raise ConfigError("stragglers take fewer steps than the others: ask for at least 2")
+            raise ConfigError(f"stragglers need at least 2 steps, got {plan.steps}: raise steps")
         if self.min_cluster > m:
-            raise ConfigError(f"{m} clients can't form a cluster of {self.min_cluster}")
+            raise ConfigError(
+                f"min_cluster is {self.min_cluster}, but there are only {m} clients: lower it"
+            )
 
     def present(self, m: int, round: int, purpose: str = "participation") -> Bool:
-        """(m,), who takes part in the local update after `round` rounds.
+        """(m,), which clients take part in the exchange after `round` rounds.
 
-        Every client draws a number and the least take part, so the order of clients does not
-        matter.
+        Every client draws a number, and those with the smallest numbers take part. So the order of
+        the clients does not matter.
         """
-        here = np.ones(m, dtype=np.bool_)
+        present = np.ones(m, dtype=np.bool_)
         if self.participation < 1:
             count = max(1, int(np.round(self.participation * m)))
             draws = self._draws(purpose, m, round)
-            here[np.argsort(draws, kind="stable")[count:]] = False
-        return here
+            present[np.argsort(draws, kind="stable")[count:]] = False
+        return present
 
     def steps(self, plan: LocalPlan, m: int, round: int) -> Int | None:
-        """(m,), how many of the Q steps each client gets to; None: all."""
+        """(m,), how many of the Q steps each client completes; None: all of them."""
         if not self.stragglers:
             return None
-        late = self._draws("stragglers", m, round)
-        # Given that it is late, the draw is as good as a new one.
-        few = 1 + np.floor(late / self.stragglers * (plan.steps - 1)).astype(np.int64)
-        return np.where(late < self.stragglers, few, plan.steps)
+        draws = self._draws("stragglers", m, round)
+        # Below `stragglers` the draw is uniform: it also says how many steps are completed.
+        few = 1 + np.floor(draws / self.stragglers * (plan.steps - 1)).astype(np.int64)
+        return np.where(draws < self.stragglers, few, plan.steps)
 
     def received(
         self,
@@ -163,24 +166,25 @@ class Channel:
         job: Job,
         layout: Layout,
     ) -> tuple[dict[str, NDArray[Any]], Int8 | None]:
-        """What the server has after an exchange: replies (m, …), and what came of each client.
+        """What the server has after an exchange: replies (m, …), and what became of each client.
 
-        `sent` is the state with the models that clients received, `rows` (n, …) what those asked
-        made of them, `outcome` (m,) what is known of each so far. Where nothing came that can be
-        used, a model stays as it was sent, and anything else is zero.
+        `sent` is the state with the models that clients received, `rows` (n, …) is what the clients
+        in `who` replied, and `outcome` (m,) is what is known about each client so far. Where no
+        usable reply came, a model stays as it was sent, and any other array is zero. The outcome
+        is None if all clients were heard.
         """
-        m, here, outcome = len(outcome), outcome == Reply.HEARD, outcome.copy()
+        m, replied, outcome = len(outcome), outcome == Reply.HEARD, outcome.copy()
         declared = job.program.replies
         replies = {name: _spread(array, who, m) for name, array in rows.items() if name != "model"}
         if self.dropout:
-            lost = here & (self._draws("reply", m, sent.round) < self.dropout)
+            lost = replied & (self._draws("reply", m, sent.round) < self.dropout)
             outcome[lost] = Reply.LOST
         if "model" in declared and declared["model"].update:
             trained = rows["model"]
             if len(who) < m:
                 trained = sent.fresh(np.arange(m))
                 trained[who] = rows["model"]
-            trained = self._forged(sent, trained, here, layout.trainable, job)
+            trained = self._forged(sent, trained, replied, layout.trainable, job)
             self._judge(_lengths(trained, sent), outcome, sent.round)
             heard = outcome == Reply.HEARD
             replies["model"] = (
@@ -193,13 +197,13 @@ class Channel:
             flat[outcome != Reply.HEARD] = 0
         return replies, None if (outcome == Reply.HEARD).all() else outcome
 
-    def _forged(self, sent: State, trained: F32, here: Bool, trainable: int, job: Job) -> F32:
-        """(m, P), as updates leave honest clients and liars."""
-        keys = np.arange(len(here)) if self.keys is None else self.keys
-        liars = here & self.attackers if self.attackers is not None else np.zeros_like(here)
+    def _forged(self, sent: State, trained: F32, replied: Bool, trainable: int, job: Job) -> F32:
+        """(m, P), the models as honest clients and attackers send them."""
+        keys = np.arange(len(replied)) if self.keys is None else self.keys
+        liars = np.zeros_like(replied) if self.attackers is None else replied & self.attackers
         if self.privacy:
             trained = self.privacy(
-                sent.models, trained, here & ~liars, keys, round=sent.round, seed=job.seed
+                sent.models, trained, replied & ~liars, keys, round=sent.round, seed=job.seed
             )
         if self.attack and liars.any():
             trained = self.attack.forge(
@@ -210,26 +214,26 @@ class Channel:
         return trained
 
     def _judge(self, length: F64, outcome: Int8, round: int) -> None:
-        """Refuse, in place, updates that are not finite or far longer than the others."""
+        """Mark in `outcome` the updates that are not finite, or far longer than the others."""
         arrived, finite = outcome == Reply.HEARD, np.isfinite(length)
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
-                f"none of the {arrived.sum()} models that came back from the local update of round "
-                f"{round + 1} is finite: training diverged, lower lr"
+                f"training diverged: none of the {arrived.sum()} models of round {round + 1} is "
+                f"finite; lower lr"
             )
-        usual = np.median(length[arrived & finite]) if arrived.any() else 0.0
+        median = np.median(length[arrived & finite]) if arrived.any() else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
-        if usual > 0:
-            outcome[arrived & finite & (length > self.refuse_above * usual)] = Reply.TOO_LARGE
+        if median > 0:
+            outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
 
     def _draws(self, purpose: str, m: int, round: int) -> F64:
-        """(m,), one number in [0, 1) for each client."""
+        """(m,), a random number in [0, 1) for each client."""
         keys = range(m) if self.keys is None else self.keys
         return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
 
 
 def _lengths(trained: F32, sent: State) -> F64:
-    """(m,), ‖ω_i − what it received‖: NaN or infinite where ω_i is."""
+    """(m,), the length of each update; NaN or infinite where the model is."""
     squares = np.empty(len(trained))
     with np.errstate(over="ignore", invalid="ignore"):
         for i, after in enumerate(trained):
@@ -241,7 +245,7 @@ def _lengths(trained: F32, sent: State) -> F64:
 
 
 def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:
-    """(m, …), rows (n, …) where their clients are, zeros elsewhere."""
+    """(m, …), the rows (n, …) of the clients in `who`, and zeros for the others."""
     spread = np.zeros((m, *rows.shape[1:]), rows.dtype)
     spread[who] = rows
     return spread

@@ -11,18 +11,18 @@ __all__ = ["Clients"]
 
 
 class Clients(Protocol):
-    """What a run knows of its clients, whether it holds their data (`Federation`) or not."""
+    """What a run knows about its clients, with their data (`Federation`) or without."""
 
     def __len__(self) -> int:
         """m, the number of clients."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What to call each client."""
+        """The name of each client."""
 
     @property
     def keys(self) -> Int:
-        """(m,), who each client is, for keyed randomness."""
+        """(m,), a number for each client, by which its random draws are keyed."""
 
     @property
     def sizes(self) -> Int:
@@ -34,16 +34,16 @@ class Clients(Protocol):
 
     @property
     def held(self) -> Int | None:
-        """(classes, m), the training samples of each class, where they are known."""
+        """(classes, m), the number of training samples of each class, where they are known."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """The shape of one sample."""
 
     @property
     def classes(self) -> int:
-        """C, how many there are."""
+        """C, the number of classes."""
 
     @property
     def fingerprint(self) -> str:
-        """Tells the clients of one run from those of another."""
+        """A digest that differs between the clients of one run and those of another."""

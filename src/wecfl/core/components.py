@@ -1,4 +1,4 @@
-"""The components that a method is made of, as protocols."""
+"""The components that a method is made of: what each of them must do."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ __all__ = [
 
 
 class Representation(Protocol):
-    """What a client is for the clustering: g_i, beside the clusters' G_k."""
+    """What stands for a client and for a cluster when clients are clustered: g_i and G_k."""
 
     @property
     def asks(self) -> bool:
-        """Clients have to be asked for g_i: the models that the server holds do not tell it."""
+        """Whether clients must be asked for g_i, since it does not follow from the models."""
 
     def check(self, shared: str, layout: Layout) -> None:
-        """Refuse to compare clients by columns that they don't share."""
+        """Raise an error if clients would be compared by columns that they do not share."""
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
-        """(m, p), g_i; or of those clients alone of whom `who` (m,) is true."""
+        """(m, p), g_i of all clients; or of those only for which `who` (m,) is true."""
 
     def centers(self, state: State, engine: Engine) -> Real:
         """(K, p), G_k of the models Ω_k."""
 
     def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
-        """(m,), d(g_i, G_{labels_i}), from which F is made; G as the last E moved it."""
+        """(m,), d(g_i, G_{labels_i}), of which F is the mean; G is as the last E-step moved it."""
 
 
 Distance = Callable[[Any, Any], F64]
@@ -55,13 +55,13 @@ Importance = Callable[[Int], F64]
 """λ: data sizes |D_i| (m,) → importance (m,)."""
 
 Rate = Callable[[F64, State, Engine, LocalPlan, int], F32]
-"""η (m,) for the coming local update: from the gaps ‖g_i − G_k‖ (m,) that the distribution closes,
-the state it makes, the engine, the plan and the seed."""
+"""Gives η (m,) for the next local update. It is called in the D-step with the distances ‖g_i − G_k‖
+(m,) before it, the state after it, the engine, the plan and the seed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What the server sees when it clusters: n clients that it knows, and K centers.
+    """What the server sees when it clusters: the n clients that it knows, and K centers.
 
     >>> points, centers = np.array([[3.0], [5.0]]), np.array([[1.0], [4.0]])
     >>> view = View(points, centers, np.ones(2), labels=np.array([0, 1]))
@@ -76,17 +76,17 @@ class View:
     importance: F64
     """(n,), λ_i."""
     labels: Int
-    """(n,), the cluster that each client is in, and whose model it was sent."""
+    """(n,), the cluster of each client, whose model it was sent."""
     heard: Bool | None = None
-    """(n,), who was heard in this round; the others count where they were last. None: all."""
+    """(n,), the clients heard in this round; the others count where they were last. None: all."""
     round: int = 0
     """t, the number of local updates done so far."""
     notes: Mapping[str, F64] = field(default_factory=dict)
-    """What the clustering wrote down in the round before."""
+    """What the clustering wrote down in the previous round."""
 
     @property
     def updates(self) -> Real:
-        """(n, p), g_i − G_{labels_i}: what the last local update made of the model received."""
+        """(n, p), g_i − G_{labels_i}: how the last local update changed the model received."""
         return np.asarray(self.points - self.centers[self.labels])
 
 
@@ -99,35 +99,35 @@ class Clusters:
     """
 
     labels: Int
-    """(n,)."""
+    """(n,), the cluster of each client of the view."""
     centers: Real
-    """(K', p), the moved G."""
+    """(K', p), the centers G after the clustering."""
     notes: Mapping[str, F64] = field(default_factory=dict)
-    """What the next round, or a reader, should know: a few named numbers."""
+    """A few named numbers for the next round and for the reader of the record."""
 
 
 class Serving(Protocol):
-    """Which models answer for a client, said at the client: a frozen dataclass, like a program."""
+    """Which models predict for a client: a frozen dataclass that runs at the client."""
 
     name: ClassVar[str]
     version: ClassVar[int]
 
     needs_memory: ClassVar[bool]
-    """Whether it looks at what a client keeps."""
+    """Whether it needs what the client keeps (`State.memory`)."""
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """When clients are looked at; the last is what counts: `before` and `after` adaptation."""
+        """When a client is tested: `before` and `after` adaptation. The last one counts."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
-        """(n, P) rows, or (n, J, P) whose mean logits decide, one of them for each moment."""
+        """For each moment (n, P) models, or (n, J, P) models whose mean logits decide."""
 
 
 class Clustering(Protocol):
-    """The lower level: labels and moved G from what the server sees.
+    """The lower level of the problem: labels and new centers G from what the server sees.
 
-    A cluster keeps its number. K may grow, K' ≥ K: new clusters have the numbers after K − 1. One
-    that ended has no clients, and keeps its center.
+    A cluster keeps its number. K may grow, K' ≥ K: new clusters are numbered from K on. A cluster
+    that ends has no clients any more, and keeps its center.
     """
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
@@ -135,12 +135,12 @@ class Clustering(Protocol):
 
 
 class Aggregation(Protocol):
-    """The M-step: one center per cluster; a cluster without members keeps its own.
+    """The M-step: one center for each cluster; a cluster without members keeps its center.
 
-    What it has to remember of a cluster is in `state.cluster`.
+    What it has to remember about a cluster is in `state.cluster`.
     """
 
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """With new centers from `state.models`, `state.labels` and λ."""
+        """The state with new centers, made from `state.models`, `state.labels` and λ."""

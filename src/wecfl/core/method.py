@@ -1,13 +1,14 @@
-"""A method, and the components it is made of.
+"""A method, made of components (`core/components.py`).
 
 The paper's bi-level problem (its equation "method") reads
 
     minimize  R = 1/Σλ · Σ_k Σ_i r_ik λ_i L(Ω_k, D_i)
     subject to  r, Ω = argmin  F = 1/Σλ · Σ_k Σ_i r_ik λ_i d(g_i, G_k).
 
-Clients are rows of one matrix `models` (m × P), cluster centers rows of `centers` (K × P), and the
-assignment r is the vector `labels`. A `Method` chooses g, d, λ, the clustering, what clients do
-and the aggregation; the four steps of Algorithm 1 (`rounds.py`) are the same for all of them.
+Clients are the rows of the matrix `models` (m × P), cluster centers are the rows of `centers`
+(K × P), and the assignment r is the vector `labels`. A `Method` chooses g, d, λ, the clustering,
+the aggregation and what clients do. The four steps of Algorithm 1 (`rounds.py`) are the same for
+all methods.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["Method"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A point of the paper's design space; adding one adds no control flow.
+    """A point of the paper's design space. A new method is a new value, not new control flow.
 
     >>> from wecfl import methods
     >>> methods.fedavg.replace(name="mine", k=3).k
@@ -47,33 +48,33 @@ class Method:
 
     name: str
     representation: Representation
-    """g_i and G_k."""
+    """What stands for clients and clusters: g_i and G_k."""
     distance: Distance
-    """d(g_i, G_k)."""
+    """How far a client is from a cluster: d(g_i, G_k)."""
     clustering: Clustering
-    """How r is found (E-step)."""
+    """How the labels r are found (E-step)."""
     importance: Importance
-    """λ_i."""
+    """How much a client counts: λ_i."""
     aggregation: Aggregation
-    """How Ω is found (M-step)."""
+    """How the centers Ω are found (M-step)."""
     local: Program
     """What a client does with the model it receives (L-step)."""
     serve: Serving
-    """Which model answers for a client."""
+    """Which model predicts for a client."""
     k: int | Literal["auto"] = 1
-    """K, the number of clusters; "auto": all start in one, and the clustering says how many."""
+    """K, the number of clusters; "auto": all clients start in one, and the clustering chooses K."""
     shared: str = "all"
-    """The columns that travel (D-step), as in `Layout.columns`; the others stay private."""
+    """The columns that are exchanged, as in `Layout.columns`; the others stay at the client."""
     start: Literal["one", "each"] = "one"
     """One initial model for all clusters, or a different one for each."""
     opening: Steps = ("E", "M", "D")
-    """What is done once, before the first round."""
+    """The steps that are done once, before the first round."""
     steps: Steps = ("L", "E", "M", "D")
-    """What a round consists of. IFCA aggregates before it assigns: L, M, E, D."""
+    """The steps of a round. IFCA aggregates before it assigns: L, M, E, D."""
     members: int = 1
-    """How many independent runs are soft-voted (FedAvg+, FedProx+)."""
+    """The number of independent runs whose predictions are averaged (FedAvg+, FedProx+)."""
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the plan that this method needs: SCAFFOLD has no momentum."""
+    """Defaults of `wecfl.Plan` for this method: SCAFFOLD sets momentum to 0."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"k": self.at_start, "members": self.members}
@@ -86,30 +87,30 @@ class Method:
         for name in ("opening", "steps"):
             for step in getattr(self, name):
                 if not isinstance(step, Ask) and step not in ("E", "M", "D", "L"):
-                    raise ConfigError(f"{name} are E, M, D, L or an Ask, got {step!r}")
+                    raise ConfigError(f"{name} must be of E, M, D, L or an Ask, got {step!r}")
         if not any(step == "L" or (isinstance(step, Ask) and not step.program)
                    for step in self.steps):  # fmt: skip
-            raise ConfigError(f"a round needs a local update (L), got {self.steps}")
+            raise ConfigError(f"steps must contain a local update (L), got {self.steps}")
         if self.start not in ("one", "each"):
             raise ConfigError(f"start must be 'one' or 'each', got '{self.start}'")
 
     def check(self, m: int, plan: LocalPlan, layout: Layout) -> None:
-        """Refuse what can't be with m clients, this plan and this model."""
-        if self.at_start > m:  # at least one cluster would have to stay empty for ever
+        """Raise an error if the method can't run with m clients, this plan or this model."""
+        if self.at_start > m:  # at least one cluster would stay empty for ever
             raise ConfigError(
-                f"{self.name} can't form {self.k} clusters of {m} clients; "
+                f"{self.name} can't form {self.k} clusters of {m} clients: "
                 f"ask for at most {m} clusters"
             )
         body = [entry.name for entry in layout.entries if "classifier" not in entry.tags]
         if "classifier" in self.shared and not body:
             raise ModelError(
-                f"{self.name} parts the last layer from the others, but this model has one layer "
-                f"only: choose a model with more of them"
+                f"{self.name} separates the last layer from the others, but this model has only "
+                f"one layer: choose a model with more layers"
             )
         if self.shared != "all" and private_columns(layout, self.shared) is None:
             raise ModelError(
-                f"{self.name} shares '{self.shared}', which is all of this model: nothing would be "
-                f"the client's own"
+                f"{self.name} shares '{self.shared}', which is the whole model, so that clients "
+                f"would keep nothing private: choose fewer columns"
             )
         self.representation.check(self.shared, layout)
         self.local.check(plan, layout)
@@ -117,11 +118,13 @@ class Method:
             if isinstance(step, Ask) and step.check:
                 step.check(plan, layout)
         if self.members > 1 and self.serve.needs_memory:
-            raise ConfigError(f"{self.name}: a soft vote is one of centers, not of personal models")
+            raise ConfigError(
+                f"{self.name} serves personal models, which can't be soft-voted: set members to 1"
+            )
 
     @property
     def whole_centers(self) -> bool:
-        """Whether the model of a cluster can serve alone: clients keep no part of it."""
+        """Whether the model of a cluster is complete: clients keep no part of it."""
         return self.shared == "all" and "model" in self.local.replies
 
     @property
@@ -130,7 +133,7 @@ class Method:
         return 1 if self.k == "auto" else self.k
 
     def replace(self, **changes: Any) -> Method:
-        """The method that differs from this one by `changes`."""
+        """A copy of the method with these components changed."""
         known = [field.name for field in dataclasses.fields(self)]
         for key in changes:
             if key not in known:

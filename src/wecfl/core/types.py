@@ -1,4 +1,4 @@
-"""Array types, and tables of named arrays."""
+"""The types of arrays, and tables of named arrays."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 __all__ = ["F32", "F64", "Bool", "Int", "Int8", "Real", "Split", "Table", "under", "without"]
 
 F32 = NDArray[np.float32]
-"""Models, as rows."""
+"""Models, one in each row."""
 F64 = NDArray[np.float64]
-"""What is summed: distances, losses, importance."""
+"""Numbers that are summed: distances, losses, importance."""
 Int = NDArray[np.int64]
 """Labels, counts, positions."""
 Int8 = NDArray[np.int8]
-"""Codes."""
+"""Codes of an `IntEnum`."""
 Bool = NDArray[np.bool_]
 """One yes or no per client, or per cluster."""
 Real = NDArray[np.floating]
-"""Representations, in whatever precision they come."""
+"""Representations, in single or double precision."""
 Table = Mapping[str, NDArray[Any]]
-"""Named arrays; where a table stands says what their first axis is."""
+"""Arrays by name. The field that holds a table says what the first axis of its arrays is."""
 Split = Literal["train", "test"]
-"""Of a client's data."""
+"""A part of a client's data."""
 
 
 def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
-    """Those whose name begins so, by the rest of it.
+    """The arrays whose names begin with `prefix`, under the rest of their names.
 
     >>> under("a.", {"a.b": np.ones(1), "c": np.ones(1)})
     {'b': array([1.])}
@@ -38,7 +38,7 @@ def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
 
 
 def without(names: Collection[str], arrays: Table) -> dict[str, NDArray[Any]]:
-    """All others.
+    """The table without the arrays of these names.
 
     >>> without(["a"], {"a": np.ones(1), "c": np.ones(1)})
     {'c': array([1.])}

@@ -49,7 +49,7 @@ class Place:
 
 
 class Roster:
-    """m places for clients that join by name (a `wecfl.core.state.Clients`).
+    """m places for clients that join by name (a `wecfl.core.clients.Clients`).
 
     A place that nobody has taken yet stands for a client that was never heard of, and counts in
     nothing. With `pinned`, a name belongs to the node that joined with it. Otherwise it belongs to

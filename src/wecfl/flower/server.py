@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import METHOD_OPTIONS, Config, one_line, resolve
+from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.errors import ConfigError, unknown
@@ -26,6 +26,7 @@ from wecfl.methods import options
 from wecfl.models import make
 from wecfl.options import Folder
 from wecfl.report.sentences import round_words
+from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

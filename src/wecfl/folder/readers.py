@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from safetensors import safe_open
 
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.core.state import State
 from wecfl.core.types import Int
 from wecfl.errors import ConfigError, RunFolderError
@@ -32,6 +32,7 @@ from wecfl.folder.schema import (
     RoundSchema,
     SummarySchema,
 )
+from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 
 __all__ = [

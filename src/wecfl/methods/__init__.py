@@ -86,13 +86,13 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lg-fedavg": lg_fedavg,
     "fedrep": fedrep,
 }
-"""By name, what makes the method: its signature says which options there are."""
+"""The functions that make the methods, by name. Their parameters are the methods' options."""
 
 
 def options(name: str) -> Mapping[str, Parameter]:
-    """The options of the method of that name, as its signature has them.
+    """The options of a method, as parameters of the function that makes it.
 
-    >>> {option: each.default for option, each in options("cfl").items()}
+    >>> {name: option.default for name, option in options("cfl").items()}
     {'eps1': 0.4, 'eps2': 1.0}
     """
     if name not in METHODS:
@@ -101,7 +101,7 @@ def options(name: str) -> Mapping[str, Parameter]:
 
 
 def named(name: str, **chosen: Any) -> Method:
-    """The method of that name, with options of its own; one that it does not have is refused.
+    """The method of that name, with these options; an error for an option that it does not have.
 
     >>> named("wecfl", k=3).k
     3
@@ -113,32 +113,37 @@ def named(name: str, **chosen: Any) -> Method:
     known = options(name)
     for option in chosen:
         if not known:
-            raise ConfigError(f"{name} has no option '{option}': it takes none")
+            raise ConfigError(f"{name} has no option '{option}': it has no options")
         if option not in known:
             raise ConfigError(unknown(f"option of {name}", option, known))
     if missing := [
-        each for each, of in known.items() if of.default is of.empty and each not in chosen
+        option
+        for option, parameter in known.items()
+        if parameter.default is parameter.empty and option not in chosen
     ]:
         raise ConfigError(f"{name} needs its option '{missing[0]}'")
-    return METHODS[name](**{each: _fitting(name, known[each], chosen[each]) for each in chosen})
+    return METHODS[name](
+        **{option: _fitting(name, known[option], value) for option, value in chosen.items()}
+    )
 
 
 def _fitting(name: str, option: Parameter, value: Any) -> Any:
-    """The value of an option in the type that the method asks for."""
-    if option.annotation is option.empty:  # of a factory that a user has added
+    """The value of an option, in the type that the method asks for."""
+    if option.annotation is option.empty:  # the user's own method, without types
         return value
     try:
         return TypeAdapter(option.annotation).validate_python(value)
     except ValidationError as error:
         if value == "auto":
-            choosing = [each for each in METHODS if _takes_auto(each)]
+            choosing = [method for method in METHODS if _takes_auto(method)]
             raise ConfigError(
                 f"{name} needs a number of clusters: only {' and '.join(choosing)} choose it"
             ) from None
-        said = error.errors()[0]["msg"].replace("Input", "it", 1)
-        raise ConfigError(f"{option.name} of {name}: {said}, got {value!r}") from None
+        problem = error.errors()[0]["msg"].replace("Input", "it", 1)
+        raise ConfigError(f"{option.name} of {name}: {problem}, got {value!r}") from None
 
 
 def _takes_auto(name: str) -> bool:
+    """Whether the method can choose K itself."""
     known = options(name)
     return "k" in known and known["k"].annotation == NumberOfClusters

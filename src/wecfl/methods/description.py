@@ -1,4 +1,4 @@
-"""What a method is made of, in words and as values."""
+"""Describes a method: what it is made of, in words and as values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["components", "differences", "structure"]
 
 
 def components(method: Method) -> dict[str, str]:
-    """What the method is made of, in words, for `wecfl methods`.
+    """The components of the method in words, for `wecfl methods`.
 
+    >>> from wecfl.methods import fesem
     >>> components(fesem(3))["aggregation"]
     'Mean(data_size)'
     """
-    said = {
+    words = {
         field: _word(getattr(method, field))
         for field in (
             "representation", "distance", "clustering", "importance", "aggregation", "local",
@@ -26,22 +27,24 @@ def components(method: Method) -> dict[str, str]:
         )
     }  # fmt: skip
     steps = {name: " ".join(map(str, getattr(method, name))) for name in ("opening", "steps")}
-    return said | steps
+    return words | steps
 
 
 def differences(method: Method) -> dict[str, str]:
-    """What sets the method apart from FedAvg, in words.
+    """The components in which the method differs from FedAvg, in words.
 
+    >>> from wecfl.methods import fedprox
     >>> differences(fedprox(0.1))
     {'local': 'Train(mu=0.1)'}
     """
-    usual, own = components(fedavg), components(method)
-    return {part: word for part, word in own.items() if word != usual[part]}
+    usual = components(fedavg)
+    return {part: word for part, word in components(method).items() if word != usual[part]}
 
 
 def structure(method: Method) -> dict[str, Any]:
-    """The same as values: functions and classes by name, with the options of each.
+    """The components of the method as plain values: names of functions and classes, and options.
 
+    >>> from wecfl.methods import wecfl
     >>> structure(wecfl(3))["clustering"]
     {'is': 'KMeans', 'fresh': 10, 'warm': True}
     """
@@ -49,17 +52,18 @@ def structure(method: Method) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
+    """A component as a plain value."""
     if isinstance(value, bool | int | float | str):
         return value
     if not is_dataclass(value):
         return getattr(value, "__name__", None) or repr(value)
-    inside = {field.name: getattr(value, field.name) for field in fields(value)}
-    told = {name: _plain(each) for name, each in inside.items() if each is not None}
-    return {"is": type(value).__name__, **told}
+    options = {field.name: getattr(value, field.name) for field in fields(value)}
+    plain = {name: _plain(option) for name, option in options.items() if option is not None}
+    return {"is": type(value).__name__, **plain}
 
 
 def _word(component: object) -> str:
-    """A function by its name; a value by its class and its options, λ by its own name."""
+    """A component in words: a function by its name, a value by its class and options."""
     if not is_dataclass(component) or isinstance(component, Columns):
         return getattr(component, "__name__", None) or str(component)
     options = {field.name: getattr(component, field.name) for field in fields(component)}

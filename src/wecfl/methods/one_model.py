@@ -51,7 +51,7 @@ def fedprox(mu: float = FEDPROX_MU) -> Method:
 
 
 def fedavg_plus(k: int) -> Method:
-    """FedAvg+: k independent FedAvg runs, their logits averaged (the paper's soft voting).
+    """FedAvg+: k independent FedAvg runs, whose logits are averaged (the paper's soft voting).
 
     >>> fedavg_plus(5).members
     5
@@ -60,7 +60,7 @@ def fedavg_plus(k: int) -> Method:
 
 
 def fedprox_plus(k: int, mu: float = FEDPROX_MU) -> Method:
-    """FedProx+: k independent FedProx runs, their logits averaged.
+    """FedProx+: k independent FedProx runs, whose logits are averaged.
 
     >>> fedprox_plus(5).name
     'fedprox+'
@@ -113,7 +113,7 @@ def fedyogi(
 def scaffold() -> Method:
     """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020).
 
-    Clients take plain gradient steps: it sets momentum to 0 where nothing else is said.
+    Clients take plain gradient steps, so its default momentum is 0.
 
     >>> scaffold().plan
     {'momentum': 0.0}

@@ -13,7 +13,7 @@ __all__ = ["ditto", "fedavg_ft", "fedper", "fedrep", "lg_fedavg", "local"]
 
 
 def local() -> Method:
-    """Local training only: every client goes on from its own model, and nothing is averaged.
+    """Local training only: every client continues from its own model, and nothing is averaged.
 
     >>> local().serve
     Personal()
@@ -22,7 +22,7 @@ def local() -> Method:
 
 
 def fedavg_ft(tuning_steps: int | None = None) -> Method:
-    """FedAvg whose model is fine-tuned by each client before it serves; told before and after.
+    """FedAvg, whose model each client fine-tunes before it is used; tested before and after.
 
     >>> fedavg_ft(5).serve
     Tuned(steps=5)
@@ -31,7 +31,7 @@ def fedavg_ft(tuning_steps: int | None = None) -> Method:
 
 
 def ditto(lam: float = 1.0) -> Method:
-    """Ditto: a personal model tethered to the common one (Li et al., ICML 2021).
+    """Ditto: a personal model that is pulled towards the common one (Li et al., ICML 2021).
 
     >>> ditto(0.5).local
     Ditto(lam=0.5)
@@ -40,7 +40,7 @@ def ditto(lam: float = 1.0) -> Method:
 
 
 def fedper() -> Method:
-    """FedPer: the last layer stays with its client (Arivazhagan et al., 2019).
+    """FedPer: the last layer stays at the client (Arivazhagan et al., 2019).
 
     >>> fedper().shared
     '~classifier'
@@ -60,7 +60,7 @@ def lg_fedavg() -> Method:
 
 
 def fedrep(head_steps: int | None = None) -> Method:
-    """FedRep: as FedPer, but head and body are trained one after the other (Collins, ICML 2021).
+    """FedRep: FedPer, but head and body are trained one after the other (Collins, ICML 2021).
 
     >>> fedrep(3).local
     Parts(first='classifier', steps=3)

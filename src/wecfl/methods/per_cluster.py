@@ -17,14 +17,14 @@ from wecfl.methods.one_model import fedavg
 __all__ = ["NumberOfClusters", "cfl", "fesem", "flhc", "ifca", "wecfl"]
 
 NumberOfClusters = int | Literal["auto"]
-"""A number of clusters, or that the server chooses it."""
+"""A number of clusters, or "auto": the server chooses it."""
 
 
 def wecfl(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both") -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
-    With `warm`, K-means also starts from the previous centers, so that F never rises; K = "auto"
-    is chosen by `criterion`.
+    With `warm`, K-means also starts from the previous centers, so that F never rises. If k is
+    "auto", the server chooses K by `criterion`.
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -37,7 +37,7 @@ def wecfl(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both")
 
 
 def fesem(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both") -> Method:
-    """FeSEM: clusters with λ_i = 1, aggregates by data size (Xie et al.; the authors' code).
+    """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
@@ -49,9 +49,9 @@ def fesem(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both")
 def ifca(k: int, batches: int | None = None) -> Method:
     """IFCA (= HypCluster): a client takes the cluster model with the least training loss.
 
-    Starts from K different models; aggregates under the labels the clients trained with, then
-    reassigns (Ghosh et al., NeurIPS 2020; Mansour et al., 2020). The loss is estimated on so many
-    `batches`, or on all data.
+    It starts from K different models. It aggregates with the labels that clients were trained with,
+    and assigns clients afterwards (Ghosh et al., NeurIPS 2020; Mansour et al., 2020). The loss is
+    estimated on `batches` mini-batches, by default on all data.
 
     >>> ifca(k=10).steps
     ('L', 'M', 'E', 'D')
@@ -63,7 +63,7 @@ def ifca(k: int, batches: int | None = None) -> Method:
 
 
 def cfl(eps1: float = 0.4, eps2: float = 1.0) -> Method:
-    """CFL: clusters are parted in two where clients pull apart (Sattler et al., TNNLS 2020).
+    """CFL: a cluster is split in two where its clients disagree (Sattler et al., TNNLS 2020).
 
     The options are those of `wecfl.bilevel.hierarchy.Bipartition`.
 

@@ -29,9 +29,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import INCIDENTAL_KEYS, Config, one_line, resolve
+from wecfl.config import INCIDENTAL_KEYS, Config, one_line
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import method_of
+from wecfl.resolve import resolve
 
 __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
 

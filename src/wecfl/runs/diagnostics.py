@@ -1,4 +1,4 @@
-"""What the paper's theory speaks of, measured while a run goes on (`--diagnostics`)."""
+"""Diagnostics: the quantities of the paper's theory, measured during a run (`--diagnostics`)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from wecfl.core.types import F32, F64, Real
 __all__ = ["GRADIENT_DRAWS", "Diagnostics"]
 
 GRADIENT_DRAWS = 4
-"""Mini-batch gradients of each client in a round, for U and σ²."""
+"""The number of mini-batch gradients of each client in a round, for U and σ²."""
 
 
 @final
 class Diagnostics:
-    """Watches one run (of a soft vote, the first) and measures B, U, σ², β and the bounds.
+    """Watches a run (the first of a soft vote), and measures B, U, σ², β and the bounds.
 
     In each round it costs two full gradients of every client, at the models before the local steps
     (q = 0) and after them (q = Q), and `GRADIENT_DRAWS` mini-batch gradients. The latter are left
     out where one batch holds all data of every client. U, σ² and β are the largest values so far;
     the bounds of a round need only the U of that round (`U_round`).
 
-    `last` is the record of the round that `state` closed, for a run that goes on.
+    For a run that is resumed, `last` is the record of the round that ended with `state`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Diagnostics:
         self._constants = {
             name: last["theory"][name] if last else 0.0 for name in ("U", "sigma2", "beta")
         }
-        # On the common start nobody has moved.
+        # At the common start no client has moved.
         self._gap = np.array(last["clients"]["gap"]) if last else np.zeros(len(state.labels))
         self._found: dict[str, Any] = {}
         self._clients: dict[str, list[float | None] | None] = {}
@@ -65,7 +65,7 @@ class Diagnostics:
         self._seconds += perf_counter() - began
 
     def round(self) -> tuple[dict[str, Any], dict[str, list[float | None] | None], float]:
-        """B and `theory` of the round's record, the rates of each client, the seconds it took."""
+        """B and `theory` of the round's record, the learning rates of clients, and the seconds."""
         measured, clients, seconds = self._found, self._clients, self._seconds
         self._clear()
         return measured, clients, seconds
@@ -75,14 +75,14 @@ class Diagnostics:
         self._seconds = 0.0
 
     def _begin(self, state: State) -> None:
-        """The local steps start from here, at a rate that is known."""
+        """Measure what is known where the local steps begin."""
         self._started, self._started_slope = state, self._gradients(state)
         sampled = self._sampled(state)
         self._see(sigma2=bounds.gradient_variance(sampled, self._started_slope))
-        self._path_U = bounds.gradient_bound(sampled)  # of the local steps from here on
+        self._path_U = bounds.gradient_bound(sampled)  # of the local steps that follow
 
     def _close(self, before: State, state: State) -> None:
-        """The models are sent: all about the local steps of this round is known, the next begin."""
+        """Measure the rest when the models are sent, and begin the next round."""
         started, slopes = self._started, (self._started_slope, self._trained_slope)
         lr = np.broadcast_to(self._setting.rates(started), len(state.labels))
         gap, squares = self._gap, [bounds.squared_norms(slope) for slope in slopes]
@@ -133,7 +133,7 @@ class Diagnostics:
             self._constants[name] = max(self._constants[name], value)
 
     def _see_secants(self, state: State, slope: F32) -> None:
-        """β and the least curvature between the trained models and others."""
+        """Update β and the smallest curvature, between the trained models and those of `state`."""
         smooth, curved = bounds.secants(
             self._parameters(self._trained.models), self._trained_slope,
             self._parameters(state.models), slope,
@@ -145,7 +145,7 @@ class Diagnostics:
         return gradients(self._setting.engine, state.models)
 
     def _sampled(self, state: State) -> F32:
-        """(draws, m, trainable), mini-batch gradients; where a batch holds all, the full ones."""
+        """(draws, m, trainable), mini-batch gradients; full gradients if a batch holds all data."""
         engine, seed = self._setting.engine, self._setting.seed
         if self._setting.plan.batch >= engine.sizes.max():
             return self._started_slope[None]

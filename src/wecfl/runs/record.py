@@ -1,4 +1,4 @@
-"""What is written down about each round: one dictionary, the line of `metrics.jsonl`."""
+"""The record of a round: one dictionary, which is a line of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Record = dict[str, Any]
-"""What is known about a round, under the names of `RECORD_KEYS`."""
+"""What is known about a round, by the keys in `RECORD_KEYS`."""
 
 RECORD_KEYS = {
     "round": "t, from 1",
@@ -50,7 +50,7 @@ RECORD_KEYS = {
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
     "clients": "accuracy and macro_f1 of each client",
 }
-"""The keys of a record, documented."""
+"""The keys of a record, and what they mean."""
 
 CONDITION_KEYS = {
     "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
@@ -59,28 +59,29 @@ CONDITION_KEYS = {
     "and the privacy budget that was spent",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
-"""The further keys of a record where something is between clients and server; `clients` then also
-holds `reply`, what came of each local update (`wecfl.core.state.Reply`). Under attack, the
-scores are the honest clients'."""
+"""Further keys of a record, where replies can be missing or forged. `clients` then also holds
+`reply`, what became of each local update (`wecfl.core.state.Reply`). Under attack, the scores are
+those of the honest clients."""
 
 CLUSTERING_KEYS = {
     "notes": "what the clustering wrote down: why there are so many clusters",
 }
-"""The further key of a record where the clustering says how many clusters there are."""
+"""A further key of a record, where the clustering decides how many clusters there are."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
     "theory": "U, sigma2, beta, and what the lemmas allow in this round",
 }
-"""The further keys of a record with `diagnostics`; `clients` also holds rates and their bounds."""
+"""Further keys of a record with `diagnostics`. `clients` then also holds rates and bounds."""
 
 
 class Recorder:
-    """Watches the steps of a round and makes its record.
+    """Watches the steps of a round, and makes its record.
 
-    Clients are tested every `score_every` rounds, and in the last of `rounds`; in between their
-    scores are unknown. None: never, since scores would leave the clients in the clear.
+    Clients are tested every `score_every` rounds, and in the last of `rounds`. In other rounds
+    their scores are unknown. With None they are never tested, since a score would leave its client
+    in the clear.
 
     Under an `attack` the scores are those of the honest clients. `trigger_engine` tests the models
     on samples with the trigger of a backdoor.
@@ -109,7 +110,7 @@ class Recorder:
         self._clear()
 
     def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
-        """Before the first round to be watched: the assignment, and what else measures."""
+        """Called before the first round, with the assignment and the diagnostics, if any."""
         self._before, self._diagnostics = labels, diagnostics
 
     def _clear(self) -> None:
@@ -131,7 +132,7 @@ class Recorder:
         self._add_seconds("objectives", perf_counter() - began)
 
     def round(self, states: Sequence[State]) -> Record:
-        """After the last step: the record of the round, soft-voted over `states`."""
+        """The record of the round, after its last step; `states` are those of a soft vote."""
         began = perf_counter()
         state, before = states[0], self._before
         task = self._engine.task
@@ -189,11 +190,11 @@ class Recorder:
         return record
 
     def _scored(self, round: int) -> bool:
-        """Every so many rounds, and in the last one."""
+        """Whether clients are tested in this round."""
         return self._every is not None and (round % self._every == 0 or round == self._last)
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
-        """(m, …), tallies at each moment; a soft vote is one of models sent."""
+        """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""
         if len(states) > 1:
             stack = served(states, self._engine.layout, self._method.shared)
             return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
@@ -201,10 +202,10 @@ class Recorder:
         return served_tallies(self._engine, self._method, states[0], plan, self._setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
-        """(m, p) and (K, p), clients and centers, copied: the models are large.
+        """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.
 
-        By the representation; where only the clients could tell it (IFCA's losses), by all
-        parameters, which is costly and left to `diagnostics`.
+        It is the method's representation. Where only clients know that (IFCA's losses), it is all
+        parameters; these are large, so they are compared only with `diagnostics`.
         """
         chosen = self._method.representation
         if chosen.asks and not self._diagnostics:
@@ -220,7 +221,7 @@ class Recorder:
 
 
 def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
-    """(m, P), the models sent, with the columns that clients keep; (J, m, P) of a soft vote."""
+    """(m, P), the models sent, with the clients' private columns; (J, m, P) for a soft vote."""
     private, rows = private_columns(layout, shared), [state.sent for state in states]
     for state, models in zip(states, rows, strict=True):
         if private is not None and "private" in state.memory:
@@ -230,11 +231,11 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
 
 
 def _known(scores: F64) -> list[float | None]:
-    """Scores in six digits; None where a client did not tell."""
+    """Scores in six digits; None where a score is unknown."""
     return [None if np.isnan(score) else round(float(score), 6) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:
-    """A number, or several; JSON knows no NaN."""
+    """A number, or a list of several; None for NaN, which JSON does not have."""
     several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
     return several if len(several) > 1 else several[0]

@@ -1,4 +1,4 @@
-"""An attack on one federation: who lies, what about, and how well it works."""
+"""A simulated attack on a federation: who attacks, what they do, and how well it works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SimulatedAttack"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedAttack:
-    """The attack on a run.
+    """The attack on the clients of a run.
 
     >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
     >>> attacked = SimulatedAttack.on(Federation.from_arrays(xs, ys), Attack("label-flip"), seed=0)
@@ -30,15 +30,15 @@ class SimulatedAttack:
 
     attack: DataAttack | ModelAttack
     attackers: Bool
-    """(m,), who lies."""
+    """(m,), the clients that attack."""
     federation: Federation
-    """What clients train on."""
+    """The clients with the data that they train on, some of it poisoned."""
     triggered_test: Federation | None
-    """Honest clients' test samples with the trigger of a backdoor."""
+    """The honest clients, with the trigger of a backdoor in their test samples; else None."""
 
     @classmethod
     def on(cls, federation: Federation, asked: Attack, seed: int) -> Self:
-        """An attack by a share of the clients."""
+        """The attack that was asked for, by a share of the clients."""
         attack, attackers = asked.value, choose(federation.keys, asked.attackers, seed)
         held = federation
         if isinstance(attack, DataAttack):
@@ -51,13 +51,13 @@ class SimulatedAttack:
 
     @property
     def forging(self) -> ModelAttack | None:
-        """The attack, if it is on what clients send."""
+        """The attack, if it changes what clients send; else None."""
         return None if isinstance(self.attack, DataAttack) else self.attack
 
     def measured(
         self, labels: Int, models: F32, trigger_engine: Engine | None
     ) -> dict[str, float | None]:
-        """Who shares a cluster with attackers, and how often a backdoor's trigger works.
+        """How many clients share a cluster with attackers, and how often a backdoor works.
 
         `models` (m, P), or a stack of them (J, m, P), serve the clients; `trigger_engine` runs the
         clients of `triggered_test`.

@@ -1,4 +1,4 @@
-"""Clients that are kept out of a run on purpose: who they are, and how they fared at its end."""
+"""Simulated newcomers: clients that are kept out of a run, and how well they are assigned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["newcomer_summary", "newcomer_table", "separated"]
 def separated(
     federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
 ) -> tuple[Federation | Clients, Federation | None]:
-    """Members and newcomers: a share of the clients, and all of a generating group nobody sees.
+    """Members and newcomers. Newcomers are a share of the clients, and all of an unseen group.
 
     >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
     >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
@@ -31,15 +31,17 @@ def separated(
     if share is None and unseen is None:
         return federation, None
     if not isinstance(federation, Federation):
-        raise ConfigError("newcomers are kept out of a simulation: they need the clients' data")
+        raise ConfigError("newcomers needs a federation with the clients' data: they are simulated")
     apart = np.zeros(len(federation), np.bool_)
     if unseen is not None:
         if federation.groups is None:
-            raise ConfigError("unseen names a generating group, but those of the data are unknown")
+            raise ConfigError(
+                "unseen is the number of a hidden group, but these data have no known groups"
+            )
         apart = federation.groups == unseen
         if not apart.any() or apart.all():
             known = ", ".join(map(str, np.unique(federation.groups)))
-            raise ConfigError(f"unseen: can't keep group {unseen} apart; there are: {known}")
+            raise ConfigError(f"unseen must be one of several groups ({known}), got {unseen}")
     if share is not None:
         apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
     if not apart.any():
@@ -59,11 +61,11 @@ def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd
 def newcomer_summary(
     newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
 ) -> dict[str, float | None]:
-    """How newcomers fared, as in `summary.json`.
+    """How well newcomers were assigned, as in `summary.json`.
 
-    `right` is the share whose cluster is mostly of their own generating group; `members` what the
-    members of the same clusters have for accuracy, each cluster counted as its newcomers are.
-    Newcomers of an `unseen` group have no right cluster: they count for `recall` alone.
+    `right` is the share of newcomers in a cluster whose members are mostly of their own group.
+    `members` is the accuracy of the members of the same clusters, weighted by the newcomers of each
+    cluster. Newcomers of the `unseen` group have no right cluster, and count only for `recall`.
 
     >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
     ...                         "accuracy": [0.8, 0.6, 1.0]})
@@ -74,14 +76,14 @@ def newcomer_summary(
      'recall': 1.0, 'false_alarms': 0.0}
     """
     known = bool(newcomers["group"].notna().all())
-    from_afar = (newcomers["group"] == unseen) & (unseen is not None)
-    seen, afar = newcomers[~from_afar], newcomers[from_afar]
+    from_unseen = (newcomers["group"] == unseen) & (unseen is not None)
+    seen, novel = newcomers[~from_unseen], newcomers[from_unseen]
     hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
     usual = hits / members.groupby("cluster")["samples"].sum()
     right = None
     if known and len(seen):
-        most = members.groupby("cluster")["group"].agg(lambda each: each.mode().iloc[0])
-        right = float((seen["cluster"].map(most) == seen["group"]).mean())
+        main = members.groupby("cluster")["group"].agg(lambda group: group.mode().iloc[0])
+        right = float((seen["cluster"].map(main) == seen["group"]).mean())
 
     def mean(values: pd.Series[float]) -> float | None:
         return float(np.average(values, weights=seen["samples"])) if len(seen) else None
@@ -90,7 +92,7 @@ def newcomer_summary(
         "right": right,
         "accuracy": mean(seen["accuracy"]),
         "members": mean(seen["cluster"].map(usual)),
-        "recall": float(afar["novel"].mean()) if len(afar) else None,
+        "recall": float(novel["novel"].mean()) if len(novel) else None,
         "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
     }
     rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}

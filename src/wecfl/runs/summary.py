@@ -1,4 +1,4 @@
-"""What the records of a run come to."""
+"""Summarizes the records of a run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["last_choice", "last_parts", "last_rounds", "replies", "settled"]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:
-    """(rounds, m), what came of each client's local update in each round (`Reply`).
+    """(rounds, m), what became of each client's local update in each round (`Reply`).
 
     >>> replies([{"clients": {}}, {"clients": {"reply": [0, 1]}}], 2).tolist()
     [[0, 0], [0, 1]]
     """
     heard = [int(Reply.HEARD)] * m
-    told = [record["clients"].get("reply", heard) for record in records]
-    return np.array(told, np.int8).reshape(len(records), m)
+    outcomes = [record["clients"].get("reply", heard) for record in records]
+    return np.array(outcomes, np.int8).reshape(len(records), m)
 
 
 def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:
-    """Means over the last rounds, as the paper's tables take them.
+    """The means over the last rounds, as in the paper's tables.
 
     >>> last_rounds([{"accuracy": a, "macro_f1": a, "ari": None} for a in (0.0, 0.5, 0.6, 0.7)])
     {'accuracy': 0.6, 'macro_f1': 0.6, 'ari': None}
@@ -40,7 +40,7 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
 def last_parts(
     records: Sequence[Record], name: str, count: int = 3
 ) -> dict[str, dict[str, float | None]]:
-    """What a part of the records came to, as means over the last rounds; nothing without it.
+    """The means of one part of the records over the last rounds; empty if they do not have it.
 
     >>> attacks = [{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)]
     >>> last_parts(attacks, "attack")
@@ -48,22 +48,22 @@ def last_parts(
     >>> last_parts([{}], "before")
     {}
     """
-    told = [record[name] for record in records[-count:] if name in record]
-    if not told:
+    parts = [record[name] for record in records[-count:] if name in record]
+    if not parts:
         return {}
-    values = {key: [each[key] for each in told if each[key] is not None] for key in told[0]}
+    values = {key: [part[key] for part in parts if part[key] is not None] for key in parts[0]}
     return {
         name: {
-            key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
+            key: round(float(np.mean(known)), 6) if known else None for key, known in values.items()
         }
     }
 
 
 def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
-    """What became of the choice of K, where the clustering made it; nothing elsewhere.
+    """The K that the clustering has chosen; empty if the method does not choose K.
 
-    `k` is kept since the round `since` and settled in the round `settled`. `best` is the K with the
-    largest `silhouette`, when it was last looked for.
+    `k` has been the same since the round `since`, and was settled in the round `settled`. `best` is
+    the K with the largest `silhouette` when K was last chosen.
 
     >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
     >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
@@ -71,20 +71,22 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]
     >>> last_choice([{"round": 1}])
     {}
     """
-    told = [(each["round"], each["notes"]) for each in records if "k" in each.get("notes", {})]
-    if not told:
+    choices = [
+        (record["round"], record["notes"]) for record in records if "k" in record.get("notes", {})
+    ]
+    if not choices:
         return {}
-    looked = [(t, notes) for t, notes in told if "silhouette" in notes]
-    k = int(told[-1][1]["k"])
-    others = [t for t, notes in told if notes["k"] != k]
-    curve = looked[-1][1]["silhouette"] if looked else None
+    curves = [notes["silhouette"] for _, notes in choices if "silhouette" in notes]
+    k = int(choices[-1][1]["k"])
+    others = [t for t, notes in choices if notes["k"] != k]
+    curve = curves[-1] if curves else None
     scores = [-1.0 if score is None else score for score in (curve or [])]
     best = int(np.argmax(scores)) if scores else 0
     return {
         "choice": {
             "k": k,
-            "since": max(others, default=told[0][0] - 1) + 1,
-            "settled": min((t for t, notes in told if notes["settled"]), default=None),
+            "since": max(others, default=choices[0][0] - 1) + 1,
+            "settled": min((t for t, notes in choices if notes["settled"]), default=None),
             "best": best + 1,
             "silhouette": scores[best] if best else None,
         }
@@ -92,7 +94,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]
 
 
 def settled(records: Sequence[Record]) -> int | None:
-    """The round whose assignment was kept to the end; None while clients still move.
+    """The round whose assignment stayed until the end; None while clients still change cluster.
 
     >>> settled([{"round": t, "churn": churn} for t, churn in enumerate((0.8, 0.1, 0, 0), start=1)])
     2

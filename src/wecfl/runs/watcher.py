@@ -1,4 +1,4 @@
-"""Who watches a run: the run folder, the progress bar and the trackers are all the same thing."""
+"""Watchers of a run: the run folder, the progress bar and the trackers all have this form."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["AfterRound", "OnRound", "Watcher"]
 
 OnRound = Callable[[Record, Sequence[State]], None]
-"""Called after each round with its record and the states (one, or one per soft-voted member)."""
+"""Called after each round with its record and the states (one for each run of a soft vote)."""
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Told when a run begins, after each round, and when it ends – whatever ended it.
+    """An object that is called when a run begins, after each round, and when the run ends.
 
-    `wecfl.run` tells its watchers in their order, the run folder first.
+    It is called at the end even after an error. Watchers are called in their order, after the run
+    folder.
     """
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
@@ -33,15 +34,15 @@ class Watcher(Protocol):
         """
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """After a round: its line of `metrics.jsonl` and the state (one per soft-voted member)."""
+        """After a round: its line of `metrics.jsonl`, and the states (one per soft-voted run)."""
 
     def end(self, result: Result) -> None:
-        """After the last complete round; `result.status` says whether it was the last planned."""
+        """After the last complete round; `result.status` says how the run ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class AfterRound:
-    """A function that only wants to see the rounds, as a `Watcher`.
+    """Makes a `Watcher` of a function that is called after each round.
 
     >>> AfterRound(lambda record, states: print(record["round"])).round({"round": 3}, [])
     3

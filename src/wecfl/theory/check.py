@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from wecfl.bilevel.bounds import Convergence
-from wecfl.config import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary, tensor_names
 from wecfl.from_config import method_of
 from wecfl.methods import components, structure
 from wecfl.models import MODELS
+from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 
 __all__ = [
