@@ -9,12 +9,12 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics.pairwise import cosine_similarity
 
 from helpers import run_flat
-from wecfl import Federation, Method, loop, methods
+from wecfl import Federation, Method, methods
 from wecfl.bilevel.distance import distances
 from wecfl.core.method import Clusters, View
 from wecfl.core.state import Real
 from wecfl.errors import RunFolderError
-from wecfl.folder.distance_trace import cosines, read_trace, traced_rounds
+from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, cosines, read_trace, traced_rounds
 from wecfl.folder.readers import read_assignments, read_classes
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 2, "steps": 3, "lr": 0.05, "workers": 1}
@@ -57,14 +57,16 @@ def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -
     assert read_trace(tmp_path / "run", 1, "centers")[0].shape == (method.k, method.k)
 
 
-def test_it_is_left_out_for_many_clients_or_on_request(
-    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "MAX_TRACED_CLIENTS", 4)
-    for name, asked in (("auto", None), ("yes", True), ("no", False)):
-        run_flat(fed, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
-    found = {name: traced_rounds(tmp_path / name) for name in ("auto", "yes", "no")}
-    assert found == {"auto": [], "yes": [1, 2], "no": []}
+def test_it_is_left_out_for_many_clients_or_on_request(fed: Federation, tmp_path: Path) -> None:
+    run_flat(fed, methods.fedavg, out=tmp_path / "no", trace=False, **QUICK)
+    assert traced_rounds(tmp_path / "no") == []
+    m = MAX_TRACED_CLIENTS + 1
+    many = Federation.from_arrays([np.zeros((2, 1))] * m, [[0, 1]] * m)
+    for name, asked in (("auto", None), ("yes", True)):
+        how = {**QUICK, "rounds": 1, "steps": 1, "objectives": False, "trace": asked}
+        run_flat(many, methods.fedavg, out=tmp_path / name, **how)
+    assert traced_rounds(tmp_path / "auto") == []
+    assert traced_rounds(tmp_path / "yes") == [1]
 
 
 def test_a_trace_changes_no_result(fed: Federation, tmp_path: Path) -> None:
