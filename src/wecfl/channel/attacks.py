@@ -1,8 +1,8 @@
 """Attacks: clients that lie about their data or about their models.
 
-They are simulated. The server does not know of them, and attackers know nothing about honest clients
-but their number. A `DataAttack` changes once what the attackers train on; a `ModelAttack` changes
-what they send back in every round.
+They are simulated. The server does not know of them, and attackers know nothing about honest
+clients but their number. A `DataAttack` changes once what the attackers train on; a `ModelAttack`
+changes what they send back in every round.
 
 Model attacks forge the trainable columns of a row. BatchNorm statistics and frozen parameters (the
 columns after `trainable`) are sent as trained: a variance flipped below zero would give NaN, which
@@ -112,8 +112,8 @@ class LabelFlip:
 
 @dataclass(frozen=True, slots=True)
 class Backdoor:
-    """Teaches the model that samples with a trigger are of class `target` (BadNets: Gu et al., 2017; in
-    federated learning Bagdasaryan et al., AISTATS 2020).
+    """Teaches the model that samples with a trigger are of class `target` (BadNets: Gu et al.,
+    2017; in federated learning Bagdasaryan et al., AISTATS 2020).
 
     The trigger is a square in the lower right corner of a picture, ⌈`size`·side⌉ wide (2 of 8, 5 of
     28 or 32 pixels), in all channels; of flat samples it is the first ⌈`size`²·p⌉ of p features,

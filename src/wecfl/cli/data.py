@@ -71,8 +71,8 @@ def partition(
     panels: Annotated[
         Literal["one", "pair", "four"],
         Parameter(
-            help="What to draw: one, the partition that the other flags describe; pair, the paper's "
-            "client-wise and cluster-wise Dirichlet; four, the paper's four partitions."
+            help="What to draw: one, the partition that the other flags describe; pair, the "
+            "paper's client-wise and cluster-wise Dirichlet; four, the paper's four partitions."
         ),
     ] = "one",
     out: Annotated[Path, Parameter(help="The figure to write: .png, .svg, .pdf or .html.")] = Path(
@@ -93,8 +93,8 @@ def partition(
     if panels != "one":
         if holds_clients(chosen):
             raise ConfigError(
-                f"{chosen.dataset} holds one file per client, so nothing is to be shared out: leave "
-                f"out --panels {panels}"
+                f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+                f"leave out --panels {panels}"
             )
         paper = {"alpha": None, "classes_per": None}
         names = {
