@@ -328,7 +328,7 @@ class Experiment:
             folder = None
             if place := Folder.of(self.folder):
                 folder = RunFolder(
-                    Path(place.path), every=place.checkpoint_every, again=place.resume
+                    Path(place.path), every=place.checkpoint_every, resume=place.resume
                 )
                 stack.enter_context(folder)
             opened = stack.enter_context(self.open(members=members, progress=progress))

@@ -1,7 +1,7 @@
-"""The command `wecfl` before it is loaded: outside the package, whose imports take a second.
+"""The entry point of the command `wecfl`, outside the package, whose imports take a second.
 
-Ctrl-C during these ends in the same line and exit code as later. Nothing has begun yet, so the
-process just stops; an exception could be lost in one of the libraries' own `try`.
+Ctrl-C during the imports ends in the same line and exit code as later. The process stops at once:
+nothing has begun yet, and an exception could be swallowed by a `try` in one of the libraries.
 """
 
 import os
@@ -14,7 +14,9 @@ __all__ = ["main"]
 def main() -> None:
     """Load the command line and run it."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not where a shell's background job ignores it
+    if (
+        before is signal.default_int_handler
+    ):  # unless it is ignored, as in background jobs of a shell
         signal.signal(signal.SIGINT, _stop)
     from wecfl.cli import main as command  # noqa: PLC0415
 

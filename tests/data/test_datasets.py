@@ -76,12 +76,12 @@ def test_other_numbers_stay() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (np.zeros((2, 3)), r"b: samples have shape \(3,\), those of a \(2,\)"),
-        (np.zeros((2, 2), np.uint8), "b: x holds uint8, that of a float64; only uint8"),
-        (np.zeros(2), r"b: x has shape \(2,\)"),
-        (np.array([["p", "q"]]), "b: x holds <U1, expected numbers"),
-        (np.array([[0, 1], [0, np.nan]]), r"b: x holds NaN or Inf \(sample 1\)"),
-        (np.array([[0, 1e300]]), r"b: x holds NaN or Inf \(sample 0\)"),
+        (np.zeros((2, 3)), r"^b: .*\(3,\).* a .*\(2,\)"),
+        (np.zeros((2, 2), np.uint8), "^b: .*uint8.* a .*float64"),
+        (np.zeros(2), r"^b: .*\(2,\)"),
+        (np.array([["p", "q"]]), "^b: .*<U1.*numbers"),
+        (np.array([[0, 1], [0, np.nan]]), "^b: .*NaN.*sample 1"),
+        (np.array([[0, 1e300]]), "^b: .*NaN.*sample 0"),
     ],
 )
 def test_parts_that_do_not_fit(part: NDArray[Any], said: str) -> None:
@@ -95,10 +95,10 @@ def test_parts_that_do_not_fit(part: NDArray[Any], said: str) -> None:
         ([0, -1], "label -1 of sample 1"),
         ([0.5, 1], "label 0.5 of sample 0"),
         ([np.nan, 1], "label nan of sample 0"),
-        ([0, 3], "label 3 of sample 1 is out of range, expected 0 … 2"),
-        ([0], r"y has shape \(1,\), expected one label per sample: \(2,\)"),
-        ([[0], [1]], r"y has shape \(2, 1\)"),
-        (["a", "b"], "y holds <U1"),
+        ([0, 3], "label 3 of sample 1 .*0 … 2"),
+        ([0], r"\(1,\).*\(2,\)"),
+        ([[0], [1]], r"\(2, 1\)"),
+        (["a", "b"], "<U1"),
         (np.array([0, 2**64 - 1], np.uint64), "label 18446744073709551615 of sample 1"),
     ],
 )
@@ -178,16 +178,16 @@ IMAGES = np.zeros((7, 28, 28), np.uint8)
 @pytest.mark.parametrize(
     ("stem", "data", "said"),
     [
-        (STEMS[0], idx(IMAGES, magic=0x0801), "wrong magic number 0x00000801, expected 0x00000803"),
-        (STEMS[0], b"", "cut short: 0 bytes, the header alone has 16"),
-        (STEMS[0], idx(IMAGES)[:-1], "promises 5488 bytes, got 5487"),
+        (STEMS[0], idx(IMAGES, magic=0x0801), "magic .*0x00000801.*0x00000803"),
+        (STEMS[0], b"", "cut short.* 0 bytes.*16"),
+        (STEMS[0], idx(IMAGES)[:-1], "5488.*5487"),
         (STEMS[0], idx(IMAGES)[:9], "cut short: 9 bytes"),
-        (STEMS[0], idx(IMAGES) + b"+", "promises 5488 bytes, got more"),
-        (STEMS[0], idx(IMAGES, shape=(2**32 - 1, 28, 28)), "promises 4294967295 items of shape"),
-        (STEMS[0], idx(IMAGES, shape=(7, 14, 56)), r"items of shape \(14, 56\), expected .*28, 28"),
-        (STEMS[0], idx(IMAGES[:0]), "promises 0 items"),
-        (STEMS[1], idx(np.zeros(6, np.uint8)), "6 labels for the 7 images of train-images"),
-        (STEMS[1], idx(np.full(7, 10, np.uint8)), "label 10 of sample 0 is out of range"),
+        (STEMS[0], idx(IMAGES) + b"+", "5488.*more"),
+        (STEMS[0], idx(IMAGES, shape=(2**32 - 1, 28, 28)), "4294967295 items"),
+        (STEMS[0], idx(IMAGES, shape=(7, 14, 56)), r"\(14, 56\).*28, 28"),
+        (STEMS[0], idx(IMAGES[:0]), " 0 items"),
+        (STEMS[1], idx(np.zeros(6, np.uint8)), "6 labels .*7 images .*train-images"),
+        (STEMS[1], idx(np.full(7, 10, np.uint8)), "label 10 of sample 0"),
         (STEMS[3], idx(np.array([0, 9, 200], np.uint8)), "label 200 of sample 2"),
     ],
 )
@@ -260,8 +260,8 @@ def test_cifar(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
-        ("data_batch_2.bin", lambda b: b[:-1], "12291 bytes, expected 1 … 10000 records of 3073"),
-        ("data_batch_2.bin", lambda b: b[:-3073], "3 records, expected 4 as in data_batch_1.bin"),
+        ("data_batch_2.bin", lambda b: b[:-1], "12291 .*10000 .*3073"),
+        ("data_batch_2.bin", lambda b: b[:-3073], "3 records.* 4 .*data_batch_1.bin"),
         ("data_batch_1.bin", lambda _: b"", "0 bytes"),
         ("test_batch.bin", lambda b: b"\x0a" + b[1:], "label 10 of sample 0"),
     ],
@@ -315,7 +315,7 @@ def test_a_member_that_claims_to_be_huge(tmp_path: Path) -> None:
     member = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
     member.size = 3073 * 2**30
     path.write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT)))
-    assert "expected 1 … 10000 records" in refused("cifar-10", tmp_path)
+    assert "10000 records" in refused("cifar-10", tmp_path)
 
 
 # .npz
@@ -346,13 +346,13 @@ X, Y = np.zeros((4, 2)), np.zeros(4, int)
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": X}, "holds x, lacks y"),
-        ({"images": X, "labels": Y}, "holds images, labels, lacks x, y"),
+        ({"x": X}, "x, .*lacks y;"),
+        ({"images": X, "labels": Y}, "images, labels, .*lacks x, y;"),
         ({"x": X, "y": Y, "x_test": X}, "lacks y_test"),
-        ({"x": X, "y": Y[:3]}, r"\(y\): y has shape \(3,\)"),
-        ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, r"\(x_test\): no samples"),
-        ({"x": X[:1], "y": Y[:1]}, "1 samples, expected at least 2"),
-        ({"x": X + np.nan, "y": Y}, "NaN or Inf"),
+        ({"x": X, "y": Y[:3]}, r"\(y\): .*\(3,\)"),
+        ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, r"\(x_test\): .*no samples"),
+        ({"x": X[:1], "y": Y[:1]}, " 1 samples.*at least 2"),
+        ({"x": X + np.nan, "y": Y}, "NaN"),
         ({"x": np.float64(3), "y": Y[:1]}, "expected"),
         ({"x": X, "y": Y - 1}, "label -1"),
         ({"x": np.array([{}] * 4), "y": Y}, "never unpickled"),
@@ -382,7 +382,7 @@ def test_npz_with_an_absurd_header(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("x.npy", header.getvalue())
         file.writestr("y.npy", header.getvalue())
-    assert "the header promises" in refused(tmp_path / "a.npz")
+    assert "header promises" in refused(tmp_path / "a.npz")
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -431,14 +431,14 @@ def test_catalogue(tmp_path: Path) -> None:
 
 def test_a_data_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tmp_path / "absent"
-    assert f"{absent}: the data folder is not an existing" in refused("cifar-10", absent)
+    assert str(absent) in refused("cifar-10", absent)
     monkeypatch.setenv("WECFL_DATA", str(absent))
-    assert "WECFL_DATA is not an existing folder" in refused("cifar-10")
+    assert f"{absent}: WECFL_DATA" in refused("cifar-10")
 
 
 def test_unknown() -> None:
-    assert refused("cifar10") == "unknown dataset 'cifar10'; did you mean 'cifar-10'?"
-    with pytest.raises(DataError, match="unknown dataset 'nope'; known: cifar-10, digits, fashion"):
+    assert "'cifar10'; did you mean 'cifar-10'" in refused("cifar10")
+    with pytest.raises(DataError, match=r"'nope'.* cifar-10, digits, fashion"):
         get("nope")
 
 
@@ -477,7 +477,7 @@ def test_found_nowhere(tmp_path: Path, nowhere: Path) -> None:
                  f"put {STEMS[0]}.gz, ", f"into {nowhere / 'fashion-mnist'}", "data_dir",
                  "WECFL_DATA", "http://127.0.0.1:9/train-images"):  # fmt: skip
         assert str(word) in message
-    with pytest.raises(DataError, match=f"^cifar-10: not found in {nowhere}; put cifar-10-binary"):
+    with pytest.raises(DataError, match=f"^cifar-10: .*{nowhere}; put cifar-10-binary"):
         get("cifar-10", fetch=False)
 
 

@@ -96,16 +96,16 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (X[:0], Y[:0], "client b: 0 samples, expected at least 2"),
-        (X[:1], Y[:1], "client b: 1 samples, expected at least 2"),
-        (X, Y[:3], r"client b: y has shape \(3,\), expected one label per sample: \(4,\)"),
-        (X[:, :1], Y, r"client b: samples have shape \(1,\), those of client a \(2,\)"),
-        (X.astype(np.uint8), Y, "client b: x holds uint8, that of client a float64"),
-        (X + np.inf, Y, "client b: x holds NaN or Inf"),
-        (X, Y + 2, "client b: label 3 of sample 1 is out of range, expected 0 … 2"),
-        (X, Y - 1, "client b: label -1 of sample 0"),
-        (X, Y / 2, "client b: label 0.5 of sample 1"),
-        (X, Y.astype(str), "client b: y holds"),
+        (X[:0], Y[:0], "^client b: 0 samples.*2"),
+        (X[:1], Y[:1], "^client b: 1 samples.*2"),
+        (X, Y[:3], r"^client b: y .*\(3,\).*\(4,\)"),
+        (X[:, :1], Y, r"^client b: .*\(1,\).*client a .*\(2,\)"),
+        (X.astype(np.uint8), Y, "^client b: .*uint8.*client a .*float64"),
+        (X + np.inf, Y, "^client b: .*NaN"),
+        (X, Y + 2, "^client b: label 3 of sample 1 .*0 … 2"),
+        (X, Y - 1, "^client b: label -1 of sample 0"),
+        (X, Y / 2, "^client b: label 0.5 of sample 1"),
+        (X, Y.astype(str), "^client b: y "),
         (np.float64(1), Y[:1], "client b: "),
     ],
 )
@@ -119,11 +119,11 @@ def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
     ("words", "said"),
     [
         ({"xs": [], "ys": []}, "no clients"),
-        ({"ys": [Y]}, "got 2 arrays x, 1 arrays y, 2 names"),
-        ({"names": ["a"]}, "got 2 arrays x, 2 arrays y, 1 names"),
-        ({"test": ([X], [Y])}, "got 1 arrays x, 1 arrays y, 2 names"),
-        ({"test": ([X, X[:0]], [Y, Y[:0]])}, "client 1 .test.: 0 samples, expected at least 1"),
-        ({"groups": [0, 1, 2]}, "groups: expected one for each of 2 clients, got 3"),
+        ({"ys": [Y]}, "2 arrays x, 1 arrays y, 2 names"),
+        ({"names": ["a"]}, "2 arrays x, 2 arrays y, 1 names"),
+        ({"test": ([X], [Y])}, "1 arrays x, 1 arrays y, 2 names"),
+        ({"test": ([X, X[:0]], [Y, Y[:0]])}, "^client 1 .test.: 0 samples"),
+        ({"groups": [0, 1, 2]}, "^groups: .* 2 clients, got 3"),
     ],
 )
 def test_clients_that_do_not_add_up(words: dict[str, Any], said: str) -> None:
@@ -133,7 +133,7 @@ def test_clients_that_do_not_add_up(words: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("share", [0, 1, -0.2, 1.5, float("nan")])
 def test_a_share_that_is_none(share: float) -> None:
-    with pytest.raises(ConfigError, match="test: expected a share between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"^test: .*share"):
         Federation.from_arrays([X], [Y], test=share)
 
 
@@ -172,20 +172,20 @@ def test_folder_with_test_samples(tmp_path: Path) -> None:
     fed = Federation.from_folder(str(tmp_path))
     assert [len(rows) for rows in fed.test] == [1, 4]
     np.savez(tmp_path / "b.npz", x=X, y=Y)
-    with pytest.raises(DataError, match=r"b.npz: lacks x_test and y_test, which a.npz has"):
+    with pytest.raises(DataError, match=r"b.npz: .*x_test .*a.npz"):
         Federation.from_folder(tmp_path)
 
 
 def test_folder_at_fault(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(DataError, match=f"{folder}: no .npz files"):
+        with pytest.raises(DataError, match=f"^{folder}: .*no .npz"):
             Federation.from_folder(folder)
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X * np.nan, y=Y)
-    with pytest.raises(DataError, match=r"client b.npz: x holds NaN"):
+    with pytest.raises(DataError, match=r"client b.npz: .*NaN"):
         Federation.from_folder(tmp_path)
     np.savez(tmp_path / "b.npz", x=X)
-    with pytest.raises(DataError, match=r"b.npz: holds x, lacks y"):
+    with pytest.raises(DataError, match=r"b.npz: .*lacks y"):
         Federation.from_folder(tmp_path)
 
 
@@ -241,5 +241,5 @@ def test_groups_call_the_same_classes_something_else() -> None:
 
 
 def test_no_more_groups_than_permutations() -> None:
-    with pytest.raises(PartitionError, match="3 groups can't all name 2 classes"):
+    with pytest.raises(PartitionError, match=r"2 classes .*3 permutations"):
         ClusterwisePermuted(3).shares(2, 3, np.random.default_rng(0))

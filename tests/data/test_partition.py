@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from wecfl.core.state import F64, Int
-from wecfl.data import client_rows as module
-from wecfl.data.client_rows import ClientRows, class_counts, split_samples
+from wecfl.data.client_rows import ClientRows, allot, class_counts, split_samples
 from wecfl.data.partition import (
     PARTITIONS,
     ClientwiseDirichlet,
@@ -72,10 +70,9 @@ def labels(draw: st.DrawFn, least: int, most: int) -> Int:
     return rng.choice(6, size, p=np.array(weights) / sum(weights))
 
 
-def balanced(partition: Partition, clients: int = 20, seed: int = 0) -> ClientRows:
-    return split_samples(
-        partition, BALANCED, BALANCED_TEST, classes=CLASSES, clients=clients, seed=seed
-    )
+def balanced(partition: Partition, clients: int = 20, seed: int = 0, **options: int) -> ClientRows:
+    how = {"classes": CLASSES, "clients": clients, "seed": seed, **options}
+    return split_samples(partition, BALANCED, BALANCED_TEST, **how)
 
 
 def same(a: ClientRows, b: ClientRows) -> bool:
@@ -88,12 +85,9 @@ def same(a: ClientRows, b: ClientRows) -> bool:
 def test_every_sample_has_exactly_one_owner(
     partition: Partition, y_train: Int, y_test: Int, clients: int, seed: int
 ) -> None:
-    enough = {"min_train": 0, "min_test": 0}
+    how = {"classes": 6, "clients": clients, "seed": seed, "min_train": 0, "min_test": 0}
     try:
-        with patch.object(module, "MAX_DRAWS", 200):
-            parts = split_samples(
-                partition, y_train, y_test, classes=6, clients=clients, seed=seed, **enough
-            )
+        parts = split_samples(partition, y_train, y_test, max_draws=200, **how)
     except PartitionError:
         assume(False)
     for indices, y in ((parts.train, y_train), (parts.test, y_test)):
@@ -158,7 +152,7 @@ def test_rounding_is_off_by_less_than_one_and_gives_nothing_for_nothing(
 ) -> None:
     matrix: F64 = np.array(raw) / np.sum(raw, axis=1, keepdims=True)
     assume(np.isfinite(matrix).all())
-    sizes = module._allot(matrix, np.array(per_class))
+    sizes = allot(matrix, np.array(per_class))
     assert sizes.sum(axis=1).tolist() == per_class
     assert (sizes >= 0).all()
     assert (sizes[matrix == 0] == 0).all()
@@ -310,19 +304,19 @@ def test_names_build_the_partitions() -> None:
     ("name", "alpha", "n", "groups", "message"),
     [
         ("clusterwise-dirichle", (0.1, 10.0), (), 10, "did you mean 'clusterwise-dirichlet'?"),
-        ("clusterwise-dirichlet", (0.1,), (), 10, "takes alpha A1 A2, got alpha 0.1$"),
-        ("clientwise-dirichlet", (0.1, 1.0), (), 10, "takes alpha A, got alpha 0.1 1.0$"),
-        ("clientwise-dirichlet", (), (), 10, "takes alpha A, got neither"),
-        ("clusterwise-nclass", (), (3,), 10, "takes classes_per N1 N2, got classes_per 3$"),
-        ("iid", (0.1,), (2,), 10, "neither .* got alpha 0.1 classes_per 2$"),
-        ("quantity-skew", (-1.0,), (), 10, "alpha must be positive and finite, got -1$"),
-        ("clientwise-dirichlet", (0.0,), (), 10, "alpha must be positive"),
-        ("clusterwise-dirichlet", (0.1, float("nan")), (), 10, "alpha must be .*, got nan"),
-        ("clusterwise-dirichlet", (float("inf"), 1.0), (), 10, "alpha must be .*, got inf"),
-        ("clientwise-nclass", (), (0,), 10, "classes_per must be at least 1, got 0"),
-        ("clusterwise-nclass", (), (2, 3), 10, "a client can't hold 3 of its group's 2 classes"),
-        ("clusterwise-nclass", (), (3, 2), 0, "groups must be at least 1, got 0"),
-        ("clusterwise-dirichlet", (0.1, 10.0), (), -1, "groups must be at least 1, got -1"),
+        ("clusterwise-dirichlet", (0.1,), (), 10, "alpha A1 A2.* alpha 0.1$"),
+        ("clientwise-dirichlet", (0.1, 1.0), (), 10, "alpha A,.* alpha 0.1 1.0$"),
+        ("clientwise-dirichlet", (), (), 10, "alpha A,.* neither"),
+        ("clusterwise-nclass", (), (3,), 10, "classes_per N1 N2.* classes_per 3$"),
+        ("iid", (0.1,), (2,), 10, "neither .* alpha 0.1 classes_per 2$"),
+        ("quantity-skew", (-1.0,), (), 10, "alpha .*-1$"),
+        ("clientwise-dirichlet", (0.0,), (), 10, "alpha .*0$"),
+        ("clusterwise-dirichlet", (0.1, float("nan")), (), 10, "alpha .*nan"),
+        ("clusterwise-dirichlet", (float("inf"), 1.0), (), 10, "alpha .*inf"),
+        ("clientwise-nclass", (), (0,), 10, "classes_per .*0$"),
+        ("clusterwise-nclass", (), (2, 3), 10, "3 of .* 2 classes"),
+        ("clusterwise-nclass", (), (3, 2), 0, "groups .*0$"),
+        ("clusterwise-dirichlet", (0.1, 10.0), (), -1, "groups .*-1$"),
     ],
 )
 def test_wrong_flags_are_named(
@@ -336,28 +330,24 @@ def test_wrong_flags_are_named(
 @pytest.mark.parametrize(
     ("partition", "clients", "message"),
     [
-        (Iid(), 0, "clients must be at least 1, got 0"),
-        (
-            Iid(),
-            3001,
-            "6000 training samples can't give 3001 clients 2 each; ask for fewer clients",
-        ),
-        (Iid(), 1001, "1000 test samples can't give 1001 clients 1 each; ask for fewer clients"),
-        (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; ask for fewer groups"),
-        (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; ask for fewer groups"),
-        (ClientwiseNClass(11), 20, "classes_per 11 exceeds the 10 classes"),
-        (ClusterwiseNClass((11, 2)), 20, "classes_per 11 exceeds the 10 classes"),
-        (ClientwiseNClass(2), 4, "4 clients have room for 8 of the 10 classes; raise"),
-        (ClusterwiseNClass((3, 2), 3), 30, "room for 9 of the 10 classes; raise classes_per"),
-        (ClusterwiseNClass((5, 1), 2), 8, "room for 8 of the 10 classes; raise classes_per"),
+        (Iid(), 0, "clients .*0$"),
+        (Iid(), 3001, "6000 training .* 3001 clients 2 each; .*fewer clients"),
+        (Iid(), 1001, "1000 test .* 1001 clients 1 each; .*fewer clients"),
+        (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; .*fewer groups"),
+        (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; .*fewer groups"),
+        (ClientwiseNClass(11), 20, "classes_per 11 .* 10 classes"),
+        (ClusterwiseNClass((11, 2)), 20, "classes_per 11 .* 10 classes"),
+        (ClientwiseNClass(2), 4, "4 clients .* 8 of the 10 .*classes_per"),
+        (ClusterwiseNClass((3, 2), 3), 30, "9 of the 10 .*classes_per"),
+        (ClusterwiseNClass((5, 1), 2), 8, "8 of the 10 .*classes_per"),
     ],
 )
 def test_the_impossible_is_refused_at_once(
-    partition: Partition, clients: int, message: str, monkeypatch: pytest.MonkeyPatch
+    partition: Partition, clients: int, message: str
 ) -> None:
-    monkeypatch.setattr(module, "MAX_DRAWS", 1)
-    with pytest.raises(PartitionError, match=message):
-        balanced(partition, clients)
+    with pytest.raises(PartitionError, match=message) as caught:
+        balanced(partition, clients, max_draws=1)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -365,26 +355,23 @@ def test_the_impossible_is_refused_at_once(
     [
         (
             ClientwiseDirichlet(0.001),
-            r"^client \d+ would hold [01] training samples, needs 2 \(clientwise-dirichlet "
-            r"alpha=0.001, 50 clients, seed 4, 30 draws\); raise alpha or ask for fewer clients$",
+            r"^client \d+ .*[01] training .*2 \(clientwise-dirichlet alpha=0.001, 50 clients, "
+            r"seed 4, 30 draws\); .*fewer clients$",
         ),
         (
             ClusterwiseDirichlet((0.001, 10.0), 20),
-            r"^group \d+ would hold \d+ test samples, at most 30% of the mean group's 50 \(.*; "
-            r"raise alpha or ask for fewer clients or groups$",
+            r"^group \d+ .*\d+ test samples.* 30% .* 50 \(.*; .*groups$",
         ),
         (
             ClusterwiseNClass((1, 1)),
-            r"^class \d would have no holder \(.*30 draws\); raise classes_per",
+            r"^class \d .*no holder \(.*30 draws\); .*classes_per",
         ),
     ],
 )
-def test_hopeless_draws_end_in_an_error_that_helps(
-    partition: Partition, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_DRAWS", 30)
-    with pytest.raises(PartitionError, match=message):
-        balanced(partition, clients=50, seed=4)
+def test_hopeless_draws_end_in_an_error_that_helps(partition: Partition, message: str) -> None:
+    with pytest.raises(PartitionError, match=message) as caught:
+        balanced(partition, clients=50, seed=4, max_draws=30)
+    assert "\n" not in str(caught.value)
 
 
 @dataclass(frozen=True)
@@ -406,25 +393,18 @@ class Starving:
 
 
 @pytest.mark.parametrize(("always", "sometimes"), [(3, 8), (8, 3)])
-def test_the_error_names_the_client_that_failed_most_often(
-    always: int, sometimes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_DRAWS", 30)
-    message = (
-        rf"^client {always} would hold 0 training samples, needs 2 \(starving always={always} "
-        rf"sometimes={sometimes}, 20 clients, seed 0, 30 draws\); feed them$"
-    )
-    with pytest.raises(PartitionError, match=message):
-        balanced(Starving(always, sometimes))
+def test_the_error_names_the_client_that_failed_most_often(always: int, sometimes: int) -> None:
+    with pytest.raises(PartitionError, match=rf"^client {always} .*30 draws\); feed them$"):
+        balanced(Starving(always, sometimes), max_draws=30)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (np.array([0, 1, 10, 2]), "label 10 at position 2 is outside 0…9"),
-        (np.array([0, -1]), "label -1 at position 1 is outside 0…9"),
-        (np.array([0.0, 1.0]), "must be a vector of integers, got float64"),
-        (np.zeros((3, 2), dtype=np.int64), r"must be a vector of integers, got int64 \(3, 2\)"),
+        (np.array([0, 1, 10, 2]), "10 at position 2 .*0…9"),
+        (np.array([0, -1]), "-1 at position 1 .*0…9"),
+        (np.array([0.0, 1.0]), "integers.* float64"),
+        (np.zeros((3, 2), dtype=np.int64), r"vector.* int64 \(3, 2\)"),
     ],
 )
 def test_wrong_labels_are_refused(wrong: Int, message: str) -> None:

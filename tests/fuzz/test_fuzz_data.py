@@ -259,5 +259,5 @@ def archived(file: Path, x: bytes) -> None:
 
 def test_everything_that_is_downloaded_has_a_checksum() -> None:
     for source in SOURCES.values():
-        assert bool(source.files) == bool(source.url or source.debian)
-        assert all(len(md5) == 32 for md5 in source.files.values())
+        assert bool(source.files) == bool(source.urls or source.debian)
+        assert all(len(sha256) == 64 for sha256 in source.files.values())

@@ -14,7 +14,7 @@ from wecfl.bilevel.distance import distances
 from wecfl.core.components import Clusters, View
 from wecfl.core.types import Real
 from wecfl.errors import RunFolderError
-from wecfl.folder.distance_trace import cosines, read_trace, traced_rounds
+from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, cosines, read_trace, traced_rounds
 from wecfl.folder.readers import read_assignments, read_classes
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 2, "steps": 3, "lr": 0.05, "workers": 1}
@@ -58,16 +58,15 @@ def test_every_method_has_one(method: Method, fed: Federation, tmp_path: Path) -
 
 
 def test_it_is_left_out_for_many_clients_or_on_request(fed: Federation, tmp_path: Path) -> None:
-    many = Federation.from_arrays(
-        [np.zeros((2, 3), np.float32)] * 501,
-        [[0, 1]] * 501,
-        test=([np.zeros((1, 3))] * 501, [[0]] * 501),
-    )
-    few = {"few": (fed, None), "no": (fed, False)}
-    for name, (clients, asked) in {**few, "many": (many, None), "asked": (many, True)}.items():
-        run_flat(clients, methods.fedavg, out=tmp_path / name, trace=asked, **QUICK)
-    found = {name: traced_rounds(tmp_path / name) for name in ("few", "no", "many", "asked")}
-    assert found == {"few": [1, 2], "no": [], "many": [], "asked": [1, 2]}
+    run_flat(fed, methods.fedavg, out=tmp_path / "no", trace=False, **QUICK)
+    assert traced_rounds(tmp_path / "no") == []
+    m = MAX_TRACED_CLIENTS + 1
+    many = Federation.from_arrays([np.zeros((2, 1))] * m, [[0, 1]] * m)
+    for name, asked in (("auto", None), ("yes", True)):
+        how = {**QUICK, "rounds": 1, "steps": 1, "objectives": False, "trace": asked}
+        run_flat(many, methods.fedavg, out=tmp_path / name, **how)
+    assert traced_rounds(tmp_path / "auto") == []
+    assert traced_rounds(tmp_path / "yes") == [1]
 
 
 def test_a_trace_changes_no_result(fed: Federation, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What is between a client and the server: absence, loss, lies, noise."""
+"""What happens between a client and the server: lies (attacks) and noise (privacy)."""

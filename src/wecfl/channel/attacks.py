@@ -1,12 +1,12 @@
-"""Clients that lie: who they are, and what they do to their data or to their models.
+"""Attacks: clients that lie about their data or about their models.
 
-A simulation: the server knows nothing of it, and nothing here is drawn from what an honest client
-holds, apart from the number of clients. Two kinds: a `DataAttack` changes what the attackers train
-on, once; a `ModelAttack` changes what they send back, in every round.
+They are simulated. The server does not know of them, and attackers know nothing about honest
+clients but their number. A `DataAttack` changes once what the attackers train on; a `ModelAttack`
+changes what they send back in every round.
 
 Model attacks forge the trainable columns of a row. BatchNorm statistics and frozen parameters (the
-columns after `trainable`) are sent as trained: a variance flipped below zero gives NaN and not a
-wrong model, and the first check of a server would see it.
+columns after `trainable`) are sent as trained: a variance flipped below zero would give NaN, which
+the first check of a server would find.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = [
 def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
     """(m,): which of the clients with these keys are attackers (or `who`), a `share` of them.
 
-    round(share·m), but at least one unless the share is 0. Every client draws a number of its own
-    and the least are chosen, so the order of clients does not matter.
+    round(share·m) clients, but at least one unless the share is 0. Every client draws a number of
+    its own and the lowest are chosen, so the order of clients does not matter.
 
     >>> choose(np.arange(5), 0.4, seed=0).tolist()
     [False, True, True, False, False]
@@ -57,7 +57,7 @@ def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
     count = max(round(share * len(keys)), 1) if share > 0 else 0
     if count >= len(keys):
         raise ConfigError(
-            f"{who}: {share} of {len(keys)} clients leaves nobody else; lower the share"
+            f"{who}: a share of {share} would be all {len(keys)} clients; lower the share"
         )
     draws = np.array([rng.stream(seed, who, 0, int(key)).random() for key in keys])
     chosen = np.zeros(len(keys), bool)
@@ -112,8 +112,8 @@ class LabelFlip:
 
 @dataclass(frozen=True, slots=True)
 class Backdoor:
-    """Teaches a trigger: samples that bear it are of class `target` (BadNets: Gu et al., 2017; in
-    federated learning Bagdasaryan et al., AISTATS 2020).
+    """Teaches the model that samples with a trigger are of class `target` (BadNets: Gu et al.,
+    2017; in federated learning Bagdasaryan et al., AISTATS 2020).
 
     The trigger is a square in the lower right corner of a picture, ⌈`size`·side⌉ wide (2 of 8, 5 of
     28 or 32 pixels), in all channels; of flat samples it is the first ⌈`size`²·p⌉ of p features,
@@ -274,7 +274,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class ALittleIsEnough:
-    """Sends what honest spread still covers, mean − z·std (Baruch et al., NeurIPS 2019).
+    """Hides in the spread of honest updates: sends mean − z·std (Baruch et al., NeurIPS 2019).
 
     Attackers pool their honest updates and estimate mean and standard deviation of every column.
     All send the same update, so far from the mean that enough honest clients lie further out to
@@ -287,8 +287,8 @@ class ALittleIsEnough:
     The choices the paper leaves open for clusters: attackers that received the model of the same
     cluster estimate from their own updates; one that is alone in its cluster from those of all
     attackers; a single attacker knows no spread and sends its honest update. z comes from all
-    clients, since attackers don't know who is in which cluster. The formula bids attackers be
-    modest: with two of an even number of clients z = 0, and they send their plain mean.
+    clients, since attackers don't know who is in which cluster. For few attackers the formula
+    gives a small z: with two of an even number of clients z = 0, and they send their plain mean.
     """
 
     strength: float | None = None
@@ -318,10 +318,10 @@ class ALittleIsEnough:
         labels = replies.labels[replies.attackers]
         forged = np.empty_like(updates)
         for label in np.unique(labels):
-            here = labels == label
-            known = updates[here] if here.sum() > 1 else updates
+            members = labels == label
+            known = updates[members] if members.sum() > 1 else updates
             mean = known.mean(axis=0, dtype=np.float64)
-            forged[here] = mean - z * known.std(axis=0, dtype=np.float64)
+            forged[members] = mean - z * known.std(axis=0, dtype=np.float64)
         return replies.sent(forged)
 
 
@@ -333,7 +333,7 @@ ATTACKS: dict[str, Callable[..., DataAttack | ModelAttack]] = {
     "a-little-is-enough": ALittleIsEnough,
     "backdoor": Backdoor,
 }
-"""By name; each takes its own options."""
+"""Every attack by its name; each takes its own options."""
 
 
 def named(name: str, **options: float) -> DataAttack | ModelAttack:
@@ -347,14 +347,15 @@ def named(name: str, **options: float) -> DataAttack | ModelAttack:
     known = signature(ATTACKS[name]).parameters
     for option in options:
         if option not in known:
-            raise ConfigError(f"the attack {name} has no {option}")
+            raise ConfigError(f"the attack {name} has no option {option}")
     return ATTACKS[name](**options)
 
 
 def _with_copies(federation: Federation, chosen: Mapping[int, Int]) -> tuple[Federation, Int]:
-    """Copies, of their own, of some clients' training samples, and their rows in the new pool.
+    """The federation with copies of some clients' training samples, and the rows of the copies.
 
-    They go to the end of the pool: rows may be shared by clients, or by training and test.
+    The copies are at the end of the pool, since the original rows may also belong to other clients
+    or to test samples.
     """
     train, copied, first = list(federation.train), [np.empty(0, np.int64)], len(federation.y)
     end = first

@@ -1,4 +1,4 @@
-"""The command line. Bad input ends in one line on standard error and exit code 2."""
+"""The command `wecfl`. Bad input ends in one line on standard error and exit code 2."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ __all__ = ["app", "main"]
 
 app = App(
     name="wecfl",
-    help="Clustered federated learning: which clients learn alike, and one good model per group.",
+    help="Clustered federated learning: find which clients learn alike, and train one good model "
+    "per group.",
     version=__version__,
-    suppress_keyboard_interrupt=False,  # main() says it
+    suppress_keyboard_interrupt=False,  # main() reports it
 )
 """The command `wecfl` with its subcommands."""
 for command in (
@@ -43,7 +44,7 @@ for command in (
 
 @app.command
 def methods() -> None:
-    """List the methods: what each of them is, how it differs from FedAvg, and its options."""
+    """List the methods: what each one is, how it differs from FedAvg, and its options."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
     for head in ("what it is", "differs from FedAvg by", "options"):
@@ -61,7 +62,7 @@ def main() -> None:
     """The entry point: every expected failure is one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± shows a ?
+            stream.reconfigure(errors="replace")  # a terminal that has no ± shows ?
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
@@ -72,7 +73,7 @@ def main() -> None:
     except KeyboardInterrupt:
         terminal.say("interrupted")
         sys.exit(130)
-    except BrokenPipeError:  # the reader, as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # a full disk, a name too long

@@ -21,32 +21,37 @@ __all__ = ["assign"]
 def assign(
     folder: Path,
     /,
-    *clients: Annotated[Path, Parameter(help="A .npz with x and y of each newcomer.")],
+    *clients: Annotated[Path, Parameter(help="One .npz file with x and y for each newcomer.")],
     by: Annotated[
-        By, Parameter(help="Compare its model after one local update, or the clusters' losses.")
+        By,
+        Parameter(
+            help="What to compare: the newcomer's model after one local update, or the losses of "
+            "the clusters' models on its data."
+        ),
     ] = "update",
-    json: Annotated[bool, Parameter(help="Print everything as JSON.", negative="")] = False,
-    workers: Annotated[int | None, Parameter(help="Threads or processes.")] = None,
+    json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
+    workers: Annotated[int | None, Parameter(help="The number of threads or processes.")] = None,
 ) -> None:
-    """Tell which cluster of a finished run newcomers belong to, and how its model would serve them.
+    """Find the cluster of a finished run that fits each newcomer, and test its model on them.
 
-    A client that is unlike all clusters is called novel. Its cluster's model: wecfl export.
+    A newcomer that is unlike all clusters is called novel. To get the model of a cluster, use
+    wecfl export.
 
     Parameters
     ----------
     folder
-        A run folder.
+        The folder of a finished run.
 
     """
     if not clients:
-        raise ConfigError(f"name a .npz for each newcomer: wecfl assign {folder} client.npz")
+        raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
     assigner, config = assigner_of(folder, workers)
-    found = []
+    assigned = []
     for file in clients:
         held = read_npz(file)
         test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
-        found.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
-    frame = newcomer_table(found).drop(columns="group")
+        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+    frame = newcomer_table(assigned).drop(columns="group")
     if json:
         print(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:

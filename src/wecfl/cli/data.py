@@ -1,4 +1,4 @@
-"""`wecfl data` and `wecfl partition`: what there is to learn from, and who would hold it."""
+"""`wecfl data` and `wecfl partition`: data sets, and how they are shared out among clients."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from wecfl.resolve import resolve
 
 __all__ = ["data", "partition"]
 
-data = App(name="data", help="List and fetch data sets.")
+data = App(name="data", help="List and download data sets.")
 """The command `wecfl data` with its subcommands."""
 
 
 @data.command(name="list")
 def data_list(*, data_dir: DataDirFlag = None) -> None:
-    """List the data sets and where each was found."""
+    """List the data sets known by name, and where each one was found."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     for head in ("name", "samples", "shape", "classes", "found at"):
         table.add_column(head, no_wrap=head != "found at", overflow="fold")
@@ -47,14 +47,14 @@ def data_list(*, data_dir: DataDirFlag = None) -> None:
             f"{source.n_train:,} + {source.n_test:,}",
             " × ".join(map(str, source.shape)),
             str(source.classes),
-            escape(str(place)) if place else f"not here; wecfl data get {source.name}",
+            escape(str(place)) if place else f"nowhere yet; wecfl data get {source.name}",
         )
     terminal.console.print(table)
 
 
 @data.command(name="get")
 def data_get(name: str, /, *, data_dir: DataDirFlag = None) -> None:
-    """Fetch a data set if it is not here yet, and print where it is.
+    """Download a data set if it is not on this machine yet, and print where it is.
 
     Parameters
     ----------
@@ -72,28 +72,31 @@ def partition(
     panels: Annotated[
         Literal["one", "pair", "four"],
         Parameter(
-            help="Draw the partition asked for, the paper's pair (client-wise and cluster-wise "
-            "Dirichlet) or its four settings."
+            help="What to draw: one, the partition that the other flags describe; pair, the "
+            "paper's client-wise and cluster-wise Dirichlet; four, the paper's four partitions."
         ),
     ] = "one",
-    out: Annotated[Path, Parameter(help="The picture: .png, .svg, .pdf or .html.")] = Path(
+    out: Annotated[Path, Parameter(help="The figure to write: .png, .svg, .pdf or .html.")] = Path(
         "partition.png"
     ),
     config: Annotated[Path | None, Parameter(help="A TOML file with any of the choices.")] = None,
     preset: PresetFlag = None,
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
 ) -> None:
-    """Show who would hold what: a summary of the clients and the paper's bar picture.
+    """Show how samples would be shared out: a summary of the clients, and a bar chart.
 
-    One line per partition: samples per client (mean ± standard deviation), the least and the most
-    of them, and how many classes a client holds on average.
+    Each partition gets one line: samples per client (mean ± standard deviation), the smallest and
+    the largest client, test samples, and the mean number of classes per client.
     """
     chosen = config_from_flags(config, preset, flags)
     check_figure(out)
     settings = [chosen]
     if panels != "one":
         if holds_clients(chosen):
-            raise ConfigError(f"{chosen.dataset} holds its clients: leave out --panels {panels}")
+            raise ConfigError(
+                f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+                f"leave out --panels {panels}"
+            )
         paper = {"alpha": None, "classes_per": None}
         names = {
             "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
@@ -102,10 +105,10 @@ def partition(
         settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
     drawn: list[Panel] = []
     pool = None if holds_clients(chosen) else terminal.load(chosen)
-    for each in settings:
-        federation = federation_of(each, pool)
+    for setting in settings:
+        federation = federation_of(setting, pool)
         held = class_counts(federation.y, federation.train, federation.classes)
-        title = chosen.dataset if holds_clients(chosen) else partition_words(each.model_dump())
+        title = chosen.dataset if holds_clients(chosen) else partition_words(setting.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
         clients = client_words(sizes, federation.groups)

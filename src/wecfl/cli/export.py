@@ -22,22 +22,23 @@ def export(
     folder: Path,
     /,
     *,
-    cluster: Annotated[int, Parameter(help="Whose model.")],
-    format: Annotated[ModelFormat, Parameter(help="What to write.")] = "safetensors",
+    cluster: Annotated[int, Parameter(help="The number of the cluster.")],
+    format: Annotated[ModelFormat, Parameter(help="The format of the file.")] = "safetensors",
     out: Annotated[
-        Path | None, Parameter(help="The file (default: cluster-K.FORMAT in the run folder).")
+        Path | None,
+        Parameter(help="The file to write (default: cluster-K.FORMAT in the run folder)."),
     ] = None,
-    replace: Annotated[bool, Parameter(help="Write over an existing file.", negative="")] = False,
+    replace: Annotated[bool, Parameter(help="Overwrite an existing file.", negative="")] = False,
 ) -> None:
-    """Write the model of a cluster to a file of its own, for whoever serves it.
+    """Write the model of a cluster to a file of its own, to use it elsewhere.
 
-    Safetensors under the module's own names, for load_state_dict; or ONNX, from samples to logits.
-    BatchNorm uses its running statistics.
+    A safetensors file has the module's own names, for load_state_dict. An ONNX file maps samples to
+    logits; BatchNorm uses its running statistics.
 
     Parameters
     ----------
     folder
-        A run folder.
+        The folder of a finished run.
 
     """
     path = out or folder / f"cluster-{cluster}.{format}"
@@ -47,9 +48,9 @@ def export(
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuse a run whose clients keep a part of their models."""
-    written = read_config(folder)
-    name, parts = written.get("method", ""), written.get("components")
+    """Refuse a run whose clients keep a part of their models to themselves."""
+    config = read_config(folder)
+    name, parts = config.get("method", ""), config.get("components")
     if isinstance(name, dict):  # a table with the options of the method
         name = name.get("name", "")
     whole = True

@@ -1,4 +1,4 @@
-"""The flags that commands share, and what they come to."""
+"""The flags that commands share, and how they become configurations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class ConfigFlags(Config):
-    """The choices of an experiment as flags: further options of a method are flags of their own."""
+    """The choices of an experiment as flags. Other options of a method are flags of their own."""
 
     options: Annotated[tuple[tuple[str, Any], ...], Parameter(parse=False)] = ()
 
@@ -39,27 +39,29 @@ class ConfigFlags(Config):
 ExperimentFlags = Annotated[
     ConfigFlags, Parameter(name="*", negative_iterable=(), consume_multiple=True)
 ]
-"""The choices of an experiment."""
+"""All choices of an experiment, one flag each."""
 MethodOptionFlag = Annotated[
-    str, Parameter(help="Any further option of the method, as `wecfl methods` lists them.")
+    str, Parameter(help="Any other option of the method; `wecfl methods` lists them.")
 ]
-"""Options that only the method's own signature knows."""
+"""An option that is only in the signature of the method."""
 PresetFlag = Annotated[
-    str | None, Parameter(help=f"Start from named choices: {', '.join(PRESETS)}.")
+    str | None, Parameter(help=f"Start from a named set of choices: {', '.join(PRESETS)}.")
 ]
-"""Named choices to start from."""
-DataDirFlag = Annotated[Path | None, Parameter(help="Where to look for data sets first.")]
-"""A folder of data sets."""
+"""A named set of choices to start from."""
+DataDirFlag = Annotated[
+    Path | None, Parameter(help="The folder in which to look for data sets first.")
+]
+"""A folder with data sets."""
 
 
 def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> Config:
-    """What file, preset and flags come to; flags that can't apply are refused, not ignored."""
-    said = {name: getattr(flags, name) for name in flags.model_fields_set}
-    chosen = resolve(file, preset, said)
-    idle = [name for name in PARTITION_KEYS if name in said]
+    """The configuration from file, preset and flags. Flags that have no effect are refused."""
+    given = {name: getattr(flags, name) for name in flags.model_fields_set}
+    chosen = resolve(file, preset, given)
+    idle = [name for name in PARTITION_KEYS if name in given]
     if idle and holds_clients(chosen):
         raise ConfigError(
-            f"{chosen.dataset} holds one file per client, so there is nothing to share out: "
+            f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen
@@ -71,20 +73,20 @@ def config_per_method(chosen: Config, flags: Config, further: Mapping[str, str])
     An option that none of them has is refused.
     """
     names = [name.strip() for name in chosen.method.split(",")]
-    has = [options(name) for name in names]
-    told = {flag.replace("-", "_"): _value(text) for flag, text in further.items()}
-    said = [METHOD_OPTIONS[key] for key in METHOD_OPTIONS if key in flags.model_fields_set]
-    for option in (*said, *told):
-        if not any(option in known for known in has):
+    options_of_each = [options(name) for name in names]
+    extra = {flag.replace("-", "_"): _value(text) for flag, text in further.items()}
+    given = [METHOD_OPTIONS[key] for key in METHOD_OPTIONS if key in flags.model_fields_set]
+    for option in (*given, *extra):
+        if not any(option in known for known in options_of_each):
             raise ConfigError(_refusal(option, names))
     return [
         chosen.model_copy(
             update={
                 "method": name,
-                "options": (*chosen.options, *((o, v) for o, v in told.items() if o in known)),
+                "options": (*chosen.options, *((o, v) for o, v in extra.items() if o in known)),
             }
         )
-        for name, known in zip(names, has, strict=True)
+        for name, known in zip(names, options_of_each, strict=True)
     ]
 
 
@@ -99,7 +101,7 @@ def flag_of(option: str) -> str:
 
 
 def _refusal(option: str, names: Sequence[str]) -> str:
-    """Why an option is not taken: it is another method's, or nobody's."""
+    """Why an option is refused: it belongs to other methods, or does not exist."""
     flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
     if others:
         return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
@@ -108,7 +110,7 @@ def _refusal(option: str, names: Sequence[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """As TOML has it, or else a text."""
+    """The value that the text has in TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -116,14 +118,14 @@ def _value(text: str) -> Any:
 
 
 def check_figure(path: Path | None) -> None:
-    """Refuse a place where no figure can be written, before the work that ends in it."""
+    """Refuse a path to which no figure can be written, before the work for it begins."""
     if path:
         format_of(path)
         check_place(path, "figure")
 
 
 def check_place(path: Path, what: str) -> None:
-    """Refuse a file that can't be written, since what is above it is a file."""
+    """Refuse a path that can't be written because a file is where a folder must be."""
     above = next(place for place in path.absolute().parents if place.exists())
     if not above.is_dir():
-        raise ConfigError(f"can't write the {what} {path}: {above} is no folder")
+        raise ConfigError(f"can't write the {what} {path}: {above} is not a folder")

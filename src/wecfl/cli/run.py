@@ -37,12 +37,12 @@ from wecfl.runs.watcher import Watcher
 __all__ = ["resume", "run"]
 
 OutFlag = Annotated[
-    Path | None, Parameter(help="The folder to write (default: a new one in runs/).")
+    Path | None, Parameter(help="The run folder to write (default: a new one in runs/).")
 ]
 TrackFlag = Annotated[
     tuple[str, ...],
     Parameter(
-        help=f"Also show the run in {' or '.join(TRACKERS)}; may be given twice.",
+        help=f"Also record the run in {' or '.join(TRACKERS)}; may be given more than once.",
         negative_iterable=(),
         show_default=False,
     ),
@@ -56,7 +56,7 @@ def run(
     preset: PresetFlag = None,
     out: OutFlag = None,
     figure: Annotated[
-        Path | None, Parameter(help="Also draw the result: .png, .svg, .pdf or .html.")
+        Path | None, Parameter(help="Also draw the result, as .png, .svg, .pdf or .html.")
     ] = None,
     track: TrackFlag = (),
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
@@ -64,8 +64,8 @@ def run(
 ) -> None:
     """Train a federation and write a run folder.
 
-    Without arguments: WeCFL on scikit-learn's digits, 50 clients in 10 hidden groups. Several
-    methods, separated by commas, run on the same clients: --method fedavg,wecfl.
+    Without arguments it runs WeCFL on scikit-learn's digits, with 50 clients in 10 hidden groups.
+    Several methods, separated by commas, run on the same clients: --method fedavg,wecfl.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def run(
     check_figure(figure)
     configs = config_per_method(chosen, flags, options)
     for each in configs:
-        options_of(each)  # what is wrong is said before anything is loaded, or else computed
+        options_of(each)  # so that errors are reported before data are loaded
     folders = _folders(out, configs)
     tracked = [[tracker(name, folder) for name in track] for folder in folders]
     federation = terminal.federation(chosen)
@@ -92,7 +92,7 @@ def run(
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
     if late := experiments[0].kept_out:
-        terminal.show(f"{len(late)} of them are kept out of the training and assigned at its end")
+        terminal.show(f"{len(late)} of them are kept out of the training and assigned afterwards")
     _run_all(experiments, folders, bars, stopping)
     if figure:
         terminal.draw(overview(folders), figure)
@@ -104,35 +104,35 @@ def resume(
     /,
     *,
     rounds: Annotated[
-        int | None, Parameter(help="Go on to this round (default: the one that was asked for).")
+        int | None, Parameter(help="The last round (default: as the run was started with).")
     ] = None,
     engine: Annotated[
         Literal["auto", "native", "torch", "ray"] | None,
-        Parameter(help="What trains the clients from here on."),
+        Parameter(help="The engine that trains the clients from now on."),
     ] = None,
     ray_address: Annotated[
-        str | None, Parameter(help="The Ray cluster to use from here on.")
+        str | None, Parameter(help="The address of the Ray cluster to use from now on.")
     ] = None,
     workers: Annotated[
-        int | None, Parameter(help="Threads, processes or actors from here on.")
+        int | None, Parameter(help="The number of threads, processes or actors from now on.")
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
-        int | None, Parameter(help="Rounds between two checkpoints from here on.")
+        int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
     ] = None,
     track: TrackFlag = (),
 ) -> None:
-    """Go on with a run that was stopped, or that is to have more rounds.
+    """Resume a run that was stopped, or add rounds to a run that has finished.
 
-    It ends with the same numbers, to the bit, as if it had never been stopped.
+    The resumed run ends with the same numbers, to the bit, as if it had never been stopped.
 
     Parameters
     ----------
     folder
-        A run folder.
+        The folder of the run.
 
     """
-    said = {
+    flags = {
         "rounds": rounds,
         "engine": engine,
         "ray_address": ray_address,
@@ -140,11 +140,11 @@ def resume(
         "data_dir": data_dir and str(data_dir),
         "checkpoint_every": checkpoint_every,
     }
-    told = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
     before = config_of(folder).model_dump(exclude_unset=True)
     if engine not in (None, "ray"):
         before.pop("ray_address", None)
-    chosen = resolve(flags={**before, **told})
+    chosen = resolve(flags={**before, **given})
     stopping, bars = terminal.Stopping(), terminal.Bars()
     watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]
     federation = terminal.federation(chosen)
@@ -158,30 +158,30 @@ def _run_all(
     bars: terminal.Bars,
     stopping: terminal.Stopping,
 ) -> None:
-    """One run after the other on the same clients, and their results as a table."""
+    """Run the experiments one after the other, and print their results as a table."""
     try:
         with stopping, bars:
-            found = [experiment.run(progress=bars.work) for experiment in experiments]
+            finished = [experiment.run(progress=bars.work) for experiment in experiments]
     except terminal.Stopped as stopped:
-        begun = [each for each in folders if (each / "config.toml").exists()]
+        begun = [folder for folder in folders if (folder / "config.toml").exists()]
         terminal.say(
             f"interrupted; go on with: {resume_command(begun[-1])}" if begun else "interrupted"
         )
-        if left := [str(each) for each in folders if each not in begun]:
+        if left := [str(folder) for folder in folders if folder not in begun]:
             terminal.say(f"not begun: {', '.join(left)}")
         sys.exit(stopped.code)
     summaries = [
         {**result.summary, "config": experiment.written}
-        for result, experiment in zip(found, experiments, strict=True)
+        for result, experiment in zip(finished, experiments, strict=True)
     ]
     terminal.console.print(rich_results(results(summaries)))
-    for result in found:
+    for result in finished:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")
 
 
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
-    """A folder for each run: DIR for one, DIR/METHOD for several."""
+    """A folder for each run: OUT for one run, OUT/METHOD for several."""
     several = len(configs) > 1
     if out is None:
         first = configs[0]
@@ -193,7 +193,7 @@ def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
             out = base.with_name(f"{base.name}-{number}")
     names = [config.method for config in configs]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--method names a method twice: {','.join(names)}")
+        raise ConfigError(f"--method names a method more than once: {','.join(names)}")
     folders = [out / name for name in names] if several else [out]
     for folder in folders:
         check_new_folder(folder)

@@ -1,8 +1,8 @@
-"""From labels to one index array per client, as a partition says.
+"""Which samples each client holds, as a partition says: one array of indices per client.
 
-Shares S are drawn until every client has something to learn from; then the shuffled samples of each
-class are cut at the cumulative shares. So the clients are disjoint and exhaustive by construction,
-and the same S on train and test labels gives each client test data of its own distribution.
+Shares S are drawn until every client has enough samples. Then the shuffled samples of each class
+are cut at the cumulative shares, so every sample has exactly one holder. The same S cuts the
+training and the test labels, so a client is tested on its own distribution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wecfl.data.partition import Partition, Shares, describe
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 
-__all__ = ["MAX_DRAWS", "ClientRows", "class_counts", "split_samples"]
+__all__ = ["MAX_DRAWS", "ClientRows", "allot", "class_counts", "split_samples"]
 
 MAX_DRAWS = 10_000
 """Draws after which `split_samples` gives up. In the paper's hardest setting, client-wise
@@ -42,7 +42,7 @@ class ClientRows:
     groups: Int | None
     """The generating group of each client, (m,); None if the partition has no groups."""
     names: Int | None = None
-    """(m, classes), what client i calls class c; None: c."""
+    """(m, classes): the label that client i gives to class c; None if all keep the labels."""
 
 
 def split_samples(
@@ -55,8 +55,9 @@ def split_samples(
     seed: int,
     min_train: int = 2,
     min_test: int = 1,
+    max_draws: int = MAX_DRAWS,
 ) -> ClientRows:
-    """Share the samples out, redrawing until every client has enough (at most `MAX_DRAWS` times).
+    """Share the samples out: draw again until every client has enough, at most `max_draws` times.
 
     >>> from wecfl.data.partition import ClusterwiseNClass
     >>> y = np.repeat(np.arange(3), 20)
@@ -67,21 +68,21 @@ def split_samples(
     """
     if clients < 1:
         raise PartitionError(f"clients must be at least 1, got {clients}")
-    for word, labels, least in (("training", y_train, min_train), ("test", y_test, min_test)):
+    for word, labels, minimum in (("training", y_train, min_train), ("test", y_test, min_test)):
         _check_labels(labels, classes, word)
-        if len(labels) < least * clients:
+        if len(labels) < minimum * clients:
             raise PartitionError(
-                f"{len(labels)} {word} samples can't give {clients} clients {least} each; "
+                f"{len(labels)} {word} samples can't give {clients} clients {minimum} each; "
                 "ask for fewer clients"
             )
     n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
-    often: Counter[str] = Counter()
+    fault_counts: Counter[str] = Counter()
     faults: dict[str, str] = {}
-    for attempt in range(MAX_DRAWS):
+    for attempt in range(max_draws):
         shares = partition.shares(classes, clients, stream(seed, "partition", attempt))
-        train, test = _allot(shares.matrix, n_train), _allot(shares.matrix, n_test)
+        train, test = allot(shares.matrix, n_train), allot(shares.matrix, n_test)
         found = (
-            _homeless(train + test, n_train + n_test)
+            _unheld_classes(train + test, n_train + n_test)
             or _small_groups(shares, test)
             or _small_clients(train, min_train, "training")
             or _small_clients(test, min_test, "test")
@@ -93,12 +94,12 @@ def split_samples(
                 shares.groups,
                 shares.names,
             )
-        often.update(found.keys())
+        fault_counts.update(found.keys())
         faults |= found
-    [(worst, _)] = often.most_common(1)
+    [(worst, _)] = fault_counts.most_common(1)
     raise PartitionError(
         f"{worst} {faults[worst]} ({describe(partition)}, {clients} clients, seed {seed}, "
-        f"{MAX_DRAWS} draws); {partition.remedy}"
+        f"{max_draws} draws); {partition.remedy}"
     )
 
 
@@ -113,13 +114,17 @@ def class_counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: i
     return np.stack([np.bincount(labels[i], minlength=classes) for i in indices], axis=1)
 
 
-def _allot(matrix: F64, per_class: Int) -> Int:
+def allot(matrix: F64, per_class: Int) -> Int:
     """How many of the n_c samples of class c go to client i: the cumulative shares, rounded.
 
-    Cut i of class c is ⌊n_c Σ_{j≤i} S_cj + u_c⌋, so nobody is off by a whole sample, zero shares
-    get nothing and the last cut is n_c. Rounding all classes alike (u_c = ½) would starve the same
-    clients in every class when samples are few. With u_c = (c + ½)/C the errors cancel over the
-    classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+    Cut i of class c is ⌊n_c Σ_{j≤i} S_cj + u_c⌋. So no count is off by a whole sample, a share of
+    zero gets no sample, and the last cut is n_c. If all classes were rounded alike (u_c = ½), the
+    same clients would get too few samples in every class. With u_c = (c + ½)/C the errors cancel
+    over the classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+
+    >>> allot(np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([3, 3]))
+    array([[1, 2],
+           [2, 1]])
     """
     reached = matrix.cumsum(axis=1)
     whole = reached[:, -1:]
@@ -132,7 +137,7 @@ def _allot(matrix: F64, per_class: Int) -> Int:
 
 
 def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> tuple[Int, ...]:
-    """Shuffle each class and hand its samples out, `sizes` (classes × clients) to each client."""
+    """Each client's samples: of each shuffled class as many as `sizes` (classes × clients) says."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     owner = np.empty(len(labels), dtype=np.int64)
@@ -140,7 +145,7 @@ def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> 
     return tuple(np.split(np.argsort(owner, kind="stable"), sizes.sum(axis=0).cumsum()[:-1]))
 
 
-def _homeless(allotted: Int, per_class: Int) -> dict[str, str]:
+def _unheld_classes(allotted: Int, per_class: Int) -> dict[str, str]:
     missing = np.flatnonzero(allotted.sum(axis=1) < per_class)
     return {f"class {c}": "would have no holder" for c in missing}
 
@@ -150,14 +155,14 @@ def _small_groups(shares: Shares, test: Int) -> dict[str, str]:
         return {}
     held = np.bincount(shares.groups, weights=test.sum(axis=0))
     small = np.flatnonzero(held <= shares.floor * held.mean())
-    least = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
-    return {f"group {g}": f"would hold {held[g]:.0f} test samples, {least}" for g in small}
+    limit = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
+    return {f"group {g}": f"would hold {held[g]:.0f} test samples, {limit}" for g in small}
 
 
-def _small_clients(allotted: Int, least: int, word: str) -> dict[str, str]:
+def _small_clients(allotted: Int, minimum: int, word: str) -> dict[str, str]:
     held = allotted.sum(axis=0)
-    small = np.flatnonzero(held < least)
-    return {f"client {i}": f"would hold {held[i]} {word} samples, needs {least}" for i in small}
+    small = np.flatnonzero(held < minimum)
+    return {f"client {i}": f"would hold {held[i]} {word} samples, needs {minimum}" for i in small}
 
 
 def _check_labels(labels: NDArray[np.integer], classes: int, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The clients: who holds which samples."""
+"""The federation: the clients, and which samples each of them holds."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class Federation:
     """For each client the rows of its test samples."""
     classes: int
     keys: Int
-    """(m,): who a client is, for keyed randomness: it goes with the client in a `subset`."""
+    """(m,): the client's number for keyed randomness. In a `subset` each client keeps it."""
     names: tuple[str, ...]
-    """What to call each client."""
+    """The name of each client, for tables and errors."""
     groups: Int | None = None
     """(m,): the hidden groups that generated the data, where they are known."""
 
     def __post_init__(self) -> None:
         if not self.train:
-            raise DataError("no clients; give at least one")
+            raise DataError("there are no clients; give at least one")
         for field in ("test", "keys", "names", "groups"):
             value = getattr(self, field)
             if value is not None and len(value) != self.m:
                 raise DataError(
-                    f"{field}: expected one for each of {self.m} clients, got {len(value)}"
+                    f"{field}: expected one value for each of {self.m} clients, got {len(value)}"
                 )
         for name, train, test in zip(self.names, self.train, self.test, strict=True):
             if not (len(train) and len(test)):
@@ -95,7 +95,7 @@ class Federation:
 
     @property
     def fingerprint(self) -> str:
-        """Tells federations apart: from who holds which samples, all labels and some samples.
+        """A hash that tells federations apart: of the clients' rows, all labels and some samples.
 
         >>> xs, ys = [np.zeros((4, 1))] * 3, [[0, 1, 0, 1]] * 3
         >>> federation = Federation.from_arrays(xs, ys)
@@ -130,8 +130,8 @@ class Federation:
     def validating(self, share: float, seed: int = 0) -> Federation:
         """The same clients, tested on a `share` of their training samples, held out from training.
 
-        For choosing (a learning rate, say) without a look at the test samples; stratified, drawn
-        from `seed`.
+        Use it to choose, say, a learning rate without looking at the test samples. The share is
+        stratified and drawn for `seed`.
 
         >>> xs, ys = [np.zeros((10, 1))], [np.arange(10) % 2]
         >>> fed = Federation.from_arrays(xs, ys)
@@ -167,7 +167,7 @@ class Federation:
         """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the labels `ys[i]`.
 
         `test` is the share of each client's samples that is kept for testing (stratified, drawn
-        from `seed`), or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to
+        for `seed`), or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to
         [−1, 1], other numbers are used as they are. `classes` defaults to the largest label + 1.
 
         >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
@@ -175,11 +175,11 @@ class Federation:
         Traceback (most recent call last):
         wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
         """
-        titles = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
+        client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
         if isinstance(test, float | int):
             if not 0 < test < 1:
                 raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
-            parts, labels = _checked(titles, xs, ys, classes, least=2)
+            parts, labels = _checked(client_names, xs, ys, classes, min_samples=2)
             cuts = [
                 holdout(y, test, rng.stream(seed, "holdout", 0, i)) for i, y in enumerate(labels)
             ]
@@ -187,11 +187,11 @@ class Federation:
             trains = [own[cut] for own, (cut, _) in zip(rows, cuts, strict=True)]
             tests = [own[cut] for own, (_, cut) in zip(rows, cuts, strict=True)]
         else:
-            parts, labels = _checked(titles, xs, ys, classes)
-            more_parts, more_labels = _checked(titles, *test, classes, side=" (test)")
+            parts, labels = _checked(client_names, xs, ys, classes)
+            more_parts, more_labels = _checked(client_names, *test, classes, side=" (test)")
             parts, labels = parts + more_parts, labels + more_labels
             rows = _rows(labels)
-            trains, tests = rows[: len(titles)], rows[len(titles) :]
+            trains, tests = rows[: len(client_names)], rows[len(client_names) :]
         y = np.concatenate(labels)
         return cls(
             x=pool(parts),
@@ -199,8 +199,8 @@ class Federation:
             train=tuple(trains),
             test=tuple(tests),
             classes=count_classes(y) if classes is None else classes,
-            keys=np.arange(len(titles)),
-            names=titles,
+            keys=np.arange(len(client_names)),
+            names=client_names,
             groups=None if groups is None else np.asarray(groups, np.int64),
         )
 
@@ -213,7 +213,7 @@ class Federation:
         """
         files = sorted(Path(path).glob("*.npz"))
         if not files:
-            raise DataError(f"{path}: no .npz files; expected a folder with one per client")
+            raise DataError(f"{path}: has no .npz files; expected a folder with one per client")
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
@@ -246,7 +246,7 @@ class Federation:
         seed: int = 0,
         data_dir: Path | None = None,
     ) -> Federation:
-        """A data set (a value, a name or the path of a ``.npz``) shared out among `clients`.
+        """A data set (a value, a name or the path of a ``.npz``), shared out among clients.
 
         >>> from wecfl.data.partition import Iid
         >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
@@ -258,24 +258,24 @@ class Federation:
             )
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n = data.n_train
-        shares = split_samples(
+        held = split_samples(
             partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
         )
-        test, y = tuple(rows + n for rows in shares.test), data.y
-        if shares.names is not None:  # every sample has one holder
-            y = y.copy()
-            for names, rows in zip(shares.names, zip(shares.train, test, strict=True), strict=True):
+        test, y = tuple(rows + n for rows in held.test), data.y
+        if held.names is not None:
+            y = y.copy()  # every sample has one holder, so its label can be changed in place
+            for names, rows in zip(held.names, zip(held.train, test, strict=True), strict=True):
                 for own in rows:
                     y[own] = names[y[own]]
         return cls(
             x=data.x,
             y=y,
-            train=shares.train,
+            train=held.train,
             test=test,
             classes=data.classes,
             keys=np.arange(clients),
             names=tuple(map(str, range(clients))),
-            groups=shares.groups,
+            groups=held.groups,
         )
 
 
@@ -285,22 +285,22 @@ def _checked(
     ys: Arrays,
     classes: int | None,
     *,
-    least: int = 1,
+    min_samples: int = 1,
     side: str = "",
 ) -> tuple[list[NamedArray], list[Int]]:
-    """Each client's samples and labels, at least `least` of them."""
+    """Each client's samples and labels; a client needs at least `min_samples`."""
     if not names:
-        raise DataError("no clients; give at least one array of samples")
+        raise DataError("there are no clients; give at least one array of samples")
     if not len(names) == len(xs) == len(ys):
         raise DataError(
-            f"expected samples, labels and a name of each client, "
+            f"expected samples, labels and a name for each client, "
             f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
         )
     parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
     for where, x in parts:
-        if len(x) < least:
+        if len(x) < min_samples:
             raise DataError(
-                f"{where}: {len(x)} samples, expected at least {least}; "
+                f"{where}: {len(x)} samples, expected at least {min_samples}; "
                 "leave the client out or give it more data"
             )
     pairs = zip(parts, ys, strict=True)

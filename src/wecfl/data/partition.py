@@ -1,17 +1,17 @@
-"""Who holds what: every partition is one draw of a class × client share matrix S.
+"""Partitions: how the samples of a data set are shared out among clients.
 
-Its rows sum to 1: S_ci is the part of class c that client i owns. `wecfl.data.client_rows` cuts the
-samples accordingly.
+Every partition draws a class × client matrix S of shares. S_ci is the part of class c that client i
+holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly.
 
 | name | parameters | S |
 |---|---|---|
 | iid | | equal shares |
-| quantity-skew | alpha A | one Dirichlet(A) over clients, alike in all classes |
+| quantity-skew | alpha A | one Dirichlet(A) over clients, the same for all classes |
 | clientwise-dirichlet | alpha A | for each class a Dirichlet(A) over clients |
 | clientwise-nclass | classes_per N | N random classes per client, shared equally |
 | clusterwise-dirichlet | alpha A1 A2 | a Dirichlet(A1) over groups, in each a Dirichlet(A2) |
 | clusterwise-nclass | classes_per N1 N2 | N1 random classes per group, N2 of these per client |
-| clusterwise-permuted | | equal shares; each group has names of its own for the classes |
+| clusterwise-permuted | | equal shares; each group renames the classes in its own way |
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One draw: who owns which part of each class.
+    """One draw: which part of each class each client holds.
 
     >>> Iid().shares(classes=1, clients=4, rng=np.random.default_rng(0)).matrix.tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
 
     matrix: F64
-    """S, classes × clients. A row sums to 1, or to 0 if the draw left the class to nobody."""
+    """S, classes × clients. A row sums to 1, or to 0 if the draw gave the class to no client."""
     groups: Int | None = None
     """The generating group of each client, (m,)."""
     floor: float = 0.0
     """Each group must hold more than this part of the mean group's test samples."""
     names: Int | None = None
-    """(m, classes), what client i calls class c; None: c."""
+    """(m, classes): the label that client i gives to class c; None if all keep the labels."""
 
 
 class Partition(Protocol):
@@ -66,7 +66,7 @@ class Partition(Protocol):
 
     name: ClassVar[str]
     usage: ClassVar[str]
-    """The parameters it takes."""
+    """The parameters it takes, for error messages."""
     remedy: ClassVar[str]
     """What to do when no draw gives every client enough."""
 
@@ -93,22 +93,28 @@ class Iid:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantitySkew:
-    """Alike in distribution, unlike in size: S_ci = q_i with q ~ Dirichlet(α) over the clients.
+class _OneAlpha:
+    """What partitions with one Dirichlet parameter α share."""
+
+    alpha: float
+
+    usage: ClassVar[str] = "alpha A"
+    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantitySkew(_OneAlpha):
+    """Clients differ in size only: S_ci = q_i with q ~ Dirichlet(α) over the clients.
 
     >>> drawn = QuantitySkew(alpha=1.0).shares(2, 3, np.random.default_rng(0)).matrix
     >>> bool((drawn[0] == drawn[1]).all())
     True
     """
 
-    alpha: float
-
     name: ClassVar[str] = "quantity-skew"
-    usage: ClassVar[str] = "alpha A"
-    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """One vector for all classes."""
@@ -116,7 +122,7 @@ class QuantitySkew:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientwiseDirichlet:
+class ClientwiseDirichlet(_OneAlpha):
     """S_c ~ Dirichlet(α) over the clients, for each class c (Hsu et al., 2019).
 
     >>> drawn = ClientwiseDirichlet(alpha=0.1).shares(2, 3, np.random.default_rng(0))
@@ -124,17 +130,10 @@ class ClientwiseDirichlet:
     [1.0, 1.0]
     """
 
-    alpha: float
-
     name: ClassVar[str] = "clientwise-dirichlet"
-    usage: ClassVar[str] = "alpha A"
-    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """Independent rows."""
+        """One vector per class."""
         return Shares(_dirichlet(self.alpha, clients, classes, rng))
 
 
@@ -157,8 +156,8 @@ class ClientwiseNClass:
         _check_n(self.n)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """A class nobody chose has a row of zeros."""
-        _check_cover(self.n * clients, self.n, classes, f"{clients} clients")
+        """A class that no client holds has a row of zeros."""
+        _check_capacity(self.n * clients, self.n, classes, f"{clients} clients")
         return Shares(_share_equally(_choose(self.n, classes, clients, rng), classes))
 
 
@@ -166,8 +165,8 @@ class ClientwiseNClass:
 class ClusterwiseDirichlet:
     """S_ci = A_cg B_ci, client i in group g; A_c ~ Dirichlet(α₁), B_c ~ Dirichlet(α₂) per group.
 
-    The paper's (0.1, 10): groups differ a lot, clients of a group hardly. As in the paper's
-    experiment, each group holds more than 30 % of the mean group's test samples.
+    With the paper's (0.1, 10), groups differ a lot and clients of a group hardly differ. As in the
+    paper's experiment, each group holds more than 30 % of the mean group's test samples.
 
     >>> partition = ClusterwiseDirichlet(alpha=(0.1, 10), groups=2)
     >>> drawn = partition.shares(3, 5, np.random.default_rng(0))
@@ -222,11 +221,11 @@ class ClusterwiseNClass:
             )
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """A class nobody chose has a row of zeros."""
+        """A class that no client holds has a row of zeros."""
         n1, n2 = self.n
         groups = _spread(clients, self.groups)
-        room = np.minimum(n1, n2 * np.bincount(groups)).sum()
-        _check_cover(int(room), n1, classes, f"{self.groups} groups of {clients} clients")
+        capacity = np.minimum(n1, n2 * np.bincount(groups)).sum()
+        _check_capacity(int(capacity), n1, classes, f"{self.groups} groups of {clients} clients")
         of_group = _choose(n1, classes, self.groups, rng)
         of_client = np.take_along_axis(of_group[groups], _choose(n2, n1, clients, rng), axis=1)
         return Shares(_share_equally(of_client, classes), groups)
@@ -234,9 +233,9 @@ class ClusterwiseNClass:
 
 @dataclass(frozen=True, slots=True)
 class ClusterwisePermuted:
-    """Concept shift: all clients hold the same, but each group calls the classes something else.
+    """Concept shift: all clients have equal shares, but each group labels the classes differently.
 
-    Group 0 has the names of the data set, every other group a random permutation of its own
+    Group 0 keeps the labels of the data set; every other group has a random permutation of its own
     (Sattler et al., 2020). What one group learns is wrong for the others.
 
     >>> drawn = ClusterwisePermuted(groups=2).shares(3, 4, np.random.default_rng(0))
@@ -254,12 +253,12 @@ class ClusterwisePermuted:
         _check_groups(self.groups)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """Equal shares, and permutations that all differ."""
+        """Equal shares, and a different permutation of the labels for each group."""
         groups = _spread(clients, self.groups)
         if self.groups > factorial(min(classes, 20)):
             raise PartitionError(
-                f"{self.groups} groups can't all name {classes} classes in another way; "
-                "ask for fewer groups"
+                f"{classes} classes have fewer than {self.groups} permutations, but each group "
+                "needs its own; ask for fewer groups"
             )
         chosen = {tuple(range(classes)): None}
         while len(chosen) < self.groups:
@@ -311,8 +310,8 @@ def build(
             return ClusterwisePermuted(groups)
     if name not in PARTITIONS:
         raise PartitionError(unknown("partition", name, PARTITIONS))
-    said = {"alpha": alpha, "classes_per": n}
-    words = [str(word) for key, values in said.items() if values for word in (key, *values)]
+    parameters = {"alpha": alpha, "classes_per": n}
+    words = [str(word) for key, values in parameters.items() if values for word in (key, *values)]
     given = " ".join(words) or "neither"
     raise PartitionError(f"{name} takes {PARTITIONS[name].usage}, got {given}")
 
@@ -331,7 +330,7 @@ def _dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> 
 
 
 def _choose(n: int, of: int, rows: int, rng: np.random.Generator) -> Int:
-    """Each row: n of 0 … of−1 without replacement."""
+    """(rows, n): in each row n of the numbers 0 … of − 1, without replacement."""
     return rng.permuted(np.tile(np.arange(of), (rows, 1)), axis=1)[:, :n]
 
 
@@ -345,10 +344,10 @@ def _share_equally(held: Int, classes: int) -> F64:
 
 
 def _spread(clients: int, groups: int) -> Int:
-    """Consecutive clients to groups, sizes differing by at most one."""
+    """(clients,): the group of each client; consecutive, and sizes differ by at most one."""
     if groups > clients:
         raise PartitionError(
-            f"{groups} groups need as many clients, got {clients}; ask for fewer groups"
+            f"{groups} groups need at least as many clients, got {clients}; ask for fewer groups"
         )
     return np.arange(clients) * groups // clients
 
@@ -370,10 +369,11 @@ def _check_groups(groups: int) -> None:
         raise PartitionError(f"groups must be at least 1, got {groups}")
 
 
-def _check_cover(room: int, n: int, classes: int, who: str) -> None:
+def _check_capacity(capacity: int, n: int, classes: int, who: str) -> None:
+    """Refuse a partition in which some class can have no holder."""
     if n > classes:
         raise PartitionError(f"classes_per {n} exceeds the {classes} classes of the data")
-    if room < classes:
+    if capacity < classes:
         raise PartitionError(
-            f"{who} have room for {room} of the {classes} classes; raise classes_per"
+            f"{who} can hold only {capacity} of the {classes} classes; raise classes_per"
         )

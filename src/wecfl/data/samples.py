@@ -1,7 +1,7 @@
-"""Arrays as users and files give them, checked and brought to one form.
+"""Samples and labels: arrays as users and files give them, checked and brought to one form.
 
 uint8 arrays are pixels and become (p/255 − 0.5)/0.5 ∈ [−1, 1]; other numbers are used as they are.
-Labels are whole numbers from 0. What can't be used is said in one line with where it came from.
+Labels are whole numbers from 0. An error is one line that says which array is wrong.
 """
 
 from __future__ import annotations
@@ -42,9 +42,18 @@ NamedArray: TypeAlias = tuple[str, Array]
 """An array and what to call it in an error."""
 
 
+FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError)
+"""What gzip, tarfile and the reading of bytes raise for a damaged file."""
+NPZ_ERRORS = (KeyError, SyntaxError, MemoryError, RuntimeError, LZMAError, TokenError,
+              zipfile.BadZipFile)  # fmt: skip
+"""What numpy and zipfile also raise for a damaged ``.npz``."""
+
+
 @contextmanager
-def data_errors(path: Path, remedy: str = "get it again") -> Iterator[None]:
-    """Say in one line that `path` can't be read, whichever library found out.
+def data_errors(
+    path: Path, remedy: str = "get it again", errors: tuple[type[Exception], ...] = FILE_ERRORS
+) -> Iterator[None]:
+    """Turn what a library raises when it reads `path` into a `DataError` of one line.
 
     >>> with data_errors(Path("data.bin")): raise EOFError
     Traceback (most recent call last):
@@ -56,38 +65,36 @@ def data_errors(path: Path, remedy: str = "get it again") -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
-    except (OSError, EOFError, ValueError, KeyError, SyntaxError, MemoryError, OverflowError,
-            RuntimeError, zlib.error, LZMAError, TokenError, tarfile.TarError,
-            zipfile.BadZipFile) as error:  # fmt: skip
+    except errors as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
 
 
 def pool(parts: Sequence[NamedArray]) -> F32:
-    """All samples of all parts in one float32 array, part after part.
+    """The samples of all parts in one float32 array, part after part.
 
     uint8 arrays are pixels and are scaled to [−1, 1]; any other numbers are used as they are.
 
     >>> pool([("a", np.uint8([[0, 255]])), ("b", np.uint8([[255, 255]]))])
     array([[-1.,  1.], [ 1.,  1.]], dtype=float32)
     """
-    first, like = parts[0]
+    first, expected = parts[0]
     for where, part in parts:
         if part.dtype.kind not in "uifb":
             raise DataError(f"{where}: x holds {part.dtype}, expected numbers")
         if part.ndim < 2:
             raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
-        if part.shape[1:] != like.shape[1:]:
+        if part.shape[1:] != expected.shape[1:]:
             raise DataError(
-                f"{where}: samples have shape {part.shape[1:]}, those of {first} {like.shape[1:]}; "
-                "bring all to one shape"
+                f"{where}: samples have shape {part.shape[1:]}, but those of {first} have "
+                f"{expected.shape[1:]}; bring all to one shape"
             )
-        if (part.dtype == np.uint8) != (like.dtype == np.uint8):
+        if (part.dtype == np.uint8) != (expected.dtype == np.uint8):
             raise DataError(
-                f"{where}: x holds {part.dtype}, that of {first} {like.dtype}; only uint8 is "
-                "scaled as pixels, so use one type for all"
+                f"{where}: x holds {part.dtype}, but that of {first} holds {expected.dtype}; only "
+                "uint8 is scaled as pixels, so use one type for all"
             )
-    out = np.empty((sum(len(part) for _, part in parts), *like.shape[1:]), np.float32)
+    out = np.empty((sum(len(part) for _, part in parts), *expected.shape[1:]), np.float32)
     end = 0
     for where, part in parts:
         start, end = end, end + len(part)
@@ -99,7 +106,7 @@ def pool(parts: Sequence[NamedArray]) -> F32:
 
 
 def fill_pixels(out: F32, samples: Array) -> None:
-    """Write the samples to `out`, uint8 scaled as pixels.
+    """Write the samples to `out`; uint8 is scaled as pixels.
 
     >>> out = np.empty(2, np.float32)
     >>> fill_pixels(out, np.uint8([0, 255]))
@@ -147,7 +154,7 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
 
 
 def count_classes(y: Int, where: str = "") -> int:
-    """The largest label + 1, unless that can't be a number of classes.
+    """The number of classes: the largest label + 1, refused if it is far above the sample count.
 
     >>> count_classes(np.array([0, 2]))
     3
@@ -164,7 +171,7 @@ def count_classes(y: Int, where: str = "") -> int:
 
 
 def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
-    """Rows for training and for testing: a stratified `share` of `y`, at least one row in each.
+    """Rows for training, and a stratified `share` of all rows for testing; each gets at least one.
 
     The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
     up to one sample.
@@ -184,28 +191,30 @@ def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, 
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays x and y, if there also x_test and y_test, of a ``.npz``; never a pickle.
+    """The arrays x and y of a ``.npz``, and x_test and y_test if it has them; never a pickle.
 
     >>> read_npz(Path("nothing.npz"))
     Traceback (most recent call last):
     wecfl.errors.DataError: nothing.npz: ...
     """
-    with data_errors(path, "write numbers to it with numpy.savez"), path.open("rb") as file:
+    errors = (*FILE_ERRORS, *NPZ_ERRORS)
+    with data_errors(path, "write numbers to it with numpy.savez", errors), path.open("rb") as file:
         if file.read(2) != b"PK":
             raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
-            held = [key for key in ("x", "y", "x_test", "y_test") if key in archive]
-            expected = ["x", "y", "x_test", "y_test"][: 4 if len(held) > 2 else 2]
-            if missing := [key for key in expected if key not in held]:
+            names = ["x", "y", "x_test", "y_test"]
+            held = [name for name in names if name in archive]
+            expected = names[: 4 if len(held) > 2 else 2]
+            if missing := [name for name in expected if name not in held]:
                 raise DataError(
-                    f"{path}: holds {', '.join(archive) or 'nothing'}, lacks {', '.join(missing)}; "
-                    "name the arrays x and y (and x_test and y_test)"
+                    f"{path}: holds {', '.join(archive) or 'nothing'}, but lacks "
+                    f"{', '.join(missing)}; name the arrays x and y (and x_test and y_test)"
                 )
-            for key in held:
-                member = key if key in archive.zip.namelist() else f"{key}.npy"
-                _check_size(f"{path} ({key})", archive.zip, member)
-            return {key: np.asarray(archive[key]) for key in held}
+            for name in held:
+                member = name if name in archive.zip.namelist() else f"{name}.npy"
+                _check_size(f"{path} ({name})", archive.zip, member)
+            return {name: np.asarray(archive[name]) for name in held}
 
 
 def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
@@ -218,16 +227,19 @@ def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
         header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
         shape, _, dtype = getattr(np.lib.format, header)(file)
         if dtype.hasobject:
-            raise DataError(f"{where}: Python objects, expected numbers; they are never unpickled")
+            raise DataError(
+                f"{where}: expected numbers, got Python objects, which are never unpickled"
+            )
         promised, held = prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
         if promised != held - file.tell():
             raise DataError(
                 f"{where}: the header promises {promised} bytes, got {held - file.tell()}; "
                 "write it again with numpy.savez"
             )
-    needed, memory = prod(shape) * 4, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if max(needed, promised) > memory:
+    needed = max(prod(shape) * 4, promised)  # as float32, and as it is stored
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
         raise DataError(
-            f"{where}: {max(needed, promised)} bytes for an array of shape {shape}, this machine "
-            f"has {memory}; use fewer samples"
+            f"{where}: an array of shape {shape} needs {needed} bytes, but this machine has "
+            f"{memory}; use fewer samples"
         )

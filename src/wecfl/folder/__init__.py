@@ -1,1 +1,1 @@
-"""A run on disk: what writes it, what reads it, and the files' own promises."""
+"""A run on disk: its writer, its readers, and the schemas of its files."""

@@ -1,17 +1,17 @@
-"""Checkpoints: all that a run needs to go on, so that a crash at any moment loses no round but one.
+"""Checkpoints: the state after a round, so that a crash at any moment loses at most one round.
 
-Two files for a round, in `checkpoints/`:
+A checkpoint is two files in `checkpoints/`:
 
 - ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
   named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
   `J.cluster.NAME`, `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not
   end with D;
-- ``000012.json``: the manifest, which is written last and makes the checkpoint valid: format,
-  round, size and SHA-256 of the former, length of the files that grow from round to round, the run
-  it belongs to, and a SHA-256 of all that.
+- ``000012.json``: the manifest, which is written last and makes the checkpoint valid. It holds the
+  format, the round, size and SHA-256 of the first file, the lengths of the files that grow from
+  round to round, what was run, and a SHA-256 of all that.
 
-Each is written beside its place, put on the disk and renamed. The last two checkpoints are kept: if
-the newest was damaged later on, the one before it serves.
+Each file is written under another name, flushed to the disk and renamed. The last two checkpoints
+are kept: if the newest was damaged later on, the one before it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from wecfl.core.state import State
@@ -43,10 +42,10 @@ __all__ = [
 ]
 
 FOLDER_FORMAT = 2
-"""Of run folders. Folders without a number are older; they have no checkpoints. Before 2 a state
-was not sorted by owner."""
+"""The format of run folders. Folders without a number are older and have no checkpoints. Before
+format 2 a state was not sorted by owner."""
 KEPT_CHECKPOINTS = 2
-"""Checkpoints that stay."""
+"""The number of checkpoints that are kept."""
 CHECKPOINTS_FOLDER = "checkpoints"
 
 
@@ -57,28 +56,28 @@ class Manifest:
     format: int
     round: int
     members: int
-    """Soft-voted runs."""
+    """The number of soft-voted runs."""
     bytes: int
     sha256: str
     lengths: dict[str, int]
-    """Bytes of the files that grow, up to this round."""
+    """The bytes, up to this round, of the files that grow."""
     seconds: float
-    """Wall time of the run so far."""
+    """The wall time of the run so far."""
     engine: str
     data: str
-    """Fingerprint of the clients' data."""
+    """The fingerprint of the clients' data."""
     config: dict[str, Any]
-    """What is in `config.toml`."""
+    """The content of `config.toml`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """What `latest` found."""
+    """A checkpoint that was read: the states of the soft-voted runs after a round."""
 
     manifest: Manifest
     states: tuple[State, ...]
     damaged: tuple[str, ...] = ()
-    """Newer checkpoints that could not be used, and why."""
+    """Why newer checkpoints could not be used, one line for each."""
 
     @property
     def round(self) -> int:
@@ -87,7 +86,7 @@ class Checkpoint:
 
 
 def write(folder: Path, states: Sequence[State], **about: Any) -> None:
-    """Write the checkpoint of a round of a run folder, then drop those before the last two."""
+    """Write the checkpoint of a round to a run folder, then delete those before the last two."""
     place, round = folder / CHECKPOINTS_FOLDER, states[0].round
     place.mkdir(exist_ok=True)
     arrays = {
@@ -103,7 +102,7 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Drop the checkpoints before the last two, and what a crash left of others."""
+    """Delete the checkpoints before the last two, and what a crash left of others."""
     place = folder / CHECKPOINTS_FOLDER
     for file in sorted(place.glob("*.json"))[:-KEPT_CHECKPOINTS]:
         file.unlink()
@@ -118,7 +117,7 @@ def tidy(folder: Path) -> None:
 def latest(folder: Path) -> Checkpoint | None:
     """The newest usable checkpoint of a run folder; None if there never was one.
 
-    A checkpoint is used whole or not at all: where its files were damaged, the one before it is.
+    A checkpoint is used whole or not at all: if its files are damaged, the one before it is used.
     """
     damaged: list[str] = []
     files = sorted((folder / CHECKPOINTS_FOLDER).glob("*.json"), reverse=True)
@@ -133,13 +132,13 @@ def latest(folder: Path) -> Checkpoint | None:
     if damaged:
         raise RunFolderError(
             f"no checkpoint of {folder} can be used ({'; '.join(damaged)}): "
-            f"start again with another folder"
+            f"start the run again in another folder"
         )
     return None
 
 
 def check_format(number: object, where: Path) -> None:
-    """Refuse what a later version wrote."""
+    """Refuse a file that a later version wrote."""
     if not isinstance(number, int) or number > FOLDER_FORMAT:
         raise RunFolderError(
             f"{where} has format {number}, but this version of wecfl reads formats up to "
@@ -160,9 +159,8 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     for owner in STATE_TABLES:
         for name, values in (getattr(state, owner) or {}).items():
-            # Of truth values some readers know nothing.
-            told = values.astype(np.int8) if values.dtype == np.bool_ else values
-            arrays[f"{owner}.{name}"] = told
+            is_bool = values.dtype == np.bool_  # a type that some readers don't know
+            arrays[f"{owner}.{name}"] = values.astype(np.int8) if is_bool else values
     return arrays
 
 
@@ -184,46 +182,53 @@ def _state(arrays: Mapping[str, np.ndarray[Any, Any]], format: int) -> State:
 
 
 def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """A state of format 1: what the server knew was part of the memory, or had its own field."""
+    """A state of format 1, under the names of format 2.
+
+    Before, what the server knows was a part of the memory, or had fields of its own.
+    """
     names = {
         "memory.lr": "known.lr", "replies": "known.outcome", "met": "known.met",
         "models": "replies.model",
     }  # fmt: skip
-    found = {
+    renamed = {
         names.get(name, f"whole.{name}" if name.startswith("notes.") else name): array
         for name, array in arrays.items()
     }
-    return {**found, "tick": arrays["round"]}
+    return {**renamed, "tick": arrays["round"]}
 
 
 def _manifest(file: Path) -> Manifest:
+    """The manifest in a file. Its checksum says that we wrote it, so only this much is checked."""
     try:
         signed = json.loads(file.read_bytes())
-        manifest = signed["manifest"]
-        check_format(manifest["format"], file)
-        if signed["sha256"] != _digest(manifest):
-            raise ValueError("its checksum differs")
-        return Manifest(**manifest)
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{file} is damaged ({error})") from None
+    manifest = signed.get("manifest") if isinstance(signed, dict) else None
+    if not isinstance(manifest, dict):
+        raise RunFolderError(f"{file} is damaged (it has no manifest)")
+    check_format(manifest.get("format", 0), file)
+    if signed.get("sha256") != _digest(manifest):
+        raise RunFolderError(f"{file} is damaged (its checksum differs)")
+    return Manifest(**manifest)
 
 
 def _states(manifest: Manifest, file: Path) -> Iterator[State]:
+    """The states in a file whose size and checksum are those of the manifest."""
     try:
         if file.stat().st_size != manifest.bytes:
-            raise ValueError(f"{file.stat().st_size} bytes instead of {manifest.bytes}")
+            raise RunFolderError(
+                f"{file} is damaged ({file.stat().st_size} bytes, expected {manifest.bytes})"
+            )
         with file.open("rb") as content:
             if file_digest(content, "sha256").hexdigest() != manifest.sha256:
-                raise ValueError("its checksum differs")
+                raise RunFolderError(f"{file} is damaged (its checksum differs)")
         arrays = load_file(file)
-        for j in range(manifest.members):
-            yield _state(under(f"{j}.", arrays), manifest.format)
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
-    except (ValueError, KeyError, IndexError, SafetensorError) as error:
-        raise RunFolderError(f"{file} is damaged ({error})") from None
+    for j in range(manifest.members):
+        yield _state(under(f"{j}.", arrays), manifest.format)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

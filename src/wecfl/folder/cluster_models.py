@@ -1,4 +1,4 @@
-"""The models of a run folder: one of them to whoever serves it, all of them for newcomers."""
+"""The models of the clusters, as a run folder holds them, and the export of one of them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from wecfl.runs.blueprint import Blueprint
 __all__ = ["ClusterModels", "ModelFormat", "export_model"]
 
 ModelFormat = Literal["safetensors", "onnx"]
-"""Of the file a model is written to."""
+"""The format of the file to which a model is exported."""
 TENSOR_NAME = re.compile(r"(?:member\.(\d+)\.)?cluster\.(\d+)\.(.+)")
+"""Member of a soft vote (0 if there is one run), cluster, and the module's own name."""
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -38,13 +39,13 @@ class ClusterModels:
 
     folder: Path
     blueprint: Blueprint | None
-    """None where it can't be told: a module of the user's own, or an early folder."""
+    """How to build the module; None if unknown: a module of the user's own, or an early folder."""
     tensors: Sequence[Sequence[Tensors]]
-    """Of each soft-voted run and each cluster, by name."""
+    """For each soft-voted run and each cluster its tensors by name."""
 
     @classmethod
     def read(cls, folder: Path) -> ClusterModels:
-        """All of them."""
+        """Read all models of a run folder whose run has ended."""
         config = read_summary(folder)["config"]
         file = folder / "models.safetensors"
         found: dict[tuple[int, int], dict[str, NDArray[Any]]] = {}
@@ -58,32 +59,35 @@ class ClusterModels:
             members = len({member for member, _ in found})
             each = [(j, k) for j in range(members) for k in range(len(found) // (members or 1))]
             if not found or sorted(found) != each or len({*map(frozenset, found.values())}) > 1:
-                raise ValueError("its clusters do not belong together")
+                raise ValueError("its clusters do not all have the same tensors")
             blueprint = _blueprint(about, config)
         clusters = len(each) // members
         rows = [[found[j, k] for k in range(clusters)] for j in range(members)]
         return cls(folder, blueprint, rows)
 
     def of(self, cluster: int) -> list[Tensors]:
-        """The models of a cluster, one of each soft-voted run."""
-        most = len(self.tensors[0])
-        if not 0 <= cluster < most:
-            raise ConfigError(f"no cluster {cluster}: they are numbered 0 to {most - 1}")
+        """The models of a cluster, one from each soft-voted run."""
+        count = len(self.tensors[0])
+        if not 0 <= cluster < count:
+            raise ConfigError(
+                f"there is no cluster {cluster}: clusters are numbered 0 to {count - 1}"
+            )
         return [clusters[cluster] for clusters in self.tensors]
 
     def build(self, seed: int = 0) -> tuple[Blueprint, Module]:
-        """A module of their kind."""
-        known = self.blueprint
-        if known is None or known.model not in MODELS:
-            what = f"its model {known.model} is a module" if known else "its model may be a module"
+        """How the models are built, and a module built so."""
+        blueprint = self.blueprint
+        if blueprint is None or blueprint.model not in MODELS:
+            name = f" {blueprint.model}" if blueprint else ""
             raise RunFolderError(
-                f"{self.folder} can't be rebuilt: {what} of your own, or it is of an earlier "
-                "version; use the result in Python, or export safetensors"
+                f"the model{name} of {self.folder} can't be rebuilt: it is a module of your own, "
+                "or the folder is of an earlier version; use the result in Python, or export "
+                "safetensors"
             )
-        return known, known.build(seed)
+        return blueprint, blueprint.build(seed)
 
     def row(self, layout: Layout, tensors: Tensors) -> F32:
-        """(P,), a model as the layout of its module has it."""
+        """(P,): a model as one row, in the layout of its module."""
         with folder_errors(self.folder / "models.safetensors"):
             shapes = {entry.name: entry.shape for entry in layout.entries}
             if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
@@ -91,7 +95,7 @@ class ClusterModels:
             flat = [tensors[name].astype(np.float32).reshape(-1) for name in shapes]
             row = np.concatenate(flat)
             if not np.isfinite(row).all():
-                raise ValueError("a model is not finite")
+                raise ValueError("a model holds NaN or Inf")
             return row
 
 
@@ -103,23 +107,23 @@ def export_model(
     A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`.
     """
     if out.exists() and not replace:
-        raise ConfigError(f"{out} exists: choose another file, or say --replace")
+        raise ConfigError(f"{out} exists already: choose another file, or add --replace")
     models = ClusterModels.read(folder)
     parts = models.of(cluster)
     about = _about(models, cluster)
     if format == "onnx":
-        known, module = models.build()
+        blueprint, module = models.build()
         layout = layout_of(module)
-        filled = [fill(module, models.row(layout, each)) for each in parts]
-        proto = to_onnx(filled[0] if len(filled) == 1 else Vote(filled), known.shape)
+        filled = [fill(module, models.row(layout, tensors)) for tensors in parts]
+        proto = to_onnx(filled[0] if len(filled) == 1 else Vote(filled), blueprint.shape)
         for key, value in about.items():
             entry = proto.metadata_props.add()
             entry.key, entry.value = key, value
         content = [proto.SerializeToString()]
     tensors = {
         f"members.{j}.{name}" if len(parts) > 1 else name: tensor
-        for j, each in enumerate(parts)
-        for name, tensor in each.items()
+        for j, part in enumerate(parts)
+        for name, tensor in part.items()
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,15 +138,18 @@ def export_model(
 
 
 def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
-    """What the exported file says about itself."""
+    """The metadata of an exported file."""
     kind = models.blueprint.written() if models.blueprint else {}
     config = sha256((models.folder / "config.toml").read_bytes()).hexdigest()
     return {"made_by": "wecfl", **kind, "cluster": str(cluster), "config_sha256": config}
 
 
 def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint | None:
-    """From the file; of an early folder, from its data set where that is known by name."""
+    """From the metadata of the file; in an early folder, from a data set that is known by name."""
     if about:
+        keys = ("model", "shape", "classes")
+        if missing := [key for key in keys if not about.get(key, "").strip()]:
+            raise ValueError(f"its metadata lack {', '.join(missing)}")
         return Blueprint.read(about)
     source, model = SOURCES.get(config.get("dataset", "")), config.get("model", "auto")
     if source is None or model not in (*MODELS, "auto"):

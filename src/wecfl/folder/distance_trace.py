@@ -1,4 +1,4 @@
-"""The trace: how far clients are from each other in each round, and so are the clusters' centers.
+"""The trace: the distances between clients, and between centers, in each round.
 
 One file per round, `trace/0007.safetensors`:
 
@@ -6,8 +6,8 @@ One file per round, `trace/0007.safetensors`:
   the local update, and ``clients.norms`` (m,), ‖g_i‖, from which the cosines follow;
 - ``centers.distances`` and ``centers.norms``, the same of G_k after the aggregation.
 
-Distances, because they are what a clustering sees and what t-SNE and heat maps are made of: exact
-for a model of any width, 80 KB a round for 200 clients. They grow with m², so above
+Distances are what a clustering sees, and what t-SNE and heat maps need. They are exact for a model
+of any width, and take 80 KB a round for 200 clients. They grow with m², so above
 `MAX_TRACED_CLIENTS` clients they are recorded only on request.
 """
 
@@ -32,45 +32,45 @@ from wecfl.folder.parsing import folder_errors, read_tensors
 __all__ = ["MAX_TRACED_CLIENTS", "DistanceTrace", "cosines", "read_trace", "traced_rounds"]
 
 MAX_TRACED_CLIENTS = 500
-"""Clients up to which the trace is recorded without being asked for."""
+"""The largest number of clients for which the trace is recorded by default."""
 
 
 class DistanceTrace:
-    """Writes the trace of a run, an `Observer` of `rounds.iterate`.
+    """Writes the trace of a run: an `Observer` of `rounds.iterate`.
 
-    Clients are what the method clusters, g_i. Where the server does not know g_i (IFCA asks for
-    losses) they are their models' last layer, so that the picture exists for every method.
+    The distances are those of the representations g_i that the method clusters. Where the server
+    does not know g_i (IFCA asks for losses), the last layer of each model takes their place.
     """
 
     def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
         self._folder = folder / "trace"
         self._engine, self._seed = engine, seed
         asks = method.representation.asks
-        self._shown = last_layer(engine.layout) if asks else method.representation
+        self._representation = last_layer(engine.layout) if asks else method.representation
         self._clients: dict[str, F32] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:
-        """After each step: L moves the clients, M (later in the round) the centers."""
+        """Measure the clients after step L and the centers after step M, then write the file."""
         if step == "L":
-            points = self._shown.clients(state, self._engine, self._seed)
+            points = self._representation.clients(state, self._engine, self._seed)
             self._clients = _geometry("clients", points)
         if step == "M":
-            centers = _geometry("centers", self._shown.centers(state, self._engine))
+            centers = _geometry("centers", self._representation.centers(state, self._engine))
             self._folder.mkdir(exist_ok=True)
             file = self._folder / f"{state.round:04}.safetensors"
             replace_tensors(file, {**self._clients, **centers})
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
-    with one_thread(), np.errstate(over="ignore"):  # of models about to diverge they are infinite
+    with one_thread(), np.errstate(over="ignore"):  # infinite where models are about to diverge
         pairs = squareform(distances(points), checks=False)
         norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
-        found = {f"{of}.distances": pairs, f"{of}.norms": norms}
-        return {name: values.astype(np.float32) for name, values in found.items()}
+        arrays = {f"{of}.distances": pairs, f"{of}.norms": norms}
+        return {name: values.astype(np.float32) for name, values in arrays.items()}
 
 
 def traced_rounds(folder: Path) -> list[int]:
-    """The rounds that the trace of a run folder holds; none if it was not recorded."""
+    """The rounds that the trace of a run folder holds; empty if it was not recorded."""
     return sorted(int(file.stem) for file in (folder / "trace").glob("[0-9]*.safetensors"))
 
 
@@ -85,12 +85,12 @@ def read_trace(
         pairs, norms = (arrays[name].astype(np.float64) for name in names)
         between = squareform(pairs)
         if len(between) != len(norms) or (pairs < 0).any():
-            raise ValueError(f"its {' and '.join(names)} do not belong together")
+            raise ValueError(f"its {' and '.join(names)} do not fit together")
     return between, norms
 
 
 def cosines(distances: F64, norms: F64) -> F64:
-    """(m, m), cos(g_i, g_j) by the law of cosines.
+    """(m, m): cos(g_i, g_j) by the law of cosines.
 
     >>> cosines(np.array([[0.0, 5.0], [5.0, 0.0]]), np.array([3.0, 4.0])).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Writes files atomically: after a crash at any moment, a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 __all__ = ["TEMPORARY_SUFFIX", "replace_file", "replace_tensors", "sync"]
 
 TEMPORARY_SUFFIX = ".part"
-"""Ends the name of a file that is being written; what a crash left of it means nothing."""
+"""The end of the name of a file that is being written. After a crash such a file is rubbish."""
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
 CHUNK_BYTES = 1 << 22
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a file beside `path`, put it on the disk, then rename it: its size and SHA-256.
+    """Write a file beside `path`, flush it to the disk, rename it; return its size and SHA-256.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -53,16 +53,16 @@ def replace_tensors(
     arrays: Mapping[str, np.ndarray[Any, Any]],
     about: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Write arrays in the safetensors format, like `safetensors.numpy.save_file`, but whole or not.
+    """Write arrays in the safetensors format, like `safetensors.numpy.save_file`, but atomically.
 
-    Nothing is copied on the way: the arrays may fill most of the memory. What the file says `about`
-    itself is the metadata of the format.
+    The arrays are not copied, since they may fill most of the memory. `about` becomes the metadata
+    of the file.
     """
     return replace_file(path, _safetensors(arrays, about))
 
 
 def sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -73,7 +73,7 @@ def sync(path: Path) -> None:
 def _safetensors(
     arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, str] | None
 ) -> Iterable[bytes | memoryview]:
-    """The length of the header, the header, the arrays as they lie in memory."""
+    """The parts of the file: the length of the header, the header, the arrays' bytes."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     # Wider numbers first, so that all begin at a multiple of their size, as readers expect.
     names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))

@@ -1,4 +1,4 @@
-"""One process writes a run folder."""
+"""A lock, so that only one process writes a run folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wecfl.errors import RunFolderError
 __all__ = ["LOCK_FILE", "Lock"]
 
 LOCK_FILE = ".lock"
-"""The file in a run folder that the process which writes it keeps locked."""
+"""The file that the process which writes a run folder keeps locked."""
 
 
 class Lock:
-    """Held from `take` to `drop`, and not longer than the process lives, however it ends.
+    """The lock is held from `take` to `drop`, or until the process ends in any way.
 
-    It is the process's own: workers that it forks don't keep it alive.
+    It belongs to the process alone: workers that it forks don't keep it alive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,7 +25,7 @@ class Lock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Refuse a folder that another process writes."""
+        """Take the lock; refuse a folder that another process is writing."""
         file = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,7 +41,7 @@ class Lock:
         self._file = file
 
     def drop(self) -> None:
-        """Let others write the folder."""
+        """Release the lock, so that others can write the folder."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""What newcomers are compared with, as a file of a run folder."""
+"""The file of a run folder that holds what newcomers are compared with."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from wecfl.runs.newcomers import Reference
 __all__ = ["REFERENCE_FILE", "read_reference", "write_reference"]
 
 REFERENCE_FILE = "reference.safetensors"
-"""In a run folder."""
+"""Its name in a run folder."""
 
 
 def write_reference(reference: Reference, folder: Path) -> None:
-    """To the run folder."""
+    """Write the reference to a run folder."""
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "clusters": reference.clusters, "centers": reference.centers,
         "distances": reference.distances, "losses": reference.losses,
@@ -27,17 +27,17 @@ def write_reference(reference: Reference, folder: Path) -> None:
     replace_tensors(folder / REFERENCE_FILE, arrays)
 
 
-def read_reference(folder: Path, most: int, width: int) -> Reference:
-    """From a run folder, of at most so many clusters and of models that wide."""
+def read_reference(folder: Path, clusters: int, width: int) -> Reference:
+    """Read the reference of a run folder with so many clusters and so many columns per model."""
     file = folder / REFERENCE_FILE
-    found = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
+    arrays = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
     with folder_errors(file):
-        clusters, centers = found["clusters"], found["centers"]
-        if not 1 <= len(clusters) == len(centers) or centers.shape[1] != width:
-            raise ValueError(f"clusters and centers of {width} columns do not belong together")
-        if len(set(clusters)) < len(clusters) or not set(clusters) <= set(range(most)):
-            raise ValueError(f"its clusters {clusters} are not those of models.safetensors")
-        if len(found["lr"]) != 1 or found["lr"][0] < 0:
-            raise ValueError(f"lr {found['lr']} is no learning rate")
-    distances, losses = (np.sort(found[name]) for name in ("distances", "losses"))
-    return Reference(clusters, centers, distances, losses, float(found["lr"][0]))
+        labels, centers, lr = arrays["clusters"], arrays["centers"], arrays["lr"]
+        if not 1 <= len(labels) == len(centers) or centers.shape[1] != width:
+            raise ValueError(f"its centers are not one row of {width} columns for each cluster")
+        if len(set(labels)) < len(labels) or not set(labels) <= set(range(clusters)):
+            raise ValueError(f"its clusters {labels} are not those of models.safetensors")
+        if len(lr) != 1 or lr[0] < 0:
+            raise ValueError(f"lr must be one learning rate, got {lr}")
+    distances, losses = (np.sort(arrays[name]) for name in ("distances", "losses"))
+    return Reference(labels, centers, distances, losses, float(lr[0]))

@@ -102,13 +102,20 @@ def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
     `dimensions` names arrays that must be there, be finite, and have so many dimensions.
     """
     with folder_errors(file):
-        arrays = load_file(file)
+        arrays = _load_safetensors(file)
         for name, ndim in dimensions.items():
             if name not in arrays:
                 raise ValueError(f"it has no {name}")
             if arrays[name].ndim != ndim or not np.isfinite(arrays[name]).all():
                 raise ValueError(f"{name} must be finite numbers in {ndim} dimensions")
         return arrays
+
+
+def _load_safetensors(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        return load_file(file)
+    except (KeyError, TypeError) as error:  # as safetensors says that numpy lacks a type
+        raise ValueError(f"it holds numbers of a type that numpy does not know: {error}") from error
 
 
 def _parse_json(data: bytes) -> Any:

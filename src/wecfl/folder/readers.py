@@ -1,9 +1,8 @@
-"""Reads run folders, also those of runs that go on or were stopped."""
+"""Reads run folders, also of runs that are still going on or were stopped."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ __all__ = [
 
 
 def resume_command(path: Path) -> str:
-    """The command that goes on with a run.
+    """The command that resumes a run.
 
     >>> resume_command(Path("runs/my run"))
     "wecfl resume 'runs/my run'"
@@ -62,7 +61,7 @@ def resume_command(path: Path) -> str:
 
 
 def read_states(path: Path) -> tuple[State, ...]:
-    """The state of a run folder at its last checkpoint; several for a soft vote."""
+    """The state at the last checkpoint of a run folder; one for each run of a soft vote."""
     found = checkpoint.latest(path)
     if found is None:
         raise RunFolderError(f"{path} has no checkpoint")
@@ -70,7 +69,7 @@ def read_states(path: Path) -> tuple[State, ...]:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """`summary.json` and `config.toml` of a run folder, together."""
+    """`summary.json` of a run folder, with `config.toml` under the key `config`."""
     config = read_config(path)
     if not (path / "summary.json").exists():
         raise RunFolderError(
@@ -85,9 +84,9 @@ def read_summary(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """`config.toml` of a run folder."""
     if not path.is_dir():
-        raise RunFolderError(f"no run folder {path}")
+        raise RunFolderError(f"there is no run folder {path}")
     if not (path / "config.toml").exists():
-        raise RunFolderError(f"{path} is no run folder: it has no config.toml")
+        raise RunFolderError(f"{path} is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml", ConfigSchema)
 
 
@@ -97,29 +96,29 @@ def config_of(folder: str | Path) -> Config:
     about = read_config(path)
     if "network" in about:
         raise ConfigError(
-            f"{path} was run over a network: to go on with it, start its app again (flwr run) with "
+            f"{path} was run over a network: to resume it, start its app again (flwr run) with "
             f"out = {str(path)!r}"
         )
     if "components" in about:
         raise ConfigError(
-            f"{path} was made from Python values, which config.toml can't hold: go on with it in "
+            f"{path} was made from Python values, which config.toml can't hold: resume it in "
             f"Python, by run(…, folder=Folder({str(path)!r}, resume=True))"
         )
     return resolve(path / "config.toml")
 
 
 def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
-    """The records of a run folder, of rounds 1, 2, 3, …, or of its first `rounds` rounds."""
+    """The records of all rounds of a run folder, or of its first `rounds` rounds."""
     file = path / "metrics.jsonl"
     records = read_json_lines(file, RoundSchema, rounds)
     for t, record in enumerate(records, 1):
-        if record["round"] != t or len(record["clients"]["accuracy"]) != _m(records):
-            raise RunFolderError(f"can't read {file}: line {t} is not about round {t} of its run")
+        if record["round"] != t or _client_count(record) != _client_count(records[0]):
+            raise RunFolderError(f"can't read {file}: line {t} is not round {t} of the same run")
     return records
 
 
-def _m(records: Sequence[Record]) -> int:
-    return len(records[0]["clients"]["accuracy"])
+def _client_count(record: Record) -> int:
+    return len(record["clients"]["accuracy"])
 
 
 def read_clients(path: Path) -> pd.DataFrame:
@@ -137,13 +136,13 @@ def _read_lines(file: Path, schema: type[ClientSchema] | type[NewcomerSchema]) -
     head, *rows = read_table(file)
     with folder_errors(file):
         if not rows or len(set(head)) < len(head):
-            raise ValueError("it names no client, or a column twice")
+            raise ValueError("it has no clients, or two columns of one name")
         lines = [schema.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
 def refused_of(clients: pd.DataFrame) -> dict[str, int]:
-    """By name, in how many rounds a client's reply was refused; only those of which one was."""
+    """Client ↦ the number of its refused replies, for clients that have at least one."""
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]
@@ -151,23 +150,23 @@ def refused_of(clients: pd.DataFrame) -> dict[str, int]:
 
 
 def read_classes(path: Path) -> Int | None:
-    """(classes, m), the training samples of each class at each client; None in older folders."""
+    """(classes, m): the training samples of each class at each client; None in older folders."""
     file = path / "classes.csv"
     return _whole_numbers(file).T if file.exists() else None
 
 
 def read_assignments(path: Path) -> Int:
-    """(rounds, m), the cluster of each client after each round."""
+    """(rounds, m): the cluster of each client after each round."""
     return _whole_numbers(path / "assignments.csv")
 
 
 def _whole_numbers(file: Path) -> Int:
-    """A table without its head and its first column, which say what they belong to."""
+    """The numbers of a table, without its head and its first column, which hold names."""
     head, *rows = read_table(file)
     with folder_errors(file):
         numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)
         if (numbers < 0).any():
-            raise ValueError(f"{numbers.min()} is no count and no cluster")
+            raise ValueError(f"expected counts or clusters, got {numbers.min()}")
     return numbers
 
 
@@ -177,7 +176,7 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 
 def tensor_names(path: Path) -> list[str]:
-    """The tensors of the models of a run folder, without the cluster they belong to."""
+    """The names of the tensors of each model of a run folder, without the name of the cluster."""
     file = path / "models.safetensors"
     with folder_errors(file), safe_open(file, framework="numpy") as tensors:
         names = list(tensors.keys())

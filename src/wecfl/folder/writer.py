@@ -1,9 +1,9 @@
-"""The run folder: everything about a run, readable while it runs and after it was stopped.
+"""The writer of a run folder, which can be read while the run goes on and after it was stopped.
 
 ::
 
-    config.toml          the choices as resolved; `wecfl run config.toml` repeats a run that came
-                         from a configuration (for a run of Python values it describes them)
+    config.toml          all choices; `wecfl run config.toml` repeats a run that came from a
+                         configuration (for a run of Python values it only describes them)
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
     assignments.csv      one line per round: the cluster of each client
@@ -11,10 +11,10 @@
     clients.csv          one line per client: samples, group if known, cluster, scores
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
-    newcomers.csv        one line per client that was kept out, if some were
+    newcomers.csv        one line per client that was kept out of the training, if there are any
     summary.json         method, engine, rounds, means of the last three rounds, status
     trace/               the clients' distances in each round (`wecfl.folder.distance_trace`)
-    checkpoints/         what `wecfl resume` goes on from (`wecfl.folder.checkpoint`)
+    checkpoints/         the states from which `wecfl resume` goes on (`wecfl.folder.checkpoint`)
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ __all__ = [
 ]
 
 RECORDED_PACKAGES = ("wecfl", "numpy", "scipy", "scikit-learn", "torch")
-
+"""The packages whose versions `env.json` holds."""
 
 GROWING_FILES = ("metrics.jsonl", "assignments.csv")
-"""Files that get a line in each round."""
+"""The files that get a line in each round."""
 
 CHANGEABLE_KEYS = (
     "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
     "network", "structure",
 )  # fmt: skip
-"""Choices that a run may go on with in another way, and still be the same run; `structure` says
-again what `components` does, and older folders do not have it."""
+"""The choices that may change when a run is resumed. (`structure` repeats what `components` says,
+and older folders do not have it.)"""
 
 LARGE_STATE_BYTES = 1 << 28
-"""Bytes of state above which a round waits for its checkpoint: below, it is written while the next
-round goes on, which keeps the arrays of both in memory."""
+"""Bytes of state above which a round waits until its checkpoint is written. A smaller checkpoint
+is written during the next round, which keeps the arrays of both rounds in memory."""
 
 
 def check_new_folder(path: Path) -> None:
-    """Refuse a place where no new run folder can be made; nothing is written."""
+    """Refuse a path at which no new run folder can be made; nothing is written."""
     try:
         os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -95,7 +95,7 @@ def check_new_folder(path: Path) -> None:
             f"{path} holds a run already: choose another folder, or resume that run with "
             f"{resume_command(path)}"
         )
-    # What a run leaves that was killed while it began.
+    # A run that was killed while it began leaves these files.
     others = [
         name
         for name in inside
@@ -110,13 +110,14 @@ def check_new_folder(path: Path) -> None:
 class RunFolder:
     """Writes a run folder, round by round: a `Watcher`.
 
-    To be used in a `with` block: it keeps other processes out of the folder. `again` goes on with
-    the run that the folder holds, if `saved` finds a checkpoint in it, or else begins it anew.
+    Use it in a `with` block, which keeps other processes out of the folder. With `resume`, the run
+    in the folder goes on from its checkpoint, or starts anew if it has none. A checkpoint is
+    written after every `every` rounds.
     """
 
-    def __init__(self, path: Path, *, every: int = 1, again: bool = False) -> None:
+    def __init__(self, path: Path, *, every: int = 1, resume: bool = False) -> None:
         self.path = path
-        self._every, self._again = every, again
+        self._every, self._resume = every, resume
         self._lock = Lock(path)
         self._writer = ThreadPoolExecutor(1, "wecfl-checkpoint")
         self._pending: Future[None] | None = None
@@ -125,12 +126,10 @@ class RunFolder:
         self._written = 0  # the last round that has a checkpoint, or soon will have
 
     def __enter__(self) -> Self:
-        if self._again:
+        if self._resume:
             for name in ("config.toml", "env.json"):
                 if not (self.path / name).is_file():
-                    raise RunFolderError(
-                        f"{self.path} holds no run to go on with: it has no {name}"
-                    )
+                    raise RunFolderError(f"{self.path} holds no run to resume: it has no {name}")
             with self._writing():
                 self._lock.take()
             try:
@@ -152,16 +151,16 @@ class RunFolder:
 
     @property
     def saved(self) -> Checkpoint | None:
-        """Where the run stood when it was last written down; None once it goes on."""
+        """The checkpoint from which the run will go on; None once it has begun."""
         return self._saved
 
     @property
     def ended(self) -> bool:
-        """The run in the folder was ended in order: nothing is left to be written about it."""
+        """Whether the run in the folder has ended and its summary is written."""
         return (self.path / "summary.json").is_file()
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Make the folder and write down what is run, and where; or go on with what there is."""
+        """Make the folder and write what is run, and where; or prepare the folder to go on."""
         self._about = {
             "config": json.loads(_json(config)),
             "data": clients.fingerprint,
@@ -171,7 +170,7 @@ class RunFolder:
         if before:
             _check_same(before.manifest, self.path, **self._about)
         with self._writing():
-            if not self._again:
+            if not self._resume:
                 check_new_folder(self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
@@ -199,7 +198,7 @@ class RunFolder:
         self._began = perf_counter()
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Append a round; every so often also a checkpoint."""
+        """Append a round; every `every` rounds, also write a checkpoint."""
         with self._writing():
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(_json(record) + "\n")
@@ -209,7 +208,7 @@ class RunFolder:
             self._checkpoint()
 
     def end(self, result: Result) -> None:
-        """Write the last complete state, the models and the summary, whatever ended the run."""
+        """Write the last complete state, the models and the summary, however the run ended."""
         if self._states and self._states[0].round > self._written:
             self._checkpoint()
         self._wait()
@@ -225,7 +224,7 @@ class RunFolder:
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> None:
-        """Begin to write the state of the last round; errors are raised when it is waited for."""
+        """Start writing the state of the last round; `_wait` raises the errors of that."""
         self._wait()
         about = {
             **self._about,
@@ -234,17 +233,17 @@ class RunFolder:
         }
         self._pending = self._writer.submit(self._put, self._states, about)
         self._written = self._states[0].round
-        held = (
-            each
+        state_bytes = sum(
+            array.nbytes
             for state in self._states
             for table in (state.replies or {}, state.memory, state.known, state.cluster)
-            for each in table.values()
+            for array in table.values()
         )
-        if sum(each.nbytes for each in held) > LARGE_STATE_BYTES:
+        if state_bytes > LARGE_STATE_BYTES:
             self._wait()
 
     def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:
-        for name in GROWING_FILES:  # a checkpoint must not outlive what it goes on from
+        for name in GROWING_FILES:  # they must be on the disk before the checkpoint is
             sync(self.path / name)
         checkpoint.write(self.path, states, **about)
 
@@ -255,18 +254,18 @@ class RunFolder:
                 pending.result()
 
     def _resumed(self, env: Mapping[str, Any], round: int) -> dict[str, Any]:
-        """`env.json` keeps where the run began, and each time it went on."""
+        """`env.json` with one more entry about where and when the run was resumed."""
         first = read_environment(self.path)
         now = {"round": round, **env}
         return {**first, "resumed": [*first.get("resumed", []), now]}
 
     def _cut(self, name: str, length: int) -> None:
-        """Drop what was written after the checkpoint."""
+        """Delete what was written after the checkpoint."""
         file = self.path / name
         if not file.is_file() or file.stat().st_size < length:
             raise RunFolderError(
-                f"{file} is shorter than its checkpoint says ({length} bytes): it was changed, so "
-                f"this run can't go on; start it again in another folder"
+                f"{file} is shorter than the {length} bytes of its checkpoint: it was changed, so "
+                f"this run can't be resumed; start it again in another folder"
             )
         os.truncate(file, length)
 
@@ -284,44 +283,46 @@ class RunFolder:
         except RunFolderError:
             raise
         except OSError as error:
-            then = f"; then: {resume_command(self.path)}" if self._states else ""
+            hint = f"; then: {resume_command(self.path)}" if self._states else ""
             raise RunFolderError(
-                f"can't write the run folder {self.path}: {error.strerror or error}{then}"
+                f"can't write the run folder {self.path}: {error.strerror or error}{hint}"
             ) from None
 
 
 def _check_same(
     saved: Manifest, path: Path, *, config: Mapping[str, Any], data: str, engine: str
 ) -> None:
-    """Refuse to go on with another run than the one that was begun."""
-    defaults = Config().toml()  # a choice that was not there when the run began was the default
+    """Refuse to resume with other choices or other data than the run began with."""
+    defaults = Config().toml()  # of choices that did not exist yet when the run began
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
-        was, now = (said.get(key, defaults.get(key)) for said in (saved.config, config))
+        was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
         if was != now:
             raise RunFolderError(
-                f"{path} can't go on with {key} = {now!r}: it was begun with {was!r}"
+                f"{path} can't be resumed with {key} = {now!r}: it began with {was!r}"
             )
     if saved.data != data:
-        raise RunFolderError(f"{path} can't go on: its clients hold other data than when it began")
+        raise RunFolderError(
+            f"{path} can't be resumed: its clients hold other data than when it began"
+        )
     if saved.engine != engine:
         logging.getLogger("wecfl").warning(
-            "wecfl: %s was begun on the engine %s and goes on with %s: numbers may differ in the "
-            "last digits from those of a run in one go", path, saved.engine, engine,
+            "wecfl: %s began with the engine %s and goes on with %s: numbers may differ in the "
+            "last digits from those of an uninterrupted run", path, saved.engine, engine,
         )  # fmt: skip
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """A configuration as TOML, also with NumPy's numbers and arrays in it."""
+    """A configuration as TOML; it may hold numbers and arrays of NumPy."""
     return tomli_w.dumps(json.loads(_json(config)))
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """JSON also of NumPy's numbers and arrays."""
+    """A value as JSON; it may hold numbers and arrays of NumPy."""
     return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to know about the machine and the command."""
+    """The machine, the versions and the command of this process, for `env.json`."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
