@@ -108,7 +108,7 @@ def serve(
     engine = FlowerEngine(
         grid, roster, model,
         batchnorm=config.batchnorm,
-        quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
+        quorum=network.quorum, min_clients=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1, **waits,
     )  # fmt: skip
     engine.enrol(network.min_clients, network.enrolment)
