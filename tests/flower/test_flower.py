@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -249,14 +250,14 @@ def failed(message: Message) -> Message:
 
 
 BAD: dict[str, tuple[Tamper, Reply, str]] = {
-    "NaN": (lie(lambda row: row * np.nan), Reply.NOT_FINITE, "model holds NaN or infinity"),
+    "NaN": (lie(lambda row: row * np.nan), Reply.NOT_FINITE, "NaN or infinity"),
     "infinite": (lie(lambda row: row + np.inf), Reply.NOT_FINITE, "NaN or infinity"),
     "shape": (lie(lambda row: row[:-1]), Reply.MALFORMED, "must be float32"),
     "rows": (lie(lambda row: row[None]), Reply.MALFORMED, "must be float32"),
     "float64": (lie(lambda row: row.astype(np.float64)), Reply.MALFORMED, "got float64"),
     "oversized": (lie(declared=lambda data: data + bytes(10**6)), Reply.MALFORMED, "must take"),
     "short": (lie(declared=lambda data: data[:-4]), Reply.MALFORMED, "must hold"),
-    "no array": (lie(declared=lambda data: bytes(len(data))), Reply.MALFORMED, "is no array"),
+    "no array": (lie(declared=lambda data: bytes(len(data))), Reply.MALFORMED, "not an array"),
     "header": (
         lie(lambda row: row.view(np.int32), declared=lambda data: data),
         Reply.MALFORMED, "its header says",
@@ -266,7 +267,7 @@ BAD: dict[str, tuple[Tamper, Reply, str]] = {
     "keys": (changed(arrays=ArrayRecord({"a": Array(np.zeros(3))})), Reply.MALFORMED, "['a']"),
     "records": (changed(more=ConfigRecord({})), Reply.MALFORMED, "expected records"),
     "metrics": (lie(samples=1.5), Reply.MALFORMED, "whole numbers"),
-    "error": (failed, Reply.MALFORMED, "it failed: out of memory"),
+    "error": (failed, Reply.MALFORMED, "out of memory"),
 }  # fmt: skip
 
 
@@ -281,7 +282,7 @@ def test_a_bad_reply_is_refused_with_its_reason_and_the_run_goes_on(
         refused = [line for record in result.records for line in record["network"]["refused"]]
         assert [who for who, _ in refused] == ["c2", "c2"]
         assert all(reason in why and "\n" not in why for _, why in refused)
-        assert "refused a reply of c2" in caplog.text
+        assert "reply of c2" in caplog.text
     assert result.clients["refused"].tolist() == [0, 0, 2, 0]
     # The others come to what they do without it.
     others = simulated(fed.subset([0, 1, 3]), "fedavg", 1, rounds=2)
@@ -301,9 +302,9 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     record = served().records[-1]
     assert record["clients"]["accuracy"][0] is None
     assert record["accuracy"] > 0.2
-    assert record["network"]["refused"] == [
-        ["c0", "score: counts must be whole numbers and not negative"]
-    ]
+    [(who, why)] = record["network"]["refused"]
+    assert who == "c0"
+    assert why.startswith("score: ") and "negative" in why
     shown = page([tmp_path / "run"])
     assert 'c0</th><td class="number">355</td><td class="number">–</td>' in shown
 
@@ -314,9 +315,9 @@ def test_a_lie_about_scores_is_refused_and_left_out(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"client-id": "c1"}, "the name c1 belongs to another node"),
-        ({"client-id": "x", "partition-id": 1}, "the key 1 is another client's"),
-        ({"client-id": ""}, "a name has 1 to"),
+        ({"client-id": "c1"}, "name c1 "),
+        ({"client-id": "x", "partition-id": 1}, "key 1 "),
+        ({"client-id": ""}, "a name has"),
         ({"client-id": "a\nb"}, "printable"),
     ],
 )
@@ -342,17 +343,17 @@ def test_another_model_and_other_classes_are_refused(
     nodes[89].app = client_app(load_data, make_model, classes=11)
     record = served(rounds=1).records[0]
     why = dict(record["network"]["refused"])
-    assert why["node 90"] == "its model has other tensors than the server's"
-    assert why["node 89"] == "it has 11 classes, expected 10"
+    assert "other tensors" in why["node 90"]
+    assert "11 classes" in why["node 89"]
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"programs": "0123456789abcdef"}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL_VERSION - 1}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL_VERSION + 1}, "it knows other programs than the server"),
-        ({"protocol": str(PROTOCOL_VERSION)}, "protocol must be int, got str"),
+        ({"programs": "0123456789abcdef"}, "other programs"),
+        ({"protocol": PROTOCOL_VERSION - 1}, "other programs"),
+        ({"protocol": PROTOCOL_VERSION + 1}, "other programs"),
+        ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
         ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
     ],
     ids=["programs", "earlier", "later", "type", "first edition"],
@@ -373,7 +374,7 @@ def test_a_client_of_another_version_is_refused_at_the_greeting(
     result = served(rounds=1, method="fedavg", clusters=1)
     [(who, why)] = result.records[0]["network"]["refused"]
     assert who == "node 88"
-    assert why.startswith(reason)
+    assert reason in why
     assert nodes[88].seen == ["query.hello"]
     assert result.clients["client"].tolist() == ["c0", "c1", "c3", "place 3"]
     assert replies(result.records, M).tolist() == [[0, 0, 0, Reply.ABSENT]]
@@ -382,7 +383,7 @@ def test_a_client_of_another_version_is_refused_at_the_greeting(
 def test_too_few_clients_end_in_one_line(nodes: Nodes, served: Served) -> None:
     for number in (89, 88, 87):
         nodes[number].online = False
-    with pytest.raises(EngineError, match=r"1 of at least 2 clients joined within 0\.2 s"):
+    with pytest.raises(EngineError, match=r"1 of at least 2 clients"):
         served()
 
 
@@ -392,7 +393,7 @@ def test_a_client_that_never_answers_does_not_hold_the_others_up(
     nodes[88].tamper = lambda m: None if m.metadata.message_type == "train" else m
     result = served(timeout=60)
     assert replies(result.records, M).tolist() == [[0, 0, Reply.LOST, 0]] * 3
-    assert "no reply of client c2 to train" in caplog.text
+    assert "no reply of client c2" in caplog.text
     assert result.seconds < 50
 
 
@@ -441,7 +442,7 @@ def test_without_a_quorum_a_round_is_asked_for_again_and_then_given_up(
 
     for number in (90, 89):
         nodes[number].tamper = silent
-    with pytest.raises(EngineError, match=r"round 3 got 2 valid replies of 4 clients in 2 times"):
+    with pytest.raises(EngineError, match=r"round 3 .*2 valid replies of 4 clients"):
         served(timeout=0.3, tries=2, rounds=4)
     assert nodes[90].seen.count("train") == 4  # twice in vain
     assert nodes[88].seen.count("train") == 3  # who has answered is not asked again
@@ -540,7 +541,7 @@ def test_a_client_that_lost_its_state_says_so(
         damage(file)
     result = served(rounds=3, **how)
     assert result.records[2]["network"]["restarted"] == ["c1"]
-    assert "client c1 has lost its state" in caplog.text
+    assert "client c1 has lost" in caplog.text
 
     before = simulated(fed, method, how["clusters"], rounds=2).states[0]
     memory = {name: rows.copy() for name, rows in before.memory.items()}
@@ -558,10 +559,10 @@ def test_a_run_goes_on_with_its_own_clients_only(
     nodes: Nodes, served: Served, tmp_path: Path
 ) -> None:
     served(rounds=1)
-    with pytest.raises(ConfigError, match="begun with clients = 4 and can't go on with 5"):
+    with pytest.raises(ConfigError, match=r"clients = 4 .* 5"):
         served(rounds=2, clients=5)
     moved = {number + 100: node for number, node in nodes.items()}
-    with pytest.raises(EngineError, match="0 of at least 2 clients joined"):
+    with pytest.raises(EngineError, match="0 of at least 2 clients"):
         served(FakeGrid(moved), rounds=2)
     result = served(FakeGrid(moved), rounds=2, pin_nodes=False)
     assert len(result.records) == 2
@@ -581,7 +582,7 @@ def test_the_weight_of_a_client_is_frozen_when_it_joins(
     record = served(rounds=2).records[1]
     [(who, why)] = record["network"]["refused"]
     assert who == "node 90"
-    assert f"c0 joined with {fed.sizes[0]} samples" in why
+    assert re.search(rf"\bc0 .*\b{fed.sizes[0]} samples .*\b40\b", why)
 
 
 # What can be asked for
@@ -592,9 +593,9 @@ def test_the_weight_of_a_client_is_frozen_when_it_joins(
     [
         ({"clients": 0}, "clients"),
         ({"quorum": 1.5}, "quorum"),
-        ({"min-clients": 9}, "4 clients can't give 9 answers"),
+        ({"min-clients": 9}, r"9 .* 4 clients"),
         ({"cluters": 2}, "did you mean 'clusters'"),
-        ({"dataset": "digits"}, "dataset describes a simulation"),
+        ({"dataset": "digits"}, "dataset .* simulation"),
         ({"rounds": "3"}, "rounds"),
         ({"method": "nope"}, "nope"),
     ],
@@ -607,7 +608,7 @@ def test_bad_choices_end_in_one_line(served: Served, said: dict[str, Any], probl
 
 def test_attacks_need_a_simulation(nodes: Nodes) -> None:
     runner = FlowerEngine(FakeGrid(nodes), Roster(M), make_model())
-    with pytest.raises(ConfigError, match="attacks are simulated"):
+    with pytest.raises(ConfigError, match="simulated"):
         run_flat(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
     with pytest.raises(ConfigError, match="needs the clients' data"):
         run_flat(Roster(M), methods.fedavg, model=make_model())

@@ -81,7 +81,7 @@ class FlowerEngine:
         *,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
-        least: int = 1,
+        min_clients: int = 1,
         timeout: float = 600.0,
         tries: int = 3,
         kept: int = 3,
@@ -95,17 +95,18 @@ class FlowerEngine:
             raise ConfigError(f"quorum must lie in (0, 1], got {quorum}")
         if not timeout > 0:
             raise ConfigError(f"timeout must be positive, got {timeout}")
-        for name, value in (("least", least), ("tries", tries), ("kept", kept)):
+        for name, value in (("min_clients", min_clients), ("tries", tries), ("kept", kept)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        if least > len(roster):
+        if min_clients > len(roster):
             raise ConfigError(
-                f"at least {least} valid replies are required, but there are only {len(roster)} "
-                f"clients: lower min-clients"
+                f"at least {min_clients} valid replies are required, but there are only "
+                f"{len(roster)} clients: lower min-clients"
             )
         self.layout = layout_of(model)
         self._grid, self._roster, self._model = grid, roster, model
-        self._quorum, self._least, self._timeout, self._tries = quorum, least, timeout, tries
+        self._quorum, self._min_clients = quorum, min_clients
+        self._timeout, self._tries = timeout, tries
         self._poll, self._look_every, self._min_extra_wait = poll, look_every, min_extra_wait
         self._common: dict[str, Any] = {
             "run": roster.run, "batchnorm": batchnorm, "kept": kept,
@@ -145,18 +146,18 @@ class FlowerEngine:
         notes, self._notes = self._notes, {}
         return notes
 
-    def enrol(self, least: int, wait: float) -> None:
-        """Wait until all places are taken, or `wait` seconds if at least `least` are by then."""
+    def enrol(self, min_clients: int, wait: float) -> None:
+        """Wait until all places are taken, or `wait` seconds if `min_clients` are by then."""
         began = monotonic()
         while len(self._roster.nodes) < len(self._roster):
             self._greet()
             self._pull({})
-            late = monotonic() - began > wait
-            if late and len(self._roster.nodes) >= least:
+            time_is_up = monotonic() - began > wait
+            if time_is_up and len(self._roster.nodes) >= min_clients:
                 break
-            if late:
+            if time_is_up:
                 raise EngineError(
-                    f"{len(self._roster.nodes)} of at least {least} clients joined within "
+                    f"{len(self._roster.nodes)} of at least {min_clients} clients joined within "
                     f"{wait:g} s ({len(self._online)} nodes are online): start more clients, or "
                     f"lower min-clients"
                 )
@@ -249,7 +250,7 @@ class FlowerEngine:
                 self._pull({})
                 sleep(self._poll)
             there = sum(row in asked or replies[row] != Reply.ABSENT for row in contents)
-            need = max(self._least, ceil(self._quorum * there))
+            need = max(self._min_clients, ceil(self._quorum * there))
             for row in asked:
                 replies[row] = Reply.LOST
             open_ = self._push(kind, round, asked, nodes)

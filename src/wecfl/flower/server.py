@@ -113,7 +113,7 @@ def serve(
     engine = FlowerEngine(
         grid, roster, model,
         batchnorm=config.batchnorm,
-        quorum=network.quorum, least=network.min_clients, timeout=network.timeout,
+        quorum=network.quorum, min_clients=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1,
         privacy=chosen["privacy"], audit=out.with_name(out.name + AUDIT_ENDING), **waits,
     )  # fmt: skip
