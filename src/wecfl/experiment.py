@@ -34,7 +34,7 @@ from wecfl.core.state import Clients, State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
-from wecfl.engine.ray import Progress
+from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_free
 from wecfl.from_config import federation_of, options_of, written
@@ -258,7 +258,7 @@ class Experiment:
 
     @contextmanager
     def open(
-        self, *, members: Sequence[int] | None = None, progress: Progress | None = None
+        self, *, members: Sequence[int] | None = None, progress: ClientProgress | None = None
     ) -> Iterator[Opened]:
         """Its engines, settings and recorder, while they last.
 
@@ -288,7 +288,7 @@ class Experiment:
             )  # fmt: skip
             yield Opened(settings, recorder, guests)
 
-    def _started(self, stack: ExitStack, progress: Progress | None, held: Any) -> Engine:
+    def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
         compute = self._compute
         if compute is None:
@@ -312,7 +312,7 @@ class Experiment:
         *,
         members: Sequence[int] | None = None,
         observe: Observer | None = None,
-        progress: Progress | None = None,
+        progress: ClientProgress | None = None,
     ) -> Result:
         """All rounds, or those that are left; the result is also told where an error ends them.
 

@@ -17,7 +17,7 @@ from torch import nn
 from wecfl.bilevel.local import digest
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import F32, Int, Reply, Table
-from wecfl.engine.local import EMPTY
+from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.roster import Place, Roster
 from wecfl.flower.wire import (
@@ -143,7 +143,9 @@ class FlowerEngine:
             sleep(self._poll)
         log.info("wecfl: %d of %d clients joined", len(self._roster.nodes), len(self._roster))
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         """One message to each client that is online (`wecfl.core.engine.Engine`).
 
         Where memory is kept it insists on a quorum: it is training. Elsewhere who does not answer
