@@ -2,9 +2,8 @@
 
 The order of columns (`wecfl/bilevel/column_order.py`, for the median and the trimmed mean): numbers
 of members in unused bits and a plain sort, against `argsort`. Reused memory (`wecfl/memory.py`):
-a matrix of m × P is made, filled and dropped, against the same with `numpy.empty`. For 200 clients
-with the model of the CIFAR-10 CNN of the paper (59,134 columns), and `--clients` with a smaller one
-(15,690 columns).
+a matrix of m × P is made, filled and dropped, against the same with `numpy.empty`. For 200 models
+of 59,134 columns, and for `--clients` models of 15,690.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from wecfl.bilevel.column_order import in_order
 from wecfl.core.state import F32, F64
 
 
-def lines(turns: int = 7, clients: int = 2_000) -> list[Line]:
+def lines(turns: int = 5, clients: int = 2_000) -> list[Line]:
     """Both shortcuts for both sizes."""
     return [
         line
