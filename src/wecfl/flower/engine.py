@@ -18,9 +18,8 @@ from torch import nn
 from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import Reply
-from wecfl.core.types import F32, Int, Table
-from wecfl.engine.local import EMPTY
+from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.ledger import append_line
 from wecfl.flower.messages import (
@@ -164,7 +163,9 @@ class FlowerEngine:
             sleep(self._poll)
         log.info("wecfl: %d of %d clients joined", len(self._roster.nodes), len(self._roster))
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         """One message to each client that is online (`wecfl.core.engine.Engine`).
 
         A job that keeps memory is training, so it insists on a quorum. In other jobs a client that
