@@ -221,7 +221,9 @@ class Channel:
                 f"training diverged: none of the {arrived.sum()} models of round {round + 1} is "
                 f"finite; lower lr"
             )
-        median = np.median(length[arrived & finite]) if arrived.any() else 0.0
+        known = np.sort(length[arrived & finite])
+        # Of two middle lengths the smaller: one liar of two must not set the measure.
+        median = known[(len(known) - 1) // 2] if len(known) else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
         if median > 0:
             outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
