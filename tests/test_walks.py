@@ -56,6 +56,14 @@ def test_paths_in_the_text_exist() -> None:
         assert (SOURCE / path).exists() or (root / path).exists(), path
 
 
+def test_files_in_the_picture_exist() -> None:
+    picture = Path(__file__).parents[1] / "docs" / "figures" / "architecture.svg"
+    names = re.findall(r"[\w/]+\.py", picture.read_text(encoding="utf-8"))
+    for name in names:
+        assert (SOURCE / name).exists() or (SOURCE / "core" / name).exists(), name
+    assert names
+
+
 def test_a_newcomer_has_ten_questions() -> None:
     numbers = [int(number) for number in re.findall(r"^\| (\d+)\. .*\?", PAGE, re.M)]
     assert numbers == list(range(1, QUESTIONS + 1))
