@@ -206,7 +206,7 @@ class _Theory(_Promise):
 
 
 class Round(_Promise):
-    """A line of `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+    """A line of `metrics.jsonl` (`wecfl.runs.record.RECORD_KEYS`)."""
 
     __pydantic_extra__: dict[
         str, Measured | list[Measured] | dict[str, Measured | list[Measured] | dict[str, Measured]]
