@@ -1,4 +1,4 @@
-"""Compare methods over seeds and get the table and the picture a paper would show."""
+"""Compare methods over several seeds, with a table and a figure as in a paper."""
 
 from pathlib import Path
 
@@ -19,6 +19,6 @@ for seed in (0, 1):
         wecfl.run(fed, method, rounds=10, plan=wecfl.Plan(lr=0.005), seed=seed, folder=folder)
         folders.append(folder)
 
-table = results(folders)  # runs that differ by their seed alone become mean and deviation
+table = results(folders)  # mean and deviation of runs that differ only by their seed
 print(table[["method", "k", "accuracy", "accuracy_std", "ari", "clusters"]].round(3).to_string())
 print(save(overview(folders[: len(METHODS)]), OUT / "compare.png"))

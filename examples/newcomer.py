@@ -1,4 +1,4 @@
-"""A client that comes after the training: its cluster, how sure that is, and the model to use."""
+"""Assign a client that comes after the training to a cluster, and get the model for it."""
 
 import wecfl
 

@@ -1,4 +1,4 @@
-"""Bring your own clients: arrays in memory, or a folder with one .npz per client."""
+"""Use your own data: arrays in memory, or a folder with one .npz file per client."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import wecfl
 
 # Six sites measure eight quantities. At half of them one sensor is wired the other way round:
-# the same measurements mean the opposite, and nobody told us which sites those are.
+# there the same measurements mean the opposite, and we do not know which sites these are.
 rng = np.random.default_rng(0)
 xs, ys = [], []
 for site in range(6):

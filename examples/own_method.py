@@ -1,4 +1,4 @@
-"""A new method is a value: change one component, keep the steps. Combinations are one `replace`."""
+"""Make your own method: a method is a value, and `replace` changes some of its components."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ controlled = methods.wecfl(k=5).replace(
     name="wecfl+scaffold", steps=scaffold.steps, plan=scaffold.plan
 )
 
-# 4. Ditto whose personal models are tethered to their cluster's center.
+# 4. Ditto, whose personal models are pulled towards their cluster's center.
 tethered = methods.wecfl(k=5).replace(name="wecfl+ditto", local=Ditto(lam=1.0), serve=Personal())
 
 # 5. FedAdam for each cluster of IFCA.

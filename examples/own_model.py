@@ -1,4 +1,4 @@
-"""Train a model of your own: any nn.Module with one logit per class."""
+"""Train your own model: any nn.Module with one logit per class."""
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ class Net(nn.Module):
 partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
 fed = wecfl.Federation.from_dataset("digits", partition, clients=12, seed=0)
 
-# The class itself: its initial parameters are drawn for `seed`. An instance, Net(), would start
-# from the parameters it has, for instance pretrained ones.
+# For the class itself, the initial parameters are drawn for `seed`. An instance, Net(), would start
+# from the parameters that it has, for example pretrained ones.
 plan = wecfl.Plan(lr=0.01)
 result = wecfl.run(fed, wecfl.methods.wecfl(k=3), model=Net, rounds=10, plan=plan, seed=0)
 

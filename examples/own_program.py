@@ -1,6 +1,6 @@
-"""What a client does is a value too: here a pull towards its cluster that grows with the rounds.
+"""Write your own client program: here, a pull towards the cluster that grows with the rounds.
 
-Over a network clients must know it as well: `wecfl.bilevel.local.register(Tightening)`, both sides.
+Over a network, server and clients must both call `wecfl.bilevel.local.register(Tightening)`.
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ class Tightening:
     replies: ClassVar[Mapping[str, Field]] = Train.replies
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """Momentum."""
+        """The momentum buffer."""
         return Train().keeps(plan)
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """The gradient gains mu_t·(ω − Ω_k)."""
+        """Train with gradients to which mu_t·(ω − Ω_k) is added."""
         pull = Correction(mu=self.rate * site.round)
         rows, velocity = site.train(
             sent.own["model"], plan, correction=pull, velocity=memory.get("momentum")

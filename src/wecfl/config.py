@@ -43,7 +43,7 @@ class Config(BaseModel):
         "both", description="The score by which --clusters auto chooses K."
     )
     eps1: float = Field(
-        0.4, ge=0, description="CFL splits a cluster whose mean update is shorter than this."
+        0.4, ge=0, description="CFL splits only clusters whose mean update is shorter than this."
     )
     eps2: float = Field(
         1.0, ge=0, description="CFL splits only clusters with an update longer than this."
@@ -109,7 +109,10 @@ class Config(BaseModel):
         description="The share of test data, where the data come without test data.",
     )
     validation: float | None = Field(
-        None, gt=0, lt=1, description="Test on this share of the training data, held out from it."
+        None,
+        gt=0,
+        lt=1,
+        description="Test on this share of the training data, which is held out from it.",
     )
 
     model: str = Field(

@@ -76,20 +76,20 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
 
 
 def _largest_curvature(state: State, engine: Engine) -> float:
-    """β near the models: power iteration, where a difference of gradients stands for H·v."""
+    """β near the models, by power iteration; a difference of gradients stands for H·v."""
     trainable = engine.layout.trainable
-    here = state.models[:, :trainable].astype(np.float64)
+    models = state.models[:, :trainable].astype(np.float64)
     slope = gradients(engine, state.models).astype(np.float64)
-    length = np.linalg.norm(here, axis=1, keepdims=True)
+    length = np.linalg.norm(models, axis=1, keepdims=True)
     reach = PROBE_LENGTH * np.where(length > 0, length, 1)
     direction, beta = slope, 0.0
     for _ in range(PROBES):
         norm = np.linalg.norm(direction, axis=1, keepdims=True)
         direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
         probe = state.models.copy()
-        probe[:, :trainable] = here + reach * direction
-        there = gradients(engine, probe.copy()).astype(np.float64)
-        found, _curved = secants(probe[:, :trainable], there, here, slope)
+        probe[:, :trainable] = models + reach * direction
+        probe_slope = gradients(engine, probe.copy()).astype(np.float64)
+        found, _curved = secants(probe[:, :trainable], probe_slope, models, slope)
         beta = max(beta, float(np.nanmax(found, initial=0.0)))
-        direction = there - slope
+        direction = probe_slope - slope
     return beta

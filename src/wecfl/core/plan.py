@@ -37,9 +37,9 @@ class LocalPlan:
     """(n,), how many of the Q steps each client completes; None: all of them."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        for name, value in (("steps", self.steps), ("batch", self.batch)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:

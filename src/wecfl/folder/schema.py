@@ -200,7 +200,7 @@ class TheorySchema(Schema):
 
 
 class RoundSchema(Schema):
-    """A line of `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+    """A line of `metrics.jsonl` (`wecfl.runs.record.RECORD_KEYS`)."""
 
     __pydantic_extra__: dict[str, MeasuredList | dict[str, MeasuredList | dict[str, MeasuredValue]]]
     round: Annotated[Count, Field(ge=1)]

@@ -5,7 +5,7 @@
     config.toml          all choices; `wecfl run config.toml` repeats a run that came from a
                          configuration (for a run of Python values it only describes them)
     env.json             versions, machine, engine, command
-    metrics.jsonl        one object per round (`wecfl.runs.record.KEYS`)
+    metrics.jsonl        one object per round (`wecfl.runs.record.RECORD_KEYS`)
     assignments.csv      one line per round: the cluster of each client
     classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores

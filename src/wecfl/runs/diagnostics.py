@@ -97,7 +97,7 @@ class Diagnostics:
         k, labels, share = len(state.centers), before.labels, self._importance
         B = [bounds.clusterability(slope, labels, share, k) for slope in slopes]
         worst: F64 = np.maximum(*B)[labels]
-        least: F64 = np.minimum(*squares)
+        smallest: F64 = np.minimum(*squares)
         steps = self._setting.plan.steps
         sigma2, beta = self._constants["sigma2"], self._constants["beta"]
         moved = np.linalg.norm(self._parameters(before.models - before.own_centers), axis=1)
@@ -106,7 +106,7 @@ class Diagnostics:
         self._clients = {
             "lr": _plain(lr),
             "lr_bound_1": _plain(bounds.lr_bound_1(gap, steps, path_U)) if models_only else None,
-            "lr_bound_2": _plain(bounds.lr_bound_2(least, worst, U, sigma2, beta)),
+            "lr_bound_2": _plain(bounds.lr_bound_2(smallest, worst, U, sigma2, beta)),
             "gap": _plain(self._gap),
         }
         self._found = {
@@ -122,7 +122,7 @@ class Diagnostics:
                 "lemma_4": bounds.drift_bound(worst, share, float(lr.max()), steps, U),
                 "convexity": bounds.convexity_bound(now, moved, share),
                 "lemma_5": bounds.descent_bound(
-                    least, share, lr, steps=steps, beta=beta, sigma2=sigma2
+                    smallest, share, lr, steps=steps, beta=beta, sigma2=sigma2
                 ),
                 "together": together,
             },
