@@ -31,7 +31,7 @@ NO_NETWORK = (
 )
 """Why a deployment refuses it."""
 
-RENYI_ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
+ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 """α, of the Rényi divergences that are tried."""
 
 
@@ -89,11 +89,11 @@ class Privacy:
                 f"privacy needs an extra: pip install 'wecfl[privacy]' ({error})"
             ) from None
         spent = rdp.compute_rdp(
-            q=1.0, noise_multiplier=self.noise / 2, steps=replies, orders=RENYI_ORDERS
+            q=1.0, noise_multiplier=self.noise / 2, steps=replies, orders=ORDERS
         )
         with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
             warnings.filterwarnings("ignore", "Optimal order")
-            epsilon, _ = rdp.get_privacy_spent(orders=RENYI_ORDERS, rdp=spent, delta=self.delta)
+            epsilon, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=self.delta)
         return float(epsilon)
 
 
