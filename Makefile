@@ -23,7 +23,7 @@ test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto
 
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
-	$(BIN)/python -m pytest tests/deploy -m deploy
+	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
 fuzz: $(READY)  ## bad input of every kind, twenty times as much and other than in make test (half an hour)
 	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz -n auto

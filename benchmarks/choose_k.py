@@ -12,9 +12,8 @@ import numpy as np
 
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.threads import one_thread
-from wecfl.config import resolve
 from wecfl.core.exchange import exchange
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import expectation, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
@@ -22,6 +21,7 @@ from wecfl.engine import make_engine
 from wecfl.from_config import federation_of
 from wecfl.methods import wecfl
 from wecfl.models import make
+from wecfl.resolve import resolve
 
 
 def timed(step, state: State, setting: Setting) -> tuple[State, float]:
@@ -41,7 +41,7 @@ def main() -> None:
     fed = federation_of(config)
     model = make("auto", shape=fed.shape, classes=fed.classes, seed=0)
     with make_engine("native", fed, model, workers=1) as engine:
-        given, auto = (Setting(wecfl(k), engine, Plan()) for k in (10, "auto"))
+        given, auto = (Setting(wecfl(k), engine, LocalPlan()) for k in (10, "auto"))
         state, local = timed(exchange, opening(auto), auto)
         points = auto.method.representation.clients(state, engine, 0).astype(np.float64)
         spent = {}

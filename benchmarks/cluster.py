@@ -1,9 +1,9 @@
 """A whole round of the paper's CIFAR-10 experiment: Ray actors on this machine against threads.
 
-200 clients, 10 batches of 32 each, WeCFL with K = 10: local training, K-means, averaging,
-distribution and the test scores of every client. One actor or one thread per core; both come to the
-same bits, and their rounds take turns. What Ray costs is the copying of rows into its object store
-and out of it, so the less a client trains, the more it weighs.
+200 clients with 10 batches of 32 each, WeCFL with K = 10. A round is local training, K-means,
+averaging, distribution and the test scores of every client. There is one actor or one thread per
+core. Both come to the same bits, and their rounds take turns. Ray costs the copying of rows into
+its object store and out of it, so its share is larger the less a client trains.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 from common import SETTINGS, Line, cpu_seconds, main, measure, module_of, paper, ratios
 from wecfl import Config, Federation, make_engine
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine.local import BaseEngine, cores
@@ -29,7 +29,7 @@ SETTING = SETTINGS[0]
 
 
 def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
-    """What a round costs on Ray, in time and in CPU-seconds of all its processes."""
+    """The cost of a round on Ray, in time and in CPU-seconds of all its processes."""
     title = f"round, {cores()} Ray actors ÷ {cores()} threads"
     if find_spec("ray") is None:
         return [Line(title, SETTING.title, [], detail="Ray is not installed")]
@@ -43,7 +43,7 @@ def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
         threads, actors = (_rounds(engine, config, fed) for engine in (here, there))
         used = measure(turns, lambda: next(actors), lambda: next(threads), clock=_clocks)
         if next(actors) != next(threads):
-            raise RuntimeError("the two sides don't come to the same bits")
+            raise RuntimeError("Ray actors and threads don't come to the same bits")
     ours, theirs = np.array(used).transpose(0, 2, 1)
     return [
         Line(
@@ -58,16 +58,16 @@ def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
 
 
 def _clocks() -> np.ndarray:
-    """The one on the wall, and that of all processors."""
+    """The wall clock, and the CPU clock of all processes."""
     return np.array([perf_counter(), cpu_seconds()])
 
 
 def _rounds(engine: BaseEngine, config: Config, fed: Federation) -> Iterator[tuple[float, bytes]]:
-    """Round after round: the mean test accuracy and the centers."""
-    plan = Plan(config.steps, config.batch, float(config.lr), config.momentum)
+    """Yield the mean test accuracy and the centers, round after round."""
+    plan = LocalPlan(config.steps, config.batch, float(config.lr), config.momentum)
     setting = Setting(method_of(config), engine, plan, config.seed)
     for state in iterate(setting, opening(setting)):
-        score = weighted(accuracy(queries.tallies(engine, state.models, "test")), fed.sizes)
+        score = weighted(accuracy(evaluation.tallies(engine, state.models, "test")), fed.sizes)
         yield score, state.centers.tobytes()
 
 

@@ -27,8 +27,8 @@ from common import (
     update,
 )
 from wecfl import NativeEngine, State, TorchEngine
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
 from wecfl.models import row_of
 
 TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}
@@ -60,7 +60,7 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
 
     rows = np.repeat(row_of(module)[None], clients, axis=0)
     state = State(0, {"model": rows}, rows[:1], np.zeros(clients, dtype=np.int64))
-    plan, square = Plan(steps=10, batch=32), torch.rand(1024, 1024)
+    plan, square = LocalPlan(steps=10, batch=32), torch.rand(1024, 1024)
     native, pair = (NativeEngine(fed, module, workers=n) for n in (1, 2))
     with TorchEngine(fed, module, workers=1) as engine:
         seconds = measure(
@@ -71,8 +71,8 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
             lambda: update(pair, state, plan),
             lambda: square @ square,
             eager_evaluation,
-            lambda: queries.risk(engine, rows),
-            lambda: queries.risk(native, rows),
+            lambda: evaluation.risk(engine, rows),
+            lambda: evaluation.risk(native, rows),
         )
     base, slow, fast, both, product, base_eval, slow_eval, fast_eval = seconds
     samples = clients * 320

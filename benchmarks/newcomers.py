@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from wecfl import rng
-from wecfl.bilevel import queries
-from wecfl.config import Config, resolve
+from wecfl.bilevel import evaluation
+from wecfl.config import Config
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
@@ -25,6 +25,7 @@ from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
+from wecfl.resolve import resolve
 
 DRAWS = 3
 
@@ -37,7 +38,7 @@ def setting(config: Config, federation: Federation) -> Setting:
     options = config.model_dump(include={"workers", "batchnorm", "batch"})
     engine = make_engine(config.engine, federation, module, **options)
     assert isinstance(config.lr, float)
-    plan = Plan(
+    plan = LocalPlan(
         config.steps, config.batch, config.lr, config.momentum, config.keep_momentum,
         config.weight_decay,
     )  # fmt: skip
@@ -153,8 +154,8 @@ def starts(config: Config, unseen: int | None) -> None:
         points = heads(here, start)
         far = apart(heads(there, start), centers(points, labels, sizes))
         told(name, far, limit(own(points, labels, sizes)[0], 0.975))
-    told("losses", queries.losses(there.engine, state.centers),
-         limit(queries.risk(common, state.own, "test"), 0.975))  # fmt: skip
+    told("losses", evaluation.losses(there.engine, state.centers),
+         limit(evaluation.risk(common, state.own_centers, "test"), 0.975))  # fmt: skip
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from common import (
     update,
 )  # fmt: skip
 from wecfl import NativeEngine, State
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.models import row_of
 
 LR, MOMENTUM, BATCH, STEPS = 0.001, 0.9, 32, 10
@@ -215,7 +215,7 @@ def main() -> None:
     operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     setting = next(setting for setting in SETTINGS if setting.model == model)
     fed, module = random_clients(setting, m), module_of(setting)
-    engine, plan = NativeEngine(fed, module, workers=1), Plan(STEPS, BATCH, LR, MOMENTUM)
+    engine, plan = NativeEngine(fed, module, workers=1), LocalPlan(STEPS, BATCH, LR, MOMENTUM)
     rows = np.repeat(row_of(module)[None], m, axis=0)
     state = State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
     seconds: list[list[float]] = []

@@ -1,11 +1,12 @@
-"""Load and faults, for longer than a test may take: what docs/reliability.md promises.
+"""Load and faults, for longer than a test may take: the promises of docs/reliability.md.
 
-kills    every method on both engines, killed at random moments and gone on with (tests/kills.py)
-clients  10,000 clients with a CNN, 20 rounds, through a run folder
+kills    every method on both engines, killed at random moments and resumed (tests/kills.py)
+clients  10,000 clients with a CNN, 20 rounds, with a run folder
 rounds   1,000 rounds of 200 clients on digits
-model    a model of 100 MB, stopped and gone on with to the bit
+model    a model of 100 MB, stopped and resumed to the same bits
 
-All of them unless some are named. Needs Linux (/proc) and, for `clients`, 4 GB of disk.
+All parts run unless some are named. Needs Linux (/proc), and 4 GB of disk for `clients`. Ctrl-C
+stops the part that runs, and the figures of the parts before it are shown.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from wecfl import Config, Federation, Folder, Measure, Plan, methods, run, run_c
 from wecfl.folder.writer import environment
 from wecfl.methods import METHODS
 
-FLAT = 1.05
+MAX_MEMORY_GROWTH = 1.05
 """The largest memory after the last round, as a multiple of that after a quarter of the rounds."""
 ENGINES = ("native", "torch")
-KILLS = Path(__file__).parents[1] / "tests" / "kills.py"
-KILLED = (*METHODS, "wecfl-adam", "cfl-adam")
-"""What is killed: all methods, and the moments of an optimizer in clusters that are found or parted
-(both made in tests/kills.py). Between them they keep something of every kind: with each cluster
-(fedavgm, fedadam, …), about each client (scaffold), as a whole (cfl, K = auto), and at the clients
-(momentum, ditto, local, fedper, lg-fedavg, fedrep)."""
+KILLS_SCRIPT = Path(__file__).parents[1] / "tests" / "kills.py"
+KILLED_METHODS = (*METHODS, "wecfl-adam", "cfl-adam")
+"""All methods, and two of tests/kills.py with an optimizer in clusters that are found or split.
+Together they keep something of every kind: with each cluster (fedavgm, fedadam, …), about each
+client (scaffold), as a whole (cfl, K = auto), and at the clients (momentum, ditto, local, fedper,
+lg-fedavg, fedrep)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
-    """What a process holds after each round."""
+class ResourceTrail:
+    """The resources that a process holds after each round."""
 
     resident: list[float] = field(default_factory=list)
     """GB."""
@@ -61,39 +62,49 @@ class Trail:
     threads: list[int] = field(default_factory=list)
 
     def note(self, *_: object) -> None:
-        """After a round, as a watcher of a run."""
+        """Note them after a round; a watcher of a run."""
         self.resident.append(resident_memory())
         self.files.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 (iterdir is slower)
         self.threads.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
 
     @property
-    def flatness(self) -> tuple[float, str]:
-        """Memory after the last round ÷ after a quarter of them, and the two."""
+    def memory_growth(self) -> tuple[float, str]:
+        """Memory after the last round ÷ after a quarter of the rounds, and both in words."""
         count = len(self.resident)
         early, last = self.resident[max(count // 4, 1) - 1], self.resident[-1]
-        said = f"{early:.3f} GB after round {max(count // 4, 1)}, {last:.3f} GB after {count}"
-        return last / early, said
+        words = f"{early:.3f} GB after round {max(count // 4, 1)}, {last:.3f} GB after {count}"
+        return last / early, words
 
 
-def kills(times: int, names: Sequence[str] = KILLED) -> list[Line]:
-    """`times` kills of each method on each engine; each run must come to the same bits."""
-    command = [sys.executable, str(KILLS), "--times", str(times), "--method", *names]
+def kills(
+    times: int, names: Sequence[str] = KILLED_METHODS, script: Path = KILLS_SCRIPT
+) -> list[Line]:
+    """Kill each method on each engine `times` times; each run must come to the same bits."""
+    command = [sys.executable, str(script), "--times", str(times), "--method", *names]
     command += ["--engine", *ENGINES]
     pairs = len(names) * len(ENGINES)
-    told: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     with (
         _bar("kills", pairs) as advance,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
     ):
-        for line in process.stdout or ():
-            told.append(ast.literal_eval(line))
-            advance()
-    total = {key: sum(each[key] for each in told) for key in ("kills", "while writing", "runs")}
+        try:
+            for line in process.stdout or ():
+                results.append(ast.literal_eval(line))
+                advance()
+        except BaseException:
+            process.terminate()
+            raise
+    total = {
+        key: sum(result[key] for result in results) for key in ("kills", "while writing", "runs")
+    }
     detail = f"{total['runs']} runs, {total['while writing']} kills in the middle of writing"
     if process.returncode:
-        detail = f"failed in pair {len(told) + 1} of method and engine; {detail}"
+        detail = f"failed in pair {len(results) + 1} of method and engine; {detail}"
     return [
-        Line("methods × engines that stood all kills", "logistic, mlp", [len(told)], least=pairs),
+        Line(
+            "methods × engines that stood all kills", "logistic, mlp", [len(results)], least=pairs
+        ),
         Line(
             "kills, none of which changed a bit", "logistic, mlp", [total["kills"]], detail=detail
         ),
@@ -101,22 +112,22 @@ def kills(times: int, names: Sequence[str] = KILLED) -> list[Line]:
 
 
 def clients(m: int, rounds: int) -> list[Line]:
-    """The memory of many clients."""
+    """Measure the memory of many clients."""
     title = "CNN, 29,830 parameters"
     trail, peak, folder = _alone(_clients, m, rounds)
-    ratio, said = trail.flatness
+    ratio, words = trail.memory_growth
     work = f"{m:,} clients × {rounds} rounds"
     return [
         Line(f"{work}: peak memory", title, [peak], most=8, unit="GB"),
-        Line(f"{work}: last ÷ early", title, [ratio], most=FLAT, detail=said),
+        Line(f"{work}: last ÷ early", title, [ratio], most=MAX_MEMORY_GROWTH, detail=words),
         Line(f"{work}: run folder", title, [folder], unit="GB"),
     ]
 
 
-def _clients(place: Path, m: int, rounds: int) -> tuple[Trail, float, float]:
+def _clients(place: Path, m: int, rounds: int) -> tuple[ResourceTrail, float, float]:
     fed = clients_of_a_pool((1, 8, 8), m, train=8, test=2, apart=True)
     with _bar("clients", rounds) as advance:
-        trail = Trail()
+        trail = ResourceTrail()
         run(
             fed, methods.wecfl(k=10), model=_cnn, rounds=rounds, plan=Plan(steps=1, batch=8),
             measure=Measure(objectives=False), folder=place / "run", watch=[trail.note, advance],
@@ -133,14 +144,14 @@ def _cnn() -> nn.Module:
 
 
 def rounds(count: int, m: int) -> list[Line]:
-    """What grows over many rounds."""
+    """Measure what grows over many rounds."""
     trail, peak, folder, kept = _alone(_rounds, count, m)
-    ratio, said = trail.flatness
+    ratio, words = trail.memory_growth
     work = f"{count:,} rounds × {m} clients"
     return [
-        Line(f"{work}: last ÷ early", "mlp, digits", [ratio], most=FLAT, detail=said),
+        Line(f"{work}: last ÷ early", "mlp, digits", [ratio], most=MAX_MEMORY_GROWTH, detail=words),
         *(
-            Line(f"{work}: more {name}", "mlp, digits", [_growth(counts)], most=0,
+            Line(f"{work}: more {name}", "mlp, digits", [growth(counts)], most=0,
                  detail=f"{min(counts)} to {max(counts)} at any time")
             for name, counts in (("open files", trail.files), ("threads", trail.threads))
         ),
@@ -150,9 +161,9 @@ def rounds(count: int, m: int) -> list[Line]:
     ]  # fmt: skip
 
 
-def _rounds(place: Path, count: int, m: int) -> tuple[Trail, float, float, float]:
+def _rounds(place: Path, count: int, m: int) -> tuple[ResourceTrail, float, float, float]:
     with _bar("rounds", count) as advance:
-        trail = Trail()
+        trail = ResourceTrail()
         config = Config(
             partition="clusterwise-nclass", clients=m, rounds=count, steps=1, objectives=False
         )
@@ -161,14 +172,14 @@ def _rounds(place: Path, count: int, m: int) -> tuple[Trail, float, float, float
     return trail, peak_memory(), _size(place) - kept, kept
 
 
-def _growth(counts: Sequence[int]) -> int:
-    """From the first quarter of the rounds to the last: what is open only for a while is not."""
+def growth(counts: Sequence[int]) -> int:
+    """From the first quarter of the rounds to the last; what is open for a while does not count."""
     quarter = max(len(counts) // 4, 1)
     return min(counts[-quarter:]) - min(counts[:quarter])
 
 
 def model(hidden: int, m: int, rounds: int) -> list[Line]:
-    """A large model: the memory of a run, of going on with one, and whether they agree."""
+    """Measure the memory of a run of a large model and of a resumed one, and compare their bits."""
     half, size = rounds // 2, _width(hidden) * 4 / 1e9
     title = f"MLP, {size * 1e3:.3g} MB"
     with TemporaryDirectory() as place, _bar("model", 3) as advance:
@@ -183,7 +194,7 @@ def model(hidden: int, m: int, rounds: int) -> list[Line]:
     multiple = f"{checkpoint / size:.1f} × the model in a checkpoint"
     return [
         Line(f"{m} clients, 2 clusters: same checkpoints after a stop", title, [same], least=1,
-             detail=f"stopped after round {half} of {rounds}, gone on in another process"),
+             detail=f"stopped after round {half} of {rounds}, resumed in another process"),
         *(
             Line(f"{m} clients, 2 clusters: peak of a {work}", title, [peaks[work] / size],
                  unit="× the model", detail=f"{peaks[work]:.2f} GB; {multiple}")
@@ -217,13 +228,13 @@ def _model(out: Path, hidden: int, m: int, rounds: int, resume: bool) -> float:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of the states that a run folder keeps, by checkpoint."""
+    """The SHA-256 of the state in each checkpoint of a run folder."""
     files = sorted((folder / "checkpoints").glob("*.json"))
     return {file.stem: json.loads(file.read_bytes())["manifest"]["sha256"] for file in files}
 
 
 def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
-    """In a process and a folder of its own."""
+    """Do the work in a process and a folder of its own."""
     with TemporaryDirectory() as place:
         return in_a_fresh_process(work, Path(place), *arguments)
 
@@ -234,7 +245,7 @@ def _size(folder: Path) -> int:
 
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar; the function that moves it on may be a watcher of a run."""
+    """A progress bar; the function that advances it may be a watcher of a run."""
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total)
@@ -247,34 +258,41 @@ PARTS: dict[str, tuple[Callable[..., list[Line]], dict[str, Any], dict[str, Any]
     "rounds": (rounds, {"count": 1000, "m": 200}, {"count": 20, "m": 20}),
     "model": (model, {"hidden": 24_150, "m": 4, "rounds": 4}, {"hidden": 500, "m": 4, "rounds": 4}),
 }
-"""The work, its size, and its size with --quick."""
+"""The function of each part, its size, and its size with --quick."""
 
 
 def main() -> None:
-    """Measure, print, write down."""
+    """Measure the parts, print the figures, and write them to a file."""
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     flags.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
-    flags.add_argument("--quick", action="store_true", help="a minute in all; figures say little")
-    flags.add_argument("--times", type=int, help="kills of each method on each engine")
-    flags.add_argument("--json", type=Path, help="a file to write the figures to")
+    flags.add_argument(
+        "--quick", action="store_true", help="small sizes, a minute in all; the figures say little"
+    )
+    flags.add_argument("--times", type=int, help="how often each method is killed on each engine")
+    flags.add_argument("--json", type=Path, help="the file for the figures")
     chosen = flags.parse_args()
     if unknown := set(chosen.parts) - set(PARTS):
-        flags.error(f"unknown part {min(unknown)}: choose of {', '.join(PARTS)}")
+        flags.error(f"unknown part {min(unknown)}: choose from {', '.join(PARTS)}")
     lines: list[Line] = []
-    for name in chosen.parts or PARTS:
-        work, *sizes = PARTS[name]
-        size = sizes[chosen.quick]
-        if name == "kills" and chosen.times:
-            size = size | {"times": chosen.times}
-        lines += work(**size)
+    interrupted = False
+    try:
+        for name in chosen.parts or PARTS:
+            work, *sizes = PARTS[name]
+            size = sizes[chosen.quick]
+            if name == "kills" and chosen.times:
+                size = size | {"times": chosen.times}
+            lines += work(**size)
+    except KeyboardInterrupt:
+        interrupted = True
+        print(f"interrupted in {name}", file=sys.stderr)
     show(lines)
     if chosen.json:
-        told = [asdict(line) | {"goal": line.goal, "verdict": line.verdict} for line in lines]
+        figures = [asdict(line) | {"goal": line.goal, "verdict": line.verdict} for line in lines]
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({**environment(), "lines": told}, indent=2) + "\n")
-    sys.exit(any(line.verdict == "missed" for line in lines))
+        chosen.json.write_text(json.dumps({**environment(), "lines": figures}, indent=2) + "\n")
+    sys.exit(130 if interrupted else any(line.verdict == "missed" for line in lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What `make docs` adds to the pages here: the texts of the root, the reference, the checks.
+"""What `make docs` adds to these pages: the texts of the root, the reference, the checks.
 
-What exists once in the repository exists once: README.md is the home page, and the reference of the
-commands and of every module is made from the code.
+No text is kept twice: README.md is the home page, and the reference of the commands and of every
+module is made from the code.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ TEXTS = {
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Write the pages of whole folders into the navigation."""
-    there = [path.relative_to(config.docs_dir) for path in Path(config.docs_dir).rglob("*.md")]
+    folder = Path(config.docs_dir)
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
+    written -= {page for page in written if config.exclude_docs.match_file(page)}
     pages = sorted(
-        {*map(str, there), *_made()}, key=lambda page: (_first(page), page.removesuffix(".md"))
+        {*written, *_made()}, key=lambda page: (_is_inside(page), page.removesuffix(".md"))
     )
     config.nav = [_expanded(entry, pages) for entry in config.nav or []]
     return config
@@ -138,8 +140,8 @@ def _line(member: griffe.Object | griffe.Alias) -> str:
     return member.docstring.value.splitlines()[0] if member.docstring else ""
 
 
-def _first(page: str) -> bool:
-    """A folder's own page comes before the others."""
+def _is_inside(page: str) -> bool:
+    """Whether a page is not its folder's own, which comes first."""
     return Path(page).name not in ("index.md", "README.md")
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import wecfl
-from wecfl.report.charts import save
-from wecfl.report.figures import overview
-from wecfl.report.tables import results
+from wecfl.report.figures.files import save
+from wecfl.report.figures.overview import overview
+from wecfl.report.tables.results import results
 
 METHODS = [wecfl.methods.fedavg, wecfl.methods.ifca(k=4), wecfl.methods.wecfl(k=4)]
 OUT = Path("compare")

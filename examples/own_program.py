@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import wecfl
 from wecfl import methods
-from wecfl.bilevel.local import Reply, Train
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.program import Field, Sent, Site
-from wecfl.core.state import Table
+from wecfl.bilevel.local import Train
+from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.types import Table
 from wecfl.layout import Layout
 
 partition = wecfl.partitions.ClusterwiseDirichlet(alpha=(0.1, 10.0), groups=5)
@@ -28,14 +28,14 @@ class Tightening:
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = Train.replies
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """Momentum."""
         return Train().keeps(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Nothing can be wrong."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The gradient gains mu_t·(ω − Ω_k)."""
         pull = Correction(mu=self.rate * site.round)
         rows, velocity = site.train(

@@ -12,9 +12,10 @@ import wecfl
 from wecfl import methods
 from wecfl.bilevel.local import Train
 from wecfl.core.method import Method
-from wecfl.core.plan import Correction, Plan
+from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Job, Sent, Site, perform
-from wecfl.core.state import F32, F64, Bool, Int, Split, State, Table
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.engine.local import EMPTY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
@@ -120,7 +121,7 @@ class BowlEngine:
         rows, _ = perform(job, BowlSite(self, clients), sent, {})
         return Answers(rows, np.zeros(len(clients), np.int8), memory)
 
-    def notes(self) -> dict[str, Any]:
+    def network_report(self) -> dict[str, Any]:
         return {}
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
@@ -140,7 +141,7 @@ class BowlSite:
     def train(
         self,
         rows: F32,
-        plan: Plan,
+        plan: LocalPlan,
         *,
         correction: Correction | None = None,
         velocity: F32 | None = None,
@@ -176,7 +177,7 @@ class BowlSite:
 def local_update(  # noqa: PLR0917
     engine: Any,
     state: State,
-    plan: Plan,
+    plan: LocalPlan,
     correction: Correction,
     seed: int,
     active: Sequence[int] | None = None,
@@ -206,12 +207,12 @@ class _Columnwise:
     def __init__(self, mu: F32) -> None:
         self.mu = mu
 
-    def keeps(self, plan: Plan) -> Any:
+    def keeps(self, plan: LocalPlan) -> Any:
         return Train().keeps(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None: ...
+    def check(self, plan: LocalPlan, layout: Layout) -> None: ...
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Any:
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Any:
         own = sent.own
         correction = Correction(self.mu, own.get("anchor"), own.get("offset"))
         rows, velocity = site.train(

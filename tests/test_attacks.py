@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import run_flat
 from wecfl import Federation, TorchEngine, methods, metrics, models
-from wecfl.bilevel import queries
+from wecfl.bilevel import evaluation
 from wecfl.channel.attacks import (
     ATTACKS,
     ALittleIsEnough,
@@ -24,8 +24,8 @@ from wecfl.channel.attacks import (
     choose,
     named,
 )
-from wecfl.core.presence import Updates
-from wecfl.core.state import Bool
+from wecfl.core.channel import Updates
+from wecfl.core.types import Bool
 from wecfl.errors import ConfigError, DataError
 
 LYING = np.array([False, True, False, True, False])
@@ -182,7 +182,7 @@ def test_accuracy_on_triggered_samples_is_the_success_of_the_backdoor(fed: Feder
         rows = result.states[0].models[np.isin(fed.keys, hit.keys)]
         with TorchEngine(hit, model, workers=1) as engine:
             return float(
-                engine.task.scores(queries.tallies(engine, rows, "test"))["accuracy"].mean()
+                engine.task.scores(evaluation.tallies(engine, rows, "test"))["accuracy"].mean()
             )
 
     assert success(backdoor.poison(fed, np.ones(5, bool), seed=0)) > 0.9

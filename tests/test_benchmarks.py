@@ -66,7 +66,6 @@ def test_soak_counts_the_kills(
     verdict: str,
     module: Callable[[str], ModuleType],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of which tests/runs/test_resume.py has real ones."""
     script = """
@@ -79,14 +78,13 @@ sys.exit(CODE)
 """
     (tmp_path / "kills.py").write_text(script.replace("CODE", str(code)))
     soak = module("soak")
-    monkeypatch.setattr(soak, "KILLS", tmp_path / "kills.py")
-    stood, total = soak.kills(times=2, names=["wecfl"])
+    stood, total = soak.kills(times=2, names=["wecfl"], script=tmp_path / "kills.py")
     assert (stood.verdict, stood.values) == (verdict, [2 - code])
     assert total.values == [4 - 2 * code]
     assert ("failed in pair 2" in total.detail) == bool(code)
 
 
 def test_soak_tells_growth_from_what_comes_and_goes(module: Callable[[str], ModuleType]) -> None:
-    growth = module("soak")._growth
+    growth = module("soak").growth
     assert growth([5, 7, 5, 8, 7, 5, 9, 5]) == 0
     assert growth([5, 6, 6, 7, 7, 8, 8, 9]) == 3

@@ -18,15 +18,16 @@ from helpers import BowlEngine, Wecfl, method_named, run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.bilevel.clustering import AtLeast, KMeans
-from wecfl.bilevel.criteria import F
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.objectives import F
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
-from wecfl.config import Config, resolve
+from wecfl.config import Config
+from wecfl.core.ask import Ask
+from wecfl.core.channel import Channel
+from wecfl.core.components import View
 from wecfl.core.exchange import exchange
-from wecfl.core.method import Ask, View
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Answers
 from wecfl.core.rounds import distribution, expectation, iterate, maximization, opening
 from wecfl.core.setting import Setting
@@ -34,7 +35,8 @@ from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_summary
-from wecfl.runs.record import replies
+from wecfl.resolve import resolve
+from wecfl.runs.summary import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
 HARD: dict[str, Any] = {"participation": 0.6, "dropout": 0.2, "stragglers": 0.3}
@@ -115,14 +117,14 @@ def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
 
     engine.ask = watched
     channel = Channel(participation=0.3)
-    setting = Setting(methods.ifca(2), engine, Plan(), channel=channel)
+    setting = Setting(methods.ifca(2), engine, LocalPlan(), channel=channel)
     next(iterate(setting, opening(setting)))
     here = [np.flatnonzero(channel.present(10, round)).tolist() for round in range(2)]
     assert asked == here
 
 
 def test_stragglers_take_fewer_steps_and_others_all() -> None:
-    steps = [Channel(stragglers=0.4).steps(Plan(steps=5), 50, t) for t in range(40)]
+    steps = [Channel(stragglers=0.4).steps(LocalPlan(steps=5), 50, t) for t in range(40)]
     counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], [0.1, 0.1, 0.1, 0.1, 0.6], atol=0.03)
@@ -167,7 +169,7 @@ def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     engine: Any = BowlEngine(draws.normal(size=(9, 4)) * 3, draws.integers(1, 30, 9))
     method = methods.wecfl(k=3)
     channel = Channel(participation=share, seed=seed)
-    setting = Setting(method, engine, Plan(lr=0.1), seed, channel=channel)
+    setting = Setting(method, engine, LocalPlan(lr=0.1), seed, channel=channel)
     path = iterate(setting, opening(setting))
     for _ in range(3):
         state = next(path)
@@ -239,7 +241,7 @@ def test_a_client_that_recovers_is_heard_again(digits: Federation) -> None:
 
 def test_models_of_another_shape_are_refused() -> None:
     engine: Any = BowlEngine(np.zeros((3, 4)), np.ones(3, np.int64))
-    setting = Setting(methods.fedavg, engine, Plan())
+    setting = Setting(methods.fedavg, engine, LocalPlan())
     state = opening(setting)
     rows = {"model": np.zeros((3, 5), np.float32)}
     engine.ask = lambda *_: Answers(rows, np.zeros(3, np.int8))
@@ -248,7 +250,7 @@ def test_models_of_another_shape_are_refused() -> None:
 
 
 def test_if_all_diverge_it_is_the_learning_rate(digits: Federation) -> None:
-    with pytest.raises(DivergedError, match=r"none of the 12 models .* lower lr"):
+    with pytest.raises(DivergedError, match=r"diverged.*12 models"):
         run(digits, methods.fedavg, lr=1e30)
 
 
@@ -405,12 +407,12 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        (("--attackers", "0.2"), "attackers says nothing without attack"),
-        (("--noise", "1"), "noise says nothing without clip"),
+        (("--attackers", "0.2"), "attackers needs attack"),
+        (("--noise", "1"), "noise needs clip"),
         (("--attack", "label-flip", "--attack-strength", "2"), "label-flip has no strength"),
         (("--attack", "sign-flop"), "attack"),
         (("--stragglers", "0.5", "--steps", "1"), "at least 2"),
-        (("--min-cluster", "99"), "can't form a cluster of 99"),
+        (("--min-cluster", "99"), "min_cluster"),
         (("--method", "ifca", "--clip", "1", "--noise", "1"), "no noise protects"),
         (("--model", "logistic", "--clip", "1", "--objectives"), "objectives would ask"),
         (("--model", "logistic", "--clip", "1", "--diagnostics"), "diagnostics would ask"),
@@ -418,7 +420,7 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
             ("--model", "logistic", "--clip", "1", "--lr", "theory", "--momentum", "0"),
             "lr theory would ask",
         ),
-        (("--aggregation", "median", "--tolerated", "0.1"), "does not ask how many liars"),
+        (("--aggregation", "median", "--tolerated", "0.1"), "tolerated"),
         (("--participation", "0"), "participation"),
         (("--dropout", "1"), "dropout"),
         (("--attack", "noise", "--attackers", "0.99"), "leaves nobody else"),
@@ -445,7 +447,7 @@ def test_what_one_of_several_methods_can_not_do_is_said_at_once(wecfl: Wecfl) ->
     [{"attackers": 0.2}, {"attack_strength": 2.0}, {"noise": 1.0}, {"clip": 1.0, "delta": 0.1}],
 )
 def test_choices_that_would_be_ignored_are_refused(alone: Any) -> None:
-    with pytest.raises(ConfigError, match="says nothing without"):
+    with pytest.raises(ConfigError, match=" needs "):
         resolve(flags=alone)
 
 

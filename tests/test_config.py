@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from wecfl.config import PRESETS, Config, resolve
+from wecfl.config import PRESETS, Config
 from wecfl.errors import ConfigError
+from wecfl.resolve import resolve
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:
@@ -94,9 +95,9 @@ def test_mistakes_are_said_in_one_line(tmp_path: Path, text: str | bytes, said: 
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no configuration file .*nope\.toml"):
+    with pytest.raises(ConfigError, match=r"nope\.toml"):
         resolve(tmp_path / "nope.toml")
-    with pytest.raises(ConfigError, match=r"can't read the configuration .*: Is a directory"):
+    with pytest.raises(ConfigError, match="Is a directory"):
         resolve(tmp_path)
     for preset in ("nope", ""):
         with pytest.raises(ConfigError, match=f"unknown preset '{preset}'"):

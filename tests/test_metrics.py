@@ -12,7 +12,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from helpers import run_flat
 from wecfl import Federation, methods, metrics
-from wecfl.runs.record import settled
+from wecfl.runs.summary import settled
 
 labelings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=12)
 

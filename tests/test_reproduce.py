@@ -19,9 +19,9 @@ from wecfl.channel.attacks import ATTACKS
 from wecfl.config import Config
 from wecfl.folder.readers import read_summary
 from wecfl.from_config import federation_of
-from wecfl.paper.definitions import Run, ordered, read_definitions
-from wecfl.paper.queue import Store
-from wecfl.paper.tables import published
+from wecfl.paper.definitions import PlannedRun, ordered, read_definitions
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.beside_paper import published
 
 BASE = """
 [base]
@@ -127,7 +127,7 @@ def test_a_result_says_what_was_run_and_repeats_what_wecfl_run_gives(
         assert kept["curve"]["round"][-1] == 4
         assert kept["made_by"]["packages"]["wecfl"]
         assert not {"workers", "data_dir", "seed"} & kept["config"].keys()
-        assert len((Path("results") / Run(Config()).stem).name) < 100
+        assert len((Path("results") / PlannedRun(Config()).stem).name) < 100
 
 
 def test_a_vote_whose_members_lost_their_models_trains_only_those_anew(
@@ -257,7 +257,7 @@ def test_interrupted_it_keeps_what_was_finished_and_goes_on(
     slow = TABLE.replace("rounds = 4", "rounds = 40").replace('"wecfl"', '"fedprox"')
     (defined / "small.toml").write_text(slow)
     ask = ["reproduce", "small", "--definitions", str(defined), "--workers", "1", "--results"]
-    store = Store(tmp_path / "shared")
+    store = ResultStore(tmp_path / "shared")
 
     def disturbed(by: signal.Signals) -> tuple[int, str, str]:
         """Begin in a process of its own and stop it after the first run it has done."""
@@ -294,7 +294,7 @@ def test_interrupted_it_keeps_what_was_finished_and_goes_on(
 
 def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
     """Two made-up seeds of one cell; the rest of the table is not run."""
-    store = Store(Path("docs/results"))
+    store = ResultStore(Path("docs/results"))
     cell = next(
         cell for cell in read_definitions()["table1"].cells
         if {"cifar-10", "clusterwise-dirichlet", "wecfl", "k=10"} <= {*cell.words}
@@ -531,7 +531,9 @@ def test_many_short_runs_are_lines_of_one_file_and_the_same_as_wecfl_run(
     assert refused.code == 2 and "can't read docs/results/liars.jsonl, line 1" in refused.err
 
 
-def made_up(store: Store, run: Run, rounds: dict[str, Any] | None = None, **scores: Any) -> None:
+def made_up(
+    store: ResultStore, run: PlannedRun, rounds: dict[str, Any] | None = None, **scores: Any
+) -> None:
     """A stored result that nobody has computed."""
     curve = {"curve": {"round": [1], "accuracy": [0.5], "macro_f1": [0.5], **(rounds or {})}}
     by = {"engine": "native", "made_by": {"cpu": "abacus", "cores": 2}, "seconds": 1.0}
@@ -539,11 +541,11 @@ def made_up(store: Store, run: Run, rounds: dict[str, Any] | None = None, **scor
 
 
 def test_several_processes_write_one_file(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
 
     def write(first: int) -> None:
         for seed in range(first, 40, 4):
-            made_up(store, Run(Config(seed=seed), pool="all"))
+            made_up(store, PlannedRun(Config(seed=seed), pool="all"))
 
     workers = [get_context("fork").Process(target=write, args=(first,)) for first in range(4)]
     for worker in workers:
@@ -551,12 +553,12 @@ def test_several_processes_write_one_file(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert [each["seed"] for each in lines(tmp_path / "all.jsonl")] == [*range(40)]
-    assert len(store.seeds(Run(Config(), pool="all"))) == len(store.all()) == 40
+    assert len(store.seeds(PlannedRun(Config(), pool="all"))) == len(store.all()) == 40
 
 
 def test_robustness_is_told_by_attack_and_aggregation(wecfl: Wecfl, defined: Path) -> None:
     (defined / "liars.toml").write_text(LIARS)
-    store = Store(Path("docs/results"))
+    store = ResultStore(Path("docs/results"))
     scores = {("none", "mean"): (0.9, 0.8), ("none", "median"): (0.7, 0.7),
               ("sign-flip", "mean"): (0.2,), ("backdoor", "mean"): (0.5,)}  # fmt: skip
     for cell in read_definitions(defined)["liars"].cells:
@@ -625,7 +627,7 @@ clusters = "auto"
 
 def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
     (defined / "found.toml").write_text(FOUND)
-    store = Store(Path("docs/results"))
+    store = ResultStore(Path("docs/results"))
     auto, given, iid = read_definitions(defined)["found"].cells
     for seed, (clusters, ari) in enumerate([(2, 1.0), (3, 0.8), (2, 0.5)]):  # in the last round
         rounds = {"clusters": [4, 3, clusters], "ari": [0.1, 0.2, ari]}

@@ -10,7 +10,7 @@ from torch import nn
 import wecfl
 from helpers import run_flat
 from twin import twin
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.models import build, reinitialized
 
 
@@ -45,7 +45,7 @@ def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, e
         else build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
     )
     inits = [given, *(reinitialized(given, seed, j) for j in range(1, k))]
-    plan = Plan(steps=7, batch=16, lr=0.05)
+    plan = LocalPlan(steps=7, batch=16, lr=0.05)
 
     labels, clients = twin(name, fed, inits, plan, rounds=rounds, seed=seed, mu=mu)
     result = run_flat(
@@ -71,7 +71,7 @@ def test_methods_whose_k_grows_do_as_the_twin(name: str, engine: Any) -> None:
     partition = wecfl.partitions.ClusterwisePermuted(groups=3)
     fed = wecfl.Federation.from_dataset("digits", partition, clients=12, seed=seed)
     given = build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
-    plan = Plan(steps=7, batch=16, lr=0.05)
+    plan = LocalPlan(steps=7, batch=16, lr=0.05)
     labels, clients = twin(name, fed, [given], plan, rounds=rounds, seed=seed, mu=0.0, eps=EPS)
     method = wecfl.methods.cfl(eps1=EPS[0], eps2=EPS[1]) if name == "cfl" else wecfl.methods.flhc()
     result = run_flat(

@@ -14,7 +14,7 @@ import twins
 from twin import twin
 from twins import Batches, Inputs, Outcome, row, tensors
 from wecfl import Federation
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.models import reinitialized, row_of
 
 HEAD = {"3.weight", "3.bias"}
@@ -49,7 +49,7 @@ def inputs(fed: Federation) -> Inputs:
 
 
 def walk(inputs: Inputs, i: int, t: int) -> Batches:
-    plan = Plan(steps=inputs.steps, batch=inputs.batch)
+    plan = LocalPlan(steps=inputs.steps, batch=inputs.batch)
     every = plan.batches(len(inputs.clients[i][1]), inputs.seed, t, inputs.keys[i])
     return every if inputs.done is None else every[: inputs.done[i][t]]
 
@@ -146,7 +146,7 @@ def test_row_is_the_librarys() -> None:
 
 
 def test_fedavg_is_the_other_twins(fed: Federation) -> None:
-    plan = Plan(steps=5, batch=4, lr=0.05)
+    plan = LocalPlan(steps=5, batch=4, lr=0.05)
     _, clients = twin("fedavg", fed, [network()], plan, rounds=4, seed=3, mu=0.0)
     given = inputs_of(fed, network(), rounds=4, seed=3, steps=5, batch=4, lr=0.05)
     ours = twins.fedavg(given)
@@ -343,7 +343,7 @@ def test_local_is_torchs_sgd(keep: bool, inputs: Inputs) -> None:
 @pytest.mark.parametrize("steps", [None, 2, 7])
 def test_fedavg_ft_is_fedavg_and_then_torchs_sgd(steps: int | None, inputs: Inputs) -> None:
     def stream(i: int) -> Batches:
-        return Plan(steps=9, batch=6).batches(len(inputs.clients[i][1]), 99, 0, i)
+        return LocalPlan(steps=9, batch=6).batches(len(inputs.clients[i][1]), 99, 0, i)
 
     inputs = replace(inputs, present=[{0, 1}] * 5)  # the last one never takes part
     center, models = twins.fedavg_ft(inputs, stream, ft_steps=steps)

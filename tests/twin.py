@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from wecfl import Federation
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 
 Modules = list[nn.Module]
 
@@ -22,7 +22,7 @@ def twin(
     name: str,
     fed: Federation,
     inits: Modules,
-    plan: Plan,
+    plan: LocalPlan,
     *,
     rounds: int,
     seed: int,

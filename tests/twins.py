@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 
 Batches = Sequence[NDArray[np.int64]]
 Named = dict[str, Tensor]
@@ -54,7 +54,7 @@ class Inputs:
 
     def batches(self, i: int, t: int) -> Batches:
         """The mini-batches that client i takes in round t."""
-        plan, size = Plan(steps=self.steps, batch=self.batch), len(self.clients[i][1])
+        plan, size = LocalPlan(steps=self.steps, batch=self.batch), len(self.clients[i][1])
         every = plan.batches(size, self.seed, round=t, client=self.keys[i])
         return every if self.done is None else every[: self.done[i][t]]
 

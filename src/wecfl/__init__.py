@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from wecfl import errors, models, tasks
-from wecfl._later import later
+from wecfl._lazy_import import lazy_import
 from wecfl.config import Config
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
     from wecfl.runs.result import Result
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
-    __getattr__, __dir__ = later(
+    __getattr__, __dir__ = lazy_import(
         __name__,
         {
             "Experiment": "wecfl.experiment:Experiment",
             "Privacy": "wecfl.channel.privacy:Privacy",
             "Result": "wecfl.runs.result:Result",
-            "methods": "wecfl.methods",
+            "methods": "wecfl.methods:",
             **{
                 name: f"wecfl.options:{name}"
                 for name in (

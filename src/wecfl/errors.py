@@ -1,4 +1,4 @@
-"""What can go wrong, and how it is said: what was expected, what came, where, what to do.
+"""The errors of the library. Each says what was expected, what came, where, and what to do.
 
 ::
 
@@ -6,7 +6,7 @@
     ├── ConfigError       a flag, a key of a TOML file or an argument is wrong
     ├── DataError         a data set, file or array can't be used
     │   └── PartitionError    the clients can't be drawn as asked
-    ├── ModelError        the module can't be laid out as a row or can't eat the data
+    ├── ModelError        the module can't be laid out as a row, or does not fit the data
     ├── EngineError       local training failed: a worker died or a client raised
     │   └── DivergedError     a model is no longer finite
     ├── RunFolderError    a run folder can't be written or read
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class WecflError(Exception):
-    """The root: catch this to catch everything `wecfl` raises on purpose."""
+    """The base class: catch it to catch every error that `wecfl` raises on purpose."""
 
 
 class ConfigError(WecflError, ValueError):
@@ -77,7 +77,7 @@ class TrackError(WecflError, RuntimeError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One line for a name that is not known, with the nearest one that is.
+    """A one-line message about an unknown name, with the most similar known name.
 
     >>> unknown("key", "cluters", ["clusters", "rounds"])
     "unknown key 'cluters'; did you mean 'clusters'?"

@@ -1,10 +1,10 @@
-"""An experiment: the one place where a run is put together, checked and run.
+"""An experiment: the one place where a run is put together, checked and started.
 
 >>> import numpy as np, wecfl
 >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
 >>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
->>> experiment.check()                              # says what is wrong, and computes nothing
+>>> experiment.check()                              # raises an error if something is wrong
 >>> result = experiment.run()                       # wecfl.run(fed, …) does both
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
@@ -21,16 +21,18 @@ from typing import Any
 
 from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
-from wecfl.bilevel.rate import check_theory, theory
-from wecfl.channel.privacy import NO_NETWORK, Privacy, check_private
+from wecfl.bilevel.learning_rate import check_theory, theory
+from wecfl.channel.privacy import Privacy, check_private
 from wecfl.config import Config
-from wecfl.core import plan as core
+from wecfl.core.channel import Channel
+from wecfl.core.clients import Clients
+from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method, Rate
-from wecfl.core.presence import Channel
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import Observer
 from wecfl.core.setting import Setting
-from wecfl.core.state import Clients, State
+from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
@@ -38,7 +40,6 @@ from wecfl.engine.ray import Progress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
-from wecfl.loop import Opened, train
 from wecfl.models import Model, Module, layout_of, make
 from wecfl.options import (
     Compute,
@@ -50,57 +51,59 @@ from wecfl.options import (
     Plan,
     check_whole,
 )
-from wecfl.runs.assault import Assault
-from wecfl.runs.kept_out import parted
-from wecfl.runs.newcomers import NO_BUDGET, NOT_WHOLE, Blueprint, Reference, Visit
-from wecfl.runs.observe import OnRound, Watcher
+from wecfl.runs.blueprint import Blueprint
+from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup, Reference
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
+from wecfl.runs.simulated_attack import SimulatedAttack
+from wecfl.runs.simulated_newcomers import separated
+from wecfl.runs.watcher import OnRound, Watcher
 from wecfl.tasks import Classification
+from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
 
-USUAL_PLAN, USUAL_CONDITIONS, USUAL_MEASURE = Plan(), Conditions(), Measure()
+DEFAULT_PLAN, DEFAULT_CONDITIONS, DEFAULT_MEASURE = Plan(), Conditions(), Measure()
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Everything about a run before it is run."""
+    """Everything about a run before it starts."""
 
     federation: Federation | Clients
-    """The clients and their data D_i; of an engine that is given, what it knows of them."""
+    """The clients and their data D_i; or, if an engine is given, what it knows about them."""
     method: Method
     """A value of `wecfl.methods`, or your own."""
     _: KW_ONLY
     model: Model = "auto"
-    """A module, whose parameters are the common start; a function that makes one, called with its
-    random draws keyed by `seed`; or a name from `wecfl.models.MODELS`."""
+    """A module, whose parameters are the initial model of all clients; a function that makes a
+    module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
     task: Task = Classification()  # noqa: RUF009  (frozen)
     """What is learned, and how it is judged (`wecfl.tasks`)."""
     rounds: int = 30
-    """T."""
-    plan: Plan = USUAL_PLAN
+    """T, the number of communication rounds."""
+    plan: Plan = DEFAULT_PLAN
     """How clients train in a round."""
     seed: int = 0
     """Everything random follows from it."""
-    conditions: Conditions = USUAL_CONDITIONS
-    """Who takes part, what is lost, what is refused, and who lies."""
+    conditions: Conditions = DEFAULT_CONDITIONS
+    """Which clients take part, what is lost or refused, and which clients attack."""
     privacy: Privacy | None = None
     """Clients clip their update and add noise before they send it; only in a simulation."""
     newcomers: Newcomers | None = None
-    """Clients that are kept out of the training and assigned at its end, `result.newcomers`."""
-    measure: Measure = USUAL_MEASURE
+    """Clients that are kept out of the training, and assigned at its end (`result.newcomers`)."""
+    measure: Measure = DEFAULT_MEASURE
     """What is recorded beside the scores."""
     engine: EngineName | Engine | Compute = "auto"
-    """What trains the clients: a name, `Compute` with workers, or an engine, which stays open."""
+    """What trains the clients: a name, `Compute` with more options, or an engine (stays open)."""
     folder: Folder | str | Path | None = None
-    """A run folder to write; `Folder` also goes on with one."""
+    """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
-    """Told when the run begins, after each round and when it ends, see `wecfl.runs.observe`; a
-    function is called after each round."""
+    """Objects that are called when the run begins, after each round and when it ends
+    (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What to write into `config.toml`; by default a description of these values. It is no
-    parameter of `wecfl.run`."""
+    """What is written to `config.toml`; by default a description of these values. `wecfl.run` does
+    not have this parameter."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -125,24 +128,19 @@ class Experiment:
         resume: bool = False,
         watch: Sequence[Watcher | OnRound] = (),
     ) -> Experiment:
-        """What a configuration describes (on a federation already made from it, if given).
+        """The experiment of a configuration; on `federation`, if it was already made from it.
 
         >>> Experiment.of(Config(method="fedavg", clients=6, groups=2)).method.name
         'fedavg'
         """
         if resume and folder is None:
-            raise ConfigError("resume goes on with a run folder: name it as out")
+            raise ConfigError("resume continues a run folder: give its path as out")
         place = None if folder is None else Folder(folder, config.checkpoint_every, resume)
-        values = options_of(config)  # what is wrong with them is said before data are loaded
+        values = options_of(config)  # errors in them are raised before data are loaded
         return cls(
-            federation or federation_of(config),
-            **values,
-            folder=place,
-            watch=watch,
+            federation or federation_of(config), **values, folder=place, watch=watch,
             written=written(config, values["method"]),
-        )
-
-    # What follows from the fields
+        )  # fmt: skip
 
     @property
     def members(self) -> Federation | Clients:
@@ -150,15 +148,15 @@ class Experiment:
         return self._parted[0]
 
     @property
-    def late(self) -> Federation | None:
-        """The clients that are kept out, if some are."""
+    def kept_out(self) -> Federation | None:
+        """The clients that are kept out of the training; None: none are."""
         return self._parted[1]
 
     @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
         if self.newcomers is None:
             return self.federation, None
-        return parted(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
+        return separated(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
 
     @cached_property
     def _module(self) -> Module:
@@ -166,15 +164,17 @@ class Experiment:
         return make(self.model, shape=fed.shape, classes=fed.classes, seed=self.seed)
 
     @cached_property
-    def _assault(self) -> Assault | None:
+    def _attack(self) -> SimulatedAttack | None:
         if self.conditions.attack is None:
             return None
         if not isinstance(self.members, Federation):
-            raise ConfigError("attacks are simulated: they need the clients' data")
-        return Assault.on(self.members, self.conditions.attack, self.seed)
+            raise ConfigError(
+                "attack needs a federation with the clients' data: attacks are simulated"
+            )
+        return SimulatedAttack.on(self.members, self.conditions.attack, self.seed)
 
     @property
-    def _plan(self) -> core.Plan:
+    def _plan(self) -> LocalPlan:
         return self.plan.complete(self.method.plan)
 
     @property
@@ -183,18 +183,18 @@ class Experiment:
 
     @property
     def _compute(self) -> Compute | None:
-        """None: an engine is given."""
+        """How clients are trained; None: by the engine that was given."""
         if isinstance(self.engine, str):
             return Compute(self.engine)
         return self.engine if isinstance(self.engine, Compute) else None
 
     @property
     def _trained(self) -> Method:
-        """The method, without clusters that are too small."""
-        least = self.conditions.min_cluster
-        if least == 1:
+        """The method, with a clustering that dissolves clusters below `min_cluster`."""
+        smallest = self.conditions.min_cluster
+        if smallest == 1:
             return self.method
-        return self.method.replace(clustering=AtLeast(self.method.clustering, least))
+        return self.method.replace(clustering=AtLeast(self.method.clustering, smallest))
 
     @property
     def _objectives(self) -> bool:
@@ -203,48 +203,47 @@ class Experiment:
 
     @property
     def _overspent(self) -> bool:
-        """Members may not be asked for one more reply: the privacy budget does not count it."""
+        """Whether one more reply of the members would exceed the privacy budget."""
         once = self.conditions.participation == 1 and self.method.start == "one"
         return self.privacy is not None and not once
 
+    @property
+    def _protected_by_clients(self) -> Privacy | None:
+        """What clients do to an update before it leaves them, over a network."""
+        return self.privacy if self._compute is None else None
+
     @cached_property
     def _channel(self) -> Channel:
-        assault = self._assault
+        attack = self._attack
         return self.conditions.channel(
-            attack=assault.forging if assault else None,
-            attackers=assault.attackers if assault else None,
-            privacy=self.privacy,
-            keys=self.members.keys,
-            seed=self.seed,
-        )
-
-    @property
-    def _place(self) -> Folder | None:
-        if self.folder is None or isinstance(self.folder, Folder):
-            return self.folder
-        return Folder(self.folder)
-
-    # What one does with it
+            attack=attack.forging if attack else None,
+            attackers=attack.attackers if attack else None,
+            privacy=None if self._protected_by_clients else self.privacy,
+            keys=self.members.keys, seed=self.seed,
+        )  # fmt: skip
 
     def check(self) -> None:
-        """Say what is wrong with it, before anything is computed or written."""
+        """Raise an error if something is wrong, before anything is computed or written."""
         members, method, plan = self.members, self.method, self._plan
         layout = layout_of(self._module)
         method.check(len(members), plan, layout)
         if self._rate:
             check_theory(method, plan)
+        if self._compute is None and getattr(self.engine, "privacy", None) != self.privacy:
+            raise ConfigError(
+                "clients of the engine that was given add other noise than the experiment asks "
+                "for: give both the same privacy"
+            )
         if self.privacy:
-            if self._compute is None:
-                raise ConfigError(NO_NETWORK)
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
                 "objectives": self._objectives,
             })  # fmt: skip
-            self.privacy.epsilon(1)  # what can't be told in the end is not begun
-        if self.late and not method.whole_centers:
-            raise ConfigError(NOT_WHOLE.format(method.name))
-        if self.late and self._overspent:
-            raise ConfigError(NO_BUDGET)
+            self.privacy.epsilon(1)  # an error now, and not at the end of the run
+        if self.kept_out and not method.whole_centers:
+            raise ConfigError(NO_WHOLE_MODELS.format(method.name))
+        if self.kept_out and self._overspent:
+            raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         if self._compute:
             if self._compute.engine not in ENGINES:
@@ -252,27 +251,31 @@ class Experiment:
                 raise ConfigError(f"engine must be one of {known}, got '{self._compute.engine}'")
             if not isinstance(members, Federation):
                 name = self._compute.engine
-                raise ConfigError(f"the engine {name} needs the clients' data, got {members!r}")
-        if self._place and not self._place.resume:
-            check_new_folder(Path(self._place.path))
+                raise ConfigError(
+                    f"engine {name} needs the clients' data in a federation, got {members!r}"
+                )
+        if (place := Folder.of(self.folder)) and not place.resume:
+            check_new_folder(Path(place.path))
 
     @contextmanager
     def open(
         self, *, members: Sequence[int] | None = None, progress: Progress | None = None
-    ) -> Iterator[Opened]:
-        """Its engines, settings and recorder, while they last.
+    ) -> Iterator[OpenExperiment]:
+        """Open the engines, and yield them with the settings and the recorder.
 
-        `members` says which of a soft vote's independent runs are trained, by number; by default
-        all. `progress` is told how many clients are done with a step; only `ray` tells.
+        `members` are the numbers of the soft vote's runs that are trained; by default all.
+        `progress` is called with the number of clients that have finished a step (only by `ray`).
         """
         self.check()
-        method, assault = self._trained, self._assault
+        method, attack = self._trained, self._attack
         numbers = range(method.members) if members is None else members
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
-            engine = started(assault.federation if assault else self.members)
-            trap = started(assault.bait) if assault and assault.bait else None
-            guests = started(self.late) if self.late else None
+            engine = started(attack.federation if attack else self.members)
+            trigger_engine = (
+                started(attack.triggered_test) if attack and attack.triggered_test else None
+            )
+            newcomer_engine = started(self.kept_out) if self.kept_out else None
             settings = [
                 Setting(
                     method, engine, self._plan,
@@ -283,13 +286,14 @@ class Experiment:
             ]  # fmt: skip
             recorder = Recorder(
                 settings[0], self.members.groups,
-                objectives=self._objectives, score_every=self.measure.score_every,
-                rounds=self.rounds, assault=assault, trap=trap,
+                objectives=self._objectives,
+                score_every=None if self._protected_by_clients else self.measure.score_every,
+                rounds=self.rounds, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
-            yield Opened(settings, recorder, guests)
+            yield OpenExperiment(settings, recorder, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: Progress | None, held: Any) -> Engine:
-        """An engine for these clients, which the stack closes; or the one that was given."""
+        """An engine for these clients, which the stack closes; or the engine that was given."""
         compute = self._compute
         if compute is None:
             given: Any = self.engine
@@ -314,15 +318,15 @@ class Experiment:
         observe: Observer | None = None,
         progress: Progress | None = None,
     ) -> Result:
-        """All rounds, or those that are left; the result is also told where an error ends them.
+        """Run all rounds, or those that are left. Watchers get the result even after an error.
 
-        `observe` is called after each step of a round (of the first member of a soft vote);
-        `members` and `progress` as in `open`.
+        `observe` is called after each step of a round (of the first run of a soft vote). `members`
+        and `progress` are as in `open`.
         """
         self.check()
         with ExitStack() as stack:
             folder = None
-            if place := self._place:
+            if place := Folder.of(self.folder):
                 folder = RunFolder(
                     Path(place.path), every=place.checkpoint_every, resume=place.resume
                 )
@@ -331,28 +335,30 @@ class Experiment:
             return train(self, opened, folder, observe)
 
     def reference(self, state: State, member: int = 0) -> Reference:
-        """What newcomers are compared with: all members are asked for one more local update.
+        """What newcomers are compared with. For it, all members make one more local update.
 
-        `state` is the last one of the run, or of that member of a soft vote.
+        `state` is the last state of the run, or of this member of a soft vote.
         """
         if not self.method.whole_centers:
-            raise ConfigError(NOT_WHOLE.format(self.method.name))
+            raise ConfigError(NO_WHOLE_MODELS.format(self.method.name))
         if self._overspent:
-            raise ConfigError(NO_BUDGET)
+            raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
-            raise ConfigError("to compare newcomers with its clients takes the clients' data")
+            raise ConfigError(
+                "newcomers are compared with the members, whose data are not here: use a federation"
+            )
         workers = self._compute.workers if self._compute else None
-        here = replace(self, engine=Compute(local(self._name), workers), folder=None)
-        with here.open(members=[member]) as opened:
+        local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)
+        with local_run.open(members=[member]) as opened:
             return Reference.of(opened.settings[0], state)
 
     @property
     def _name(self) -> str:
         return self._compute.engine if self._compute else "auto"
 
-    def visit(self, setting: Setting) -> Visit:
+    def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""
-        return Visit(
+        return NewcomerSetup(
             setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
             setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
             self.privacy,
@@ -366,17 +372,17 @@ def run(
     model: Model = "auto",
     task: Task = Classification(),  # noqa: B008  (frozen)
     rounds: int = 30,
-    plan: Plan = USUAL_PLAN,
+    plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
-    conditions: Conditions = USUAL_CONDITIONS,
+    conditions: Conditions = DEFAULT_CONDITIONS,
     privacy: Privacy | None = None,
     newcomers: Newcomers | None = None,
-    measure: Measure = USUAL_MEASURE,
+    measure: Measure = DEFAULT_MEASURE,
     engine: EngineName | Engine | Compute = "auto",
     folder: Folder | str | Path | None = None,
     watch: Sequence[Watcher | OnRound] = (),
 ) -> Result:
-    """Train a federation with a method; the parameters are the fields of `Experiment`."""
+    """Train a federation with a method. The parameters are the fields of `Experiment`."""
     return Experiment(
         federation, method,
         model=model, task=task, rounds=rounds, plan=plan, seed=seed, conditions=conditions,
@@ -393,7 +399,7 @@ def run_config(
     *,
     resume: bool = False,
 ) -> Result:
-    """Run what a configuration describes (on a federation already made from it, if given).
+    """Run the experiment of a configuration; on `federation`, if it was already made from it.
 
     >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
     'fedavg'

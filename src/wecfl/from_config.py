@@ -1,4 +1,4 @@
-"""From a configuration to the parts of an experiment: its clients, its method, its options."""
+"""Makes the parts of an experiment from a configuration: its clients, method and options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.channel.privacy import Privacy
-from wecfl.config import METHOD_OPTIONS, PARTITIONING, Config
-from wecfl.core.method import Aggregation, Method
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
+from wecfl.core.components import Aggregation
+from wecfl.core.method import Method
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
-    """The clients a configuration describes (from its data set, if it was loaded already)."""
+    """The clients of a configuration; from `pool`, if its data set is already loaded."""
     config = config.completed()
     federation = _all_data(config, pool)
     return (
@@ -55,19 +56,19 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
 
 
 def load_pool(config: Config, progress: DownloadProgress | None = None) -> Dataset:
-    """The data set a configuration names, before it is shared out."""
+    """The data set of a configuration, before it is divided among clients."""
     place = Path(config.data_dir) if config.data_dir else None
     return load(config.dataset, place, progress=progress, test=config.holdout, seed=config.seed)
 
 
 def holds_clients(config: Config) -> bool:
-    """The data set is a folder of clients, so nothing is left to partition."""
+    """Whether the data set is a folder of clients, which needs no partition."""
     name = config.dataset
     return bool(name) and name not in SOURCES and Path(name).is_dir()
 
 
 def method_of(config: Config) -> Method:
-    """The method a configuration describes, with the choices that apply to it.
+    """The method of a configuration, with the choices that apply to it.
 
     >>> method_of(Config(method="ifca", clusters=3, loss_batches=3)).representation
     Losses(batches=3)
@@ -88,28 +89,30 @@ def method_of(config: Config) -> Method:
 
 
 def _robust(config: Config, usual: Aggregation) -> Aggregation:
-    """The aggregation that a configuration names, weighing clients as the method does.
+    """The aggregation of a configuration, with the method's importance of clients.
 
-    A server's optimizer steps towards what it gives, in the place of the mean.
+    A server optimizer steps towards its result instead of the mean.
     """
     if isinstance(usual, Stay):
-        raise ConfigError(f"{config.method} puts no models together: leave out aggregation")
+        raise ConfigError(f"{config.method} does not aggregate models: leave out aggregation")
     if isinstance(usual, Momentum | Adaptive):
         return replace(usual, of=_robust(config, usual.of))
     known = {"trimmed-mean": "share", "krum": "attackers", "multi-krum": "attackers"}
     if config.tolerated is None:
         return robust(config.aggregation, usual)
     if config.aggregation not in known:
-        raise ConfigError(f"{config.aggregation} does not ask how many liars are tolerated")
+        raise ConfigError(
+            f"{config.aggregation} has no share of tolerated attackers: leave out tolerated"
+        )
     return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
 
 
-PLANNED = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
-"""Choices that make the plan, for which a method may have defaults of its own."""
+PLAN_KEYS = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
+"""The keys of the plan, for which a method may have defaults of its own."""
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """The method of a configuration and its options, under the names of `wecfl.run`.
+    """The method and the options of a configuration, by the parameter names of `wecfl.run`.
 
     >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
     Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None)
@@ -125,7 +128,7 @@ def options_of(config: Config) -> dict[str, Any]:
         "method": method_of(config),
         "model": config.model,
         "rounds": config.rounds,
-        "plan": Plan(**config.model_dump(include=PLANNED & config.model_fields_set)),
+        "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
         "seed": config.seed,
         "conditions": _conditions(config),
         "privacy": privacy,
@@ -153,9 +156,9 @@ def _conditions(config: Config) -> Conditions:
 
 
 def written(config: Config, method: Method) -> dict[str, Any]:
-    """`config.toml`: the choices that applied, so that it repeats the run."""
+    """The content of `config.toml`: the choices that applied, which can repeat the run."""
     config = config.completed()
-    idle = PARTITIONING if holds_clients(config) else ()
+    idle = PARTITION_KEYS if holds_clients(config) else ()
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
     chosen = {key: value for key, value in config.toml().items() if key not in idle}
     return chosen | usual

@@ -1,4 +1,4 @@
-"""Scores of clients and of clusterings."""
+"""Metrics: scores of clients and of clusterings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.types import F64, Int, Real
 
 __all__ = [
     "accuracy",
@@ -22,9 +22,9 @@ __all__ = [
 
 
 def accuracy(confusion: Int) -> F64:
-    """(m,), the share of right predictions of each client, from (m, C, C) truth by prediction.
+    """(m,), the share of right predictions of each client, from counts (m, C, C).
 
-    NaN of a client of which nothing is known.
+    The counts are by true and predicted class. A client without counts has NaN.
 
     >>> accuracy(np.array([[[3, 1], [0, 4]]])).tolist()
     [0.875]
@@ -46,9 +46,9 @@ def macro_f1(confusion: Int) -> F64:
 
 
 def weighted(scores: F64, sizes: Int) -> float | None:
-    """The mean over clients with weight |D_i|, as in the paper's tables.
+    """The mean score over clients, weighted by |D_i|, as in the paper's tables.
 
-    Of those whose score is known (not NaN); None of nobody.
+    Clients with an unknown score (NaN) are left out. If all are unknown, the result is None.
 
     >>> weighted(np.array([1.0, 0.0, np.nan]), np.array([3, 1, 5]))
     0.75
@@ -75,9 +75,9 @@ def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
 
 
 def churn(labels: Int, before: Int) -> float:
-    """The share of clients that changed cluster, under the matching of labels that makes it least.
+    """The share of clients that changed cluster, with labels matched so that it is smallest.
 
-    Clusters that merely swap their numbers are the same clusters.
+    So clusters that only swap their numbers count as unchanged.
 
     >>> churn(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 0]))
     0.25
@@ -89,8 +89,10 @@ def churn(labels: Int, before: Int) -> float:
 
 
 def isolation(labels: Int, attackers: NDArray[np.bool_]) -> dict[str, float | None]:
-    """Clustering as a defence: `isolated`, the share of attackers in clusters without an honest
-    client; `exposed`, the share of honest clients in clusters with an attacker. None of nobody.
+    """How well the clustering separates attackers from honest clients.
+
+    `isolated` is the share of attackers in clusters without an honest client, `exposed` the share
+    of honest clients in clusters with an attacker. Each is None if there are no such clients.
 
     >>> isolation(np.array([0, 0, 0, 1, 2]), np.array([True, False, False, True, False]))
     {'isolated': 0.5, 'exposed': 0.6666666666666666}
@@ -104,8 +106,10 @@ def isolation(labels: Int, attackers: NDArray[np.bool_]) -> dict[str, float | No
 
 
 def cosine(points: Real, centers: Real, labels: Int) -> dict[str, float | None]:
-    """Mean cosine similarity: `intra` over pairs of clients that share a cluster, `inter` over
-    pairs of centers that have clients. None where there is no pair.
+    """Mean cosine similarities. Each is None if there is no pair.
+
+    `intra` is the mean over pairs of clients in the same cluster, `inter` the mean over pairs of
+    centers of clusters that have clients.
 
     >>> points, centers = np.array([[1, 0], [2, 0], [0, 3]]), np.array([[1, 0], [0, 1], [9, 9]])
     >>> cosine(points, centers, labels=np.array([0, 0, 1]))
@@ -119,9 +123,9 @@ def cosine(points: Real, centers: Real, labels: Int) -> dict[str, float | None]:
 
 
 def silhouette(points: Real, labels: Int) -> float | None:
-    """How much nearer clients are to their own cluster than to the next: −1 … 1, mean over clients.
+    """How much nearer clients are to their own cluster than to the next one, from −1 to 1.
 
-    None where it is not defined: with one cluster, or with as many clusters as clients.
+    It is the mean over clients, and None with one cluster or with as many clusters as clients.
 
     >>> silhouette(np.array([[0.0], [0.1], [9.0]]), np.array([0, 0, 1])) > 0.6
     True
@@ -133,7 +137,7 @@ def silhouette(points: Real, labels: Int) -> float | None:
 
 
 def _share(part: Real | Int, whole: Int) -> F64:
-    """Part / whole, NaN of nothing."""
+    """Part / whole; NaN where the whole is 0."""
     share: F64 = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return share
 

@@ -1,4 +1,4 @@
-"""The options of an experiment, one value for each concern; every one is checked when it is made.
+"""The options of an experiment: one class for each concern, checked when a value is made.
 
 >>> from wecfl.options import Attack, Conditions
 >>> Conditions(participation=0.5, attack=Attack("sign-flip")).attack.attackers
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
-from wecfl.core import plan as core
-from wecfl.core.presence import Channel
+from wecfl.core.channel import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -40,67 +40,70 @@ EngineName = Literal["auto", "native", "torch", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How clients train, as far as it is said: the method has its own plan for the rest, or else
-    the usual one is taken (`wecfl.core.plan.Plan`).
+    """How clients train in a round, as far as it was chosen.
+
+    What is None here is set by the method (`Method.plan`), or else by the defaults that stand
+    beside each field. `complete` makes the plan with every value known, `LocalPlan`.
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
-    Plan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0, done=None)
+    LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
+              done=None)
     """
 
     steps: int | None = None
-    """Q, mini-batches of local training in a round: 10."""
+    """Q, the number of mini-batches in a round; default 10."""
     batch: int | None = None
-    """Samples in a mini-batch: 32."""
+    """The number of samples in a mini-batch; default 32."""
     lr: float | Literal["theory"] | None = None
-    """η, 0.001; or `theory`: Theorem 1's bound for each client, anew in every round."""
+    """η, default 0.001; or `theory`: Theorem 1's bound for each client, in every round."""
     momentum: float | None = None
-    """Of SGD: 0.9."""
+    """The momentum of SGD; default 0.9."""
     keep_momentum: bool | None = None
-    """Clients keep their momentum buffer between rounds, as in the paper: True."""
+    """Whether clients keep their momentum buffer between rounds; default True, as in the paper."""
     weight_decay: float | None = None
-    """Of SGD: 0."""
+    """The weight decay of SGD; default 0."""
 
     def __post_init__(self) -> None:
-        said = {"steps": self.steps, "batch": self.batch}
-        check_whole(**{name: (each, 1) for name, each in said.items() if each is not None})
+        counts = {"steps": self.steps, "batch": self.batch}
+        check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if isinstance(self.lr, str) and self.lr != "theory":
             raise ConfigError(f"lr must be a number or 'theory', got '{self.lr}'")
         self.complete({})
 
-    def complete(self, usual: Mapping[str, Any]) -> core.Plan:
-        """The whole plan: what is said, then what is usual for the method, then the defaults.
+    def complete(self, usual: Mapping[str, Any]) -> LocalPlan:
+        """The whole plan: what was chosen, then `usual` for the method, then the defaults.
 
-        Where a rule sets η in every round (`follows`), that of the plan is not used and 0.
+        Where η follows the run (`follows`), the plan's η is not used, and is 0.
         """
-        said = {name: value for name, value in asdict(self).items() if value is not None}
+        chosen = {name: value for name, value in asdict(self).items() if value is not None}
         rate = {"lr": 0.0} if self.follows(usual) else {}
-        return core.Plan(**{**usual, **said, **rate})
+        return LocalPlan(**{**usual, **chosen, **rate})
 
     def follows(self, usual: Mapping[str, Any]) -> bool:
-        """Whether η follows the run by Theorem 1."""
+        """Whether η is set in every round by Theorem 1."""
         return (usual.get("lr") if self.lr is None else self.lr) == "theory"
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What lying clients do, and how many of them lie.
+    """What attackers do, and how many clients are attackers.
 
     >>> Attack("scale", strength=3.0).value
     Scale(strength=3.0)
     """
 
     kind: str | DataAttack | ModelAttack
-    """By name, or a value of `wecfl.channel.attacks`."""
+    """The name of an attack, or a value of `wecfl.channel.attacks`."""
     attackers: float = 0.2
-    """The share of clients that lie."""
+    """The share of clients that are attackers."""
     strength: float | None = None
-    """Of an attack that goes by its name and has one."""
+    """The strength of an attack that is given by name; None: its default."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.attackers < 1:
-            raise ConfigError(f"attackers: expected a share in [0, 1), got {self.attackers}")
+            raise ConfigError(f"attackers must be a share in [0, 1), got {self.attackers}")
         if not isinstance(self.kind, str) and self.strength is not None:
-            raise ConfigError("the strength goes with the name of an attack, not with a value")
+            raise ConfigError("strength needs the name of an attack: a value has its own strength")
         _ = self.value
 
     @property
@@ -113,25 +116,25 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is between the clients and the server; by default nothing.
+    """What can go wrong between the clients and the server; by default nothing.
 
     >>> Conditions(participation=0.5, dropout=0.1).attack
     """
 
     participation: float = 1.0
-    """The share of clients that take part in a round; the others keep their cluster and count in
-    no center."""
+    """The share of clients that take part in a round. The others keep their cluster, and are part
+    of no new center."""
     dropout: float = 0.0
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
-    """The probability that a client gets to fewer than Q steps."""
+    """The probability that a client completes fewer than Q steps."""
     refuse_above: float = 100.0
-    """Updates so many times longer than the round's median are refused, as are models that are not
-    finite."""
+    """An update that is this many times longer than the median of the round is refused. So is a
+    model that is not finite."""
     min_cluster: int = 1
-    """Smaller clusters are dissolved, and no center is made of fewer models."""
+    """Clusters with fewer clients are dissolved, and no center is made of fewer models."""
     attack: Attack | None = None
-    """What lying clients do; only in a simulation."""
+    """What attackers do; only in a simulation."""
 
     def __post_init__(self) -> None:
         if self.attack is not None and not isinstance(self.attack, Attack):
@@ -141,7 +144,7 @@ class Conditions:
         self.channel()
 
     def channel(self, **run: Any) -> Channel:
-        """As the rounds meet them, with what belongs to the run: `keys`, `seed`, who attacks …"""
+        """The channel of a run with these conditions; `run` are the further fields of `Channel`."""
         return Channel(
             self.participation, self.dropout, self.stragglers,
             refuse_above=self.refuse_above, min_cluster=self.min_cluster, **run,
@@ -150,22 +153,24 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """Clients that are kept out of the training and assigned to a cluster at its end.
+    """Which clients are kept out of the training and assigned to a cluster at its end.
 
     >>> Newcomers(0.2)
     Newcomers(share=0.2, unseen=None)
     """
 
     share: float | None = None
-    """Of the clients, drawn at random."""
+    """The share of the clients that is kept out, drawn at random."""
     unseen: int | None = None
-    """A generating group whose clients are all kept out, to be found novel."""
+    """A hidden group whose clients are all kept out, and should be recognized as novel."""
 
     def __post_init__(self) -> None:
         if self.share is None and self.unseen is None:
-            raise ConfigError("newcomers need a share of the clients, or a group that is unseen")
+            raise ConfigError(
+                "newcomers needs a share of the clients, or the number of an unseen group"
+            )
         if self.share is not None and not 0 <= self.share < 1:
-            raise ConfigError(f"newcomers: expected a share in [0, 1), got {self.share}")
+            raise ConfigError(f"newcomers must be a share in [0, 1), got {self.share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +182,15 @@ class Measure:
     """
 
     objectives: bool | None = None
-    """R on all training data, twice a round; by default unless there is `privacy`."""
+    """Whether R is measured on all training data twice in a round; default: if not private."""
     diagnostics: bool = False
-    """Also what the theory speaks of (`docs/theory.md`)."""
+    """Whether the quantities of the theory are measured (`docs/theory.md`)."""
     trace: bool | None = None
-    """The clients' distances, in the run folder; by default of up to 500 clients."""
+    """Whether the run folder records the clients' distances; default: for up to 500 clients."""
     score_every: int = 1
-    """Rounds between two tests of the clients; the last round is always one with a test."""
+    """Clients are tested every so many rounds, and always in the last one."""
     batchnorm: Literal["running", "batch"] = "running"
-    """BatchNorm in tests: `running` statistics or those of each test `batch`."""
+    """What BatchNorm uses in tests: `running` statistics, or those of each test `batch`."""
 
     def __post_init__(self) -> None:
         check_whole(score_every=(self.score_every, 1))
@@ -193,29 +198,30 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What trains the clients; the result does not depend on `workers`.
+    """What trains the clients. The result does not depend on `workers`.
 
     >>> Compute("torch", workers=2).engine
     'torch'
     """
 
     engine: EngineName = "auto"
-    """`native`, `torch`, or `auto`: native where it knows every layer of the model; `ray`: one of
-    them in each actor of a Ray cluster, with the same bits (`docs/cluster.md`)."""
+    """`native`; `torch`; `auto`, which is native if it knows every layer of the model, else torch;
+    or `ray`, one of these in each actor of a Ray cluster, with the same bits (`docs/cluster.md`).
+    """
     workers: int | None = None
-    """Threads, processes or actors; by default one per core."""
+    """The number of threads, processes or actors; by default one per core."""
     ray_address: str | None = None
-    """HOST:PORT of a running cluster that this machine is a node of, or `auto`; without it Ray is
-    started for this run alone."""
+    """HOST:PORT of a running Ray cluster that this machine belongs to, or `auto` to find it. None:
+    Ray is started for this run alone."""
 
     def __post_init__(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
-            raise ConfigError("ray_address says nothing without engine ray")
+            raise ConfigError("ray_address needs engine ray: choose both, or leave out ray_address")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A run folder to write (`wecfl.folder.writer`), or to go on with.
+    """A run folder that is written (`wecfl.folder.writer`), or continued.
 
     >>> Folder("runs/mine", resume=True).checkpoint_every
     1
@@ -223,23 +229,30 @@ class Folder:
 
     path: str | Path
     checkpoint_every: int = 1
-    """Rounds between two checkpoints."""
+    """A checkpoint is written every so many rounds."""
     resume: bool = False
-    """Go on with the run in it (the same federation and method) where it was stopped; what it
-    comes to is the same to the bit as without the stop."""
+    """Whether to continue the run in the folder, with the same federation and method, from where
+    it was stopped. The result is the same to the bit as without the stop."""
 
     def __post_init__(self) -> None:
         check_whole(checkpoint_every=(self.checkpoint_every, 1))
 
+    @classmethod
+    def of(cls, folder: Folder | str | Path | None) -> Folder | None:
+        """The folder itself, or the folder at a path."""
+        return folder if folder is None or isinstance(folder, Folder) else cls(folder)
+
 
 def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Refuse what is no whole number, or below its least.
+    """Raise an error for a value that is no whole number or too small; given as (value, minimum).
 
     >>> check_whole(rounds=(1.5, 1))
     Traceback (most recent call last):
     ...
     wecfl.errors.ConfigError: rounds must be a whole number of at least 1, got 1.5
     """
-    for name, (number, least) in numbers.items():
-        if not isinstance(number, Integral) or int(number) < least:
-            raise ConfigError(f"{name} must be a whole number of at least {least}, got {number!r}")
+    for name, (number, minimum) in numbers.items():
+        if not isinstance(number, Integral) or int(number) < minimum:
+            raise ConfigError(
+                f"{name} must be a whole number of at least {minimum}, got {number!r}"
+            )

@@ -1,7 +1,7 @@
-"""Keyed randomness: every draw belongs to (seed, purpose, round, client), never to a global state.
+"""Keyed randomness: a draw depends on (seed, purpose, round, client), never on a global state.
 
-So a result does not depend on the number of workers, on the order of the clients or on who ran
-them, and a resumed run draws what an uninterrupted one would have drawn.
+So a result does not depend on the number of workers, on the order of the clients or on the machine
+that trains them, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["derive", "stream"]
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """The random generator of one purpose in one round for one client.
+    """The random generator for one purpose, one round and one client.
 
     >>> [int(stream(0, "shuffle", round=3, client=17).integers(100)) for _ in range(2)]
     [37, 37]
@@ -25,7 +25,7 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 
 
 def derive(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """A seed for code that wants an integer instead of a generator (torch, scikit-learn).
+    """A seed for code that needs an integer instead of a generator (torch, scikit-learn).
 
     >>> 0 <= derive(0, "init") < 2**31
     True

@@ -22,8 +22,9 @@ from wecfl.bilevel.aggregation import (
     robust,
 )
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.core.method import Aggregation
-from wecfl.core.state import F32, F64, State
+from wecfl.core.components import Aggregation
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64
 from wecfl.errors import ConfigError
 
 EVERY = [pytest.param(make(), id=name) for name, make in AGGREGATIONS.items()]

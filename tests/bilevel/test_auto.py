@@ -13,8 +13,8 @@ from wecfl.bilevel.auto import Auto, Criterion, Curve
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
-from wecfl.core.method import Clusters, View
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.components import Clusters, View
+from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
 
@@ -123,7 +123,7 @@ def test_wrong_choices_are_refused() -> None:
     with pytest.raises(ConfigError, match="ward"):
         Agglomerative(linkage="ward")
     for name in ("ifca", "fedavg+", "fedprox+"):
-        with pytest.raises(ConfigError, match="needs a number of clusters"):
+        with pytest.raises(ConfigError, match="number of clusters"):
             wecfl.methods.named(name, k="auto")
 
 

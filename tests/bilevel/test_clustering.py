@@ -11,8 +11,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from wecfl.bilevel.clustering import KMeans, Nearest, isometric
 from wecfl.bilevel.distance import component, squared_euclidean
-from wecfl.core.method import Clustering, View
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.components import Clustering, View
+from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from helpers import run_flat
 from wecfl import Federation, methods
-from wecfl.report.page import page, write
-from wecfl.report.tables import cells, results
+from wecfl.report.page.html import page, write
+from wecfl.report.tables.results import result_cells, results
 
 sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -119,7 +119,7 @@ def test_nothing_leaves_the_page(visit: Visit, file: Path) -> None:
 
 def test_the_table_holds_the_figures_of_the_runs(visit: Visit, folders: list[Path]) -> None:
     table = visit.page.locator("#results table")
-    heads, rows = cells(results(folders))
+    heads, rows = result_cells(results(folders))
     assert table.locator("thead th").all_inner_texts() == heads
     for line, row in zip(table.locator("tbody tr").all(), rows, strict=True):
         assert line.locator("th, td").all_inner_texts() == row

@@ -13,9 +13,9 @@ import wecfl
 from test_twins import HEAD, inputs_of, network
 from twins import Inputs, Outcome
 from wecfl import Federation, methods
+from wecfl.core.channel import Channel
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
@@ -24,13 +24,13 @@ from wecfl.models import row_of
 from wecfl.runs.record import served
 
 SEED, ROUNDS, M = 3, 5, 5
-PLAN = Plan(steps=4, batch=4, lr=0.1, momentum=0.8, weight_decay=0.01)
+PLAN = LocalPlan(steps=4, batch=4, lr=0.1, momentum=0.8, weight_decay=0.01)
 Twin = Callable[[Inputs], Outcome]
 
 
 def tuned(inputs: Inputs) -> Outcome:
     """The batches of fine-tuning are those of the round that would come next."""
-    plan = Plan(steps=inputs.steps, batch=inputs.batch)
+    plan = LocalPlan(steps=inputs.steps, batch=inputs.batch)
 
     def batches(i: int) -> Any:
         return plan.batches(len(inputs.clients[i][1]), inputs.seed, inputs.rounds, inputs.keys[i])

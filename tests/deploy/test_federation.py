@@ -1,7 +1,7 @@
 """Real processes on loopback, with TLS and node keys: SuperLink, proxy, three SuperNodes.
 
-One federation for all tests, which are run in the order in which they stand here, by
-`make test-deploy` only. Each message starts a Python process at a client, so there are few.
+All tests share one federation and run in the order in which they stand here, by `make test-deploy`
+only. Each message starts a Python process of some CPU seconds at a client, so there are few.
 """
 
 import importlib.util
@@ -29,9 +29,10 @@ from safetensors.numpy import load_file
 import wecfl as library
 from helpers import Wecfl, run_flat
 from wecfl.deploy import processes
+from wecfl.deploy.app_folder import new_app
 from wecfl.deploy.certificates import node_key
-from wecfl.deploy.local import Deployment, _environment, _tool
-from wecfl.deploy.new import new_app
+from wecfl.deploy.deployment import Deployment
+from wecfl.deploy.flower_programs import flower_environment, flower_program
 from wecfl.deploy.proxy import nginx
 from wecfl.errors import DeployError
 from wecfl.folder.readers import read_assignments, read_metrics, read_summary
@@ -69,6 +70,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     new_app(app)
     liar = (Path(__file__).parent / "liar.py.tpl").read_text("utf-8").replace("PACKAGE", "wards")
     (app / "wards" / "client.py").write_text(liar, "utf-8")
+    about = (app / "pyproject.toml").read_text("utf-8")
+    (app / "pyproject.toml").write_text(
+        about.replace("\nseed =", "\nscore-every = 1\nseed ="), "utf-8"
+    )
     deployment = Deployment(app)
     try:
         words = [WECFL, "deploy", "up", str(app), "--nodes", str(NODES), "--port", str(free_port())]
@@ -80,27 +85,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         deployment.down()
 
 
-@pytest.fixture
-def lies(federation: Deployment) -> Iterator[Callable[[int, dict[int, str]], None]]:
-    """Make a client answer in another way than it should, by round."""
-    files = [federation.folder / "clients" / f"client-{i}" / "lies.json" for i in range(NODES)]
-
-    def tell(client: int, what: dict[int, str]) -> None:
-        files[client].write_text(json.dumps(what))
-
-    yield tell
-    for file in files:
-        file.unlink(missing_ok=True)
-
-
-def train(federation: Deployment, out: Path, **others: object) -> list[str]:
-    """A whole run, and what the server said."""
-    said: list[str] = []
-    number, place = federation.begin({**SETTINGS, **others}, out)
+def train(federation: Deployment, out: Path, others: dict[str, Any] | None = None) -> list[str]:
+    """Do a whole run; return the lines that the server printed."""
+    lines: list[str] = []
+    number, place = federation.begin({**SETTINGS, **(others or {})}, out)
     assert place == out
-    ended = federation.follow(number, said.append)
-    assert ended == "finished:completed", "\n".join(said)
-    return said
+    ended = federation.follow(number, lines.append)
+    assert ended == "finished:completed", "\n".join(lines)
+    return lines
 
 
 def wait(until: Callable[[], object], seconds: float, what: str) -> None:
@@ -174,6 +166,103 @@ def test_a_second_up_says_that_it_is_up(wecfl: Wecfl, federation: Deployment) ->
     assert before == {name: service.pid for name, service in federation.services.items()}
 
 
+def test_an_unregistered_key_is_refused(federation: Deployment, tmp_path: Path) -> None:
+    node_key(tmp_path / "key")
+    words: list[str | Path] = [
+        flower_program("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
+        "--root-certificates", federation.folder / "ca.crt",
+        "--auth-supernode-private-key", tmp_path / "key",
+        "--host", "127.0.0.1", "--port", str(free_port()),
+    ]  # fmt: skip
+    log = tmp_path / "log"
+    with log.open("w") as file:  # its children may hold a pipe longer than it lives
+        done = subprocess.run(
+            words,
+            env=flower_environment(tmp_path),
+            stdout=file,
+            stderr=file,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "Failed to activate SuperNode" in log.read_text()
+    assert list(federation.online().values()).count("online") == NODES
+
+
+# Clients that fail or lie
+
+LiedTo = tuple[list[dict[str, Any]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def lied_to(
+    federation: Deployment, trained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LiedTo:
+    """A run in which all but client-0 lie or are silent: its records, and the server's lines."""
+    answers = [
+        {},
+        {0: "nan", 1: "shape", 2: "weight"},
+        {0: "float64", 1: "size", 2: "silence"},
+    ]
+    files = [federation.folder / "clients" / f"client-{i}" / "lies.json" for i in range(NODES)]
+    for file, by_round in zip(files, answers, strict=True):
+        file.write_text(json.dumps(by_round))
+    out = tmp_path_factory.mktemp("runs") / "lied-to"
+    settings = {"rounds": 3, "quorum": 0.3, "min-clients": 1, "score-every": 3}
+    try:
+        lines = train(federation, out, settings)
+    finally:
+        for file in files:
+            file.unlink()
+    return read_metrics(out), lines
+
+
+@pytest.mark.parametrize(
+    ("round", "client", "reason"),
+    [
+        (1, "client-1", "NaN"),
+        (2, "client-1", "must be float32"),
+        (1, "client-2", "got float64"),
+        (2, "client-2", "got 3000000"),
+        (3, "client-1", "now 1000000000000000"),
+    ],
+    ids=["nan", "shape", "float64", "oversized", "weight"],
+)
+def test_a_lie_is_refused_with_its_reason_and_the_run_goes_on(
+    lied_to: LiedTo, round: int, client: str, reason: str
+) -> None:
+    records, _ = lied_to
+    assert len(records) == 3
+    refused = dict(records[round - 1]["network"]["refused"])
+    assert reason in refused[client]
+    assert "client-0" not in refused
+    assert np.isfinite(records[-1]["accuracy"])
+    assert records[round - 1]["replies"]["heard"] == 1
+
+
+def test_a_client_that_never_answers_does_not_hold_the_others_up(lied_to: LiedTo) -> None:
+    records, lines = lied_to
+    replies = records[2]["replies"]
+    assert (replies["heard"], replies["lost"], len(records)) == (1, 1, 3)
+    assert any("no reply of client client-2" in line for line in lines)
+
+
+def test_a_supernode_that_is_killed_is_started_again_without_its_client_app(
+    federation: Deployment, lied_to: LiedTo
+) -> None:
+    """The client app that is silent since the run before does not outlive its node."""
+    before = federation.services["client-2"]
+    silent = processes.find(federation.folder, "client-2")
+    assert before.pid and len(silent) > 2
+    os.kill(before.pid, signal.SIGKILL)
+    wait(lambda: federation.services["client-2"].pid not in (None, before.pid), 120, "no restart")
+    assert not [each for each in silent if each.pid != before.keeper and each.is_running()
+                and each.status() != psutil.STATUS_ZOMBIE]  # fmt: skip
+
+
+# While that node waits: for 60 seconds the SuperLink believes that it is still online
+
+
 def test_ports_in_use_leave_nothing_behind(
     wecfl: Wecfl, federation: Deployment, tmp_path: Path
 ) -> None:
@@ -182,28 +271,10 @@ def test_ports_in_use_leave_nothing_behind(
     code, out, err = wecfl("deploy", "up", other, "--port", str(federation.port - 1))
     assert (code, out.strip(), err.count("\n")) == (2, "", 1)
     assert f"port {federation.port} can't be used" in err
-    assert not processes.found(other / ".federation")
+    assert not processes.find(other / ".federation")
 
 
 # Who may come in
-
-
-def test_an_unregistered_key_is_refused(federation: Deployment, tmp_path: Path) -> None:
-    node_key(tmp_path / "key")
-    words: list[str | Path] = [
-        _tool("flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
-        "--root-certificates", federation.folder / "ca.crt",
-        "--auth-supernode-private-key", tmp_path / "key",
-        "--host", "127.0.0.1", "--port", str(free_port()),
-    ]  # fmt: skip
-    log = tmp_path / "log"
-    with log.open("w") as file:  # its children may hold a pipe longer than it lives
-        done = subprocess.run(
-            words, env=_environment(tmp_path), stdout=file, stderr=file, timeout=300, check=False
-        )
-    assert done.returncode != 0
-    assert "Failed to activate SuperNode" in log.read_text()
-    assert list(federation.online().values()).count("online") == NODES
 
 
 def ask(federation: Deployment, path: str, method: str = "POST") -> int:
@@ -248,80 +319,22 @@ def test_flwr_run_through_the_proxy_fails(federation: Deployment, tmp_path: Path
     (tmp_path / "config.toml").write_text(tomli_w.dumps({"superlink": {"outside": home}}))
     runs = len(federation.flwr("list")["runs"])
     done = subprocess.run(
-        [_tool("flwr"), "run", federation.app, "outside", "--format", "json"],
-        env=_environment(tmp_path), capture_output=True, text=True, check=False,
+        [flower_program("flwr"), "run", federation.app, "outside", "--format", "json"],
+        env=flower_environment(tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert '"success": true' not in done.stdout
     assert "403" in done.stdout + done.stderr or "denied" in (done.stdout + done.stderr).lower()
     assert len(federation.flwr("list")["runs"]) == runs
 
 
-# Clients that fail or lie
-
-
-@pytest.fixture(scope="module")
-def lied_to(
-    federation: Deployment, trained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """The rounds of a run in which one client is honest, and the others send what they must not."""
-    told = [{}, {0: "nan", 1: "shape", 2: "weight"}, {0: "float64", 1: "size"}]
-    files = [federation.folder / "clients" / f"client-{i}" / "lies.json" for i in range(NODES)]
-    for file, lies in zip(files, told, strict=True):
-        file.write_text(json.dumps(lies))
-    out = tmp_path_factory.mktemp("runs") / "lied-to"
-    try:
-        train(federation, out, rounds=3, quorum=0.3, **{"min-clients": 1})
-    finally:
-        for file in files:
-            file.unlink()
-    return read_metrics(out)
-
-
-@pytest.mark.parametrize(
-    ("round", "client", "reason"),
-    [
-        (1, "client-1", "model holds NaN or infinity"),
-        (2, "client-1", "model must be float32"),
-        (1, "client-2", "got float64"),
-        (2, "client-2", "bytes and a header, got 3000000"),
-        (3, "client-1", "and now 1000000000000000"),
-    ],
-    ids=["nan", "shape", "float64", "oversized", "weight"],
-)
-def test_a_lie_is_refused_with_its_reason_and_the_run_goes_on(
-    lied_to: list[dict[str, Any]], round: int, client: str, reason: str
-) -> None:
-    assert len(lied_to) == 3
-    refused = dict(lied_to[round - 1]["network"]["refused"])
-    assert reason in refused[client]
-    assert "client-0" not in refused
-    assert np.isfinite(lied_to[-1]["accuracy"])
-    assert lied_to[round - 1]["replies"]["heard"] == [1, 1, 2][round - 1]
-
-
-def test_a_client_that_never_answers_does_not_hold_the_others_up(
-    federation: Deployment, trained: Path, lies: Any, tmp_path: Path
-) -> None:
-    lies(2, {0: "silence"})
-    said = train(federation, tmp_path / "silent", rounds=1, quorum=0.6)
-    record = read_metrics(tmp_path / "silent")[0]
-    assert (record["replies"]["heard"], record["replies"]["lost"]) == (2, 1)
-    assert any("no reply of client client-2" in line for line in said)
-
-
-def test_a_supernode_that_is_killed_comes_back_as_who_it_was(federation: Deployment) -> None:
-    """Its client app, silent since the test before, does not outlive it."""
-    before, number = federation.services["client-2"], federation.nodes[2].number
-    silent = processes.found(federation.folder, "client-2")
-    assert before.pid
-    os.kill(before.pid, signal.SIGKILL)
-    wait(lambda: federation.services["client-2"].pid not in (None, before.pid), 60, "no restart")
-    assert not [each for each in silent if each.pid != before.keeper and each.is_running()
-                and each.status() != psutil.STATUS_ZOMBIE]  # fmt: skip
-    log = federation.folder / "logs" / "client-2.log"
+def test_a_supernode_that_was_killed_comes_back_as_who_it_was(federation: Deployment) -> None:
+    number, log = federation.nodes[2].number, federation.folder / "logs" / "client-2.log"
     wait(lambda: log.read_text().count(f"SuperNode ID: {number}") == 2, 300, "it did not join")
     assert federation.services["client-2"].restarts >= 1
     assert federation.online() == dict.fromkeys(federation.online(), "online")
+
+
+# The server
 
 
 def test_a_run_goes_on_after_the_superlink_was_killed(
@@ -329,13 +342,14 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
 ) -> None:
     out, before = tmp_path / "killed", federation.services["superlink"]
     assert before.pid
-    number, _ = federation.begin(SETTINGS, out)
+    settings = {"score-every": ROUNDS}
+    number, _ = federation.begin({**SETTINGS, **settings}, out)
     wait(lambda: rounds(out) == 1, 900, "no round")
     os.kill(before.pid, signal.SIGKILL)
-    assert federation.follow(number, lambda _: None) == "lost with the SuperLink"
-    wait(lambda: federation.services["superlink"].pid not in (None, before.pid), 60, "no restart")
-    federation._wait_for("superlink", federation.port + 1)
-    train(federation, out)
+    assert not federation.follow(number, lambda _: None).endswith("completed")
+    wait(lambda: federation.services["superlink"].pid not in (None, before.pid), 120, "no restart")
+    federation.wait_until_listening("superlink", federation.port + 1)
+    train(federation, out, settings)
     assert read_assignments(out).tolist() == read_assignments(trained).tolist()
     models, expected = (load_file(each / "models.safetensors") for each in (out, trained))
     assert models.keys() == expected.keys()
@@ -345,13 +359,13 @@ def test_a_run_goes_on_after_the_superlink_was_killed(
 
 def test_down_stops_everything_and_nothing_else(wecfl: Wecfl, federation: Deployment) -> None:
     bystander = subprocess.Popen(["sleep", "600"])
-    found = processes.found(federation.folder)
+    found = processes.find(federation.folder)
     assert len(found) > 2 * (NODES + 2)
     code, out, err = wecfl("deploy", "down", federation.app)
     assert (code, err) == (0, "")
     assert out == "stopped: superlink, proxy, client-0, client-1, client-2\n"
     assert not [each for each in found if each.is_running() and each.status() != "zombie"]
-    assert not processes.found(federation.folder)
+    assert not processes.find(federation.folder)
     for port in range(federation.port, federation.port + 2 + NODES):
         with socket.socket() as plain:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -365,8 +379,8 @@ def test_down_stops_everything_and_nothing_else(wecfl: Wecfl, federation: Deploy
 def test_ctrl_c_during_up_leaves_nothing_running(federation: Deployment) -> None:
     words = [WECFL, "deploy", "up", str(federation.app), "--port", str(free_port())]
     starting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    wait(lambda: processes.found(federation.folder), 60, "nothing was started")
+    wait(lambda: processes.find(federation.folder), 300, "nothing was started")
     starting.send_signal(signal.SIGINT)
     _, said = starting.communicate(timeout=120)
     assert (starting.returncode, said) == (130, "wecfl: interrupted\n")
-    assert not processes.found(federation.folder)
+    assert not processes.find(federation.folder)

@@ -12,19 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from helpers import Wecfl
 from wecfl.deploy import processes
 from wecfl.deploy.certificates import authority, node_key, server_certificate
-from wecfl.deploy.host import host_files
-from wecfl.deploy.local import Deployment
+from wecfl.deploy.deployment import Deployment
+from wecfl.deploy.host_files import host_files
 from wecfl.deploy.proxy import nginx, nginx_config
 from wecfl.errors import DeployError
 
@@ -82,6 +85,18 @@ def test_the_authority_stays_while_the_servers_certificate_is_renewed(tmp_path: 
     assert [file.read_bytes() for file in authority(tmp_path)] == ca
     shake_hands(tmp_path, "localhost", tmp_path / "ca.crt")
     assert mode(key) == mode(tmp_path / "ca.key") == 0o600
+
+
+def test_certificates_end(tmp_path: Path) -> None:
+    """The authority after ten years, the server's certificate after one; only one signs others."""
+    ca, server = authority(tmp_path)[0], server_certificate(tmp_path, ["localhost"])[0]
+    for file, years in ((ca, 10), (server, 1)):
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        left = certificate.not_valid_after_utc - datetime.now(UTC)
+        assert left.total_seconds() == pytest.approx(365 * 86400 * years, abs=120)
+        assert certificate.not_valid_before_utc < datetime.now(UTC)
+        signs = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert signs == (file == ca)
 
 
 def test_a_nodes_key_is_one_that_openssh_knows(tmp_path: Path) -> None:
@@ -159,11 +174,27 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / ".federation"
     folder.mkdir()
     yield folder
-    processes.end(processes.found(folder), patience=2)
+    processes.stop(processes.find(folder), patience=2)
+
+
+@pytest.fixture
+def fake_nginx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An nginx that does nothing, so that the system needs none."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nginx").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield int(taken.getsockname()[1])
 
 
 def kept(folder: Path, name: str = "it") -> processes.Service | None:
-    return processes.services(folder).get(name)
+    return processes.read_services(folder).get(name)
 
 
 def wait(until: Callable[[], object], seconds: float = 20) -> None:
@@ -184,15 +215,15 @@ def keep(folder: Path, script: str, name: str = "it") -> processes.Service:
 
 def test_what_dies_is_started_again_and_what_it_left_is_ended(folder: Path) -> None:
     first = keep(folder, "sleep 300 & setsid sleep 301 & echo begun; sleep 302")
-    wait(lambda: len(processes.found(folder)) == 5)
-    left = {each.pid for each in processes.found(folder)} - {first.keeper}
+    wait(lambda: len(processes.find(folder)) == 5)
+    left = {each.pid for each in processes.find(folder)} - {first.keeper}
     assert first.pid
     os.kill(first.pid, signal.SIGKILL)
     wait(lambda: (service := kept(folder)) and service.pid not in (None, first.pid))
     again = kept(folder)
     assert again and (again.restarts, again.exit, again.keeper) == (1, -9, first.keeper)
-    wait(lambda: len(processes.found(folder)) == 5)
-    assert not left & {each.pid for each in processes.found(folder)}
+    wait(lambda: len(processes.find(folder)) == 5)
+    assert not left & {each.pid for each in processes.find(folder)}
     log = (folder / "logs" / "it.log").read_text()
     assert log.count("begun") == 2 and "it ended (-9); again in 1 s" in log
 
@@ -200,36 +231,33 @@ def test_what_dies_is_started_again_and_what_it_left_is_ended(folder: Path) -> N
 def test_a_keeper_that_is_asked_to_end_takes_all_with_it(folder: Path) -> None:
     service = keep(folder, "setsid sleep 300 & exec sleep 301")
     os.kill(service.keeper, signal.SIGTERM)
-    wait(lambda: not processes.found(folder))
+    wait(lambda: not processes.find(folder))
     assert kept(folder) is None
 
 
 def test_what_a_killed_keeper_leaves_is_found_by_its_mark(folder: Path) -> None:
     service = keep(folder, "setsid sleep 300 & exec sleep 301")
-    wait(lambda: len(processes.found(folder)) == 3)
-    assert not processes.found(folder / "other")
-    assert not processes.found(folder, "other")
+    wait(lambda: len(processes.find(folder)) == 3)
+    assert not processes.find(folder / "other")
+    assert not processes.find(folder, "other")
     os.kill(service.keeper, signal.SIGKILL)
-    wait(lambda: len(processes.found(folder)) == 2)
+    wait(lambda: len(processes.find(folder)) == 2)
     Deployment(folder.parent).down()
-    assert not processes.found(folder)
+    assert not processes.find(folder)
 
 
-def test_up_ends_what_a_crash_left(
-    folder: Path, wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_ends_what_a_crash_left(folder: Path, wecfl: Wecfl, fake_nginx: None) -> None:
+    """Before it starts anything: here a taken port keeps it from that."""
     files = {"pyproject.toml": "[tool.flwr.app.config]\n", ".gitignore": ".federation/\nruns/\n"}
     for name, text in files.items():
         (folder.parent / name).write_text(text)
-    begun: list[bool] = []
-    monkeypatch.setattr("wecfl.deploy.local.nginx", lambda: Path("nginx"))
-    monkeypatch.setattr(Deployment, "_start", lambda *_: begun.append(not processes.found(folder)))
     service = keep(folder, "exec sleep 300", "proxy")
     assert "is up already" in refused(wecfl, "up", folder.parent)
     os.kill(service.keeper, signal.SIGKILL)
-    wait(lambda: len(processes.found(folder)) == 1)
-    assert wecfl("deploy", "up", folder.parent, "--port", "23456").code == 0
-    assert begun == [True]
+    wait(lambda: len(processes.find(folder)) == 1)
+    with taken_port() as port:
+        assert f"port {port} can't" in refused(wecfl, "up", folder.parent, "--port", str(port))
+    assert not processes.find(folder)
 
 
 def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path) -> None:
@@ -241,8 +269,8 @@ def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path
         stale = replace(service, name="old", pid=bystander.pid)
         file = folder / "services" / "old.json"
         file.write_text(json.dumps({each: getattr(stale, each) for each in stale.__slots__}))
-        assert bystander.pid not in {each.pid for each in processes.found(folder)}
-        processes.end(processes.found(folder))
+        assert bystander.pid not in {each.pid for each in processes.find(folder)}
+        processes.stop(processes.find(folder))
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -301,7 +329,7 @@ def test_a_folder_that_is_no_app(wecfl: Wecfl, tmp_path: Path, command: str) -> 
 def test_what_is_up_is_stopped_although_its_app_is_gone(wecfl: Wecfl, folder: Path) -> None:
     keep(folder, "exec sleep 300", "proxy")
     assert wecfl("deploy", "down", folder.parent).out == "stopped: proxy\n"
-    assert not processes.found(folder)
+    assert not processes.find(folder)
 
 
 @pytest.mark.parametrize("kept", ["", ".federation/\n", "runs/\n"])
@@ -309,7 +337,7 @@ def test_keys_and_results_must_not_be_packed_into_the_app(
     wecfl: Wecfl, app: Path, kept: str
 ) -> None:
     (app / ".gitignore").write_text(kept)
-    assert "Flower sends all other files to the clients" in refused(wecfl, "up", app)
+    assert "sends all other files to the clients" in refused(wecfl, "up", app)
 
 
 def test_without_nginx_nothing_is_started(
@@ -323,20 +351,14 @@ def test_without_nginx_nothing_is_started(
 def test_numbers_that_make_no_sense(wecfl: Wecfl, app: Path) -> None:
     assert "--nodes must be at least 1" in refused(wecfl, "up", app, "--nodes", "0")
     assert "--port must be within" in refused(wecfl, "host", "x", "--name", "y", "--port", "0")
-    assert "by its name" in refused(wecfl, "host", "x", "--name", "a;b")
+    assert "host name" in refused(wecfl, "host", "x", "--name", "a;b")
 
 
-def test_ports_that_can_not_be_used(
-    wecfl: Wecfl, app: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wecfl.deploy.local.nginx", lambda: Path("nginx"))
+def test_ports_that_can_not_be_used(wecfl: Wecfl, app: Path, fake_nginx: None) -> None:
     assert "--port must be within 1024" in refused(wecfl, "up", app, "--port", "80")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with taken_port() as port:
         assert f"port {port} can't be used" in refused(wecfl, "up", app, "--port", str(port - 1))
-    assert not processes.found(app.absolute() / ".federation")
+    assert not processes.find(app.absolute() / ".federation")
 
 
 def test_settings_of_a_run(wecfl: Wecfl, app: Path) -> None:

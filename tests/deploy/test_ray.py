@@ -19,12 +19,11 @@ from torch import Tensor, nn
 import wecfl
 from helpers import Wecfl, local_update, method_named, run_flat, same_states
 from wecfl import Correction, Federation, RayEngine, State, make_engine, methods
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import F32
-from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
@@ -39,7 +38,7 @@ pytestmark = [
 ]
 
 SEED = 3
-PLAN = Plan(steps=3, batch=4, lr=0.1)
+PLAN = LocalPlan(steps=3, batch=4, lr=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -90,32 +89,36 @@ def all_of(engine: BaseEngine, module: nn.Module) -> list[bytes]:
         draw.uniform(), state.models[::-1].copy(),
         draw.normal(size=(m, width)).astype(np.float32),
     )  # fmt: skip
-    plan = Plan(3, 4, draw.uniform(0, 0.1, m).astype(np.float32), done=np.array([3, 1, 2, 3, 2]))
+    plan = LocalPlan(
+        3, 4, draw.uniform(0, 0.1, m).astype(np.float32), done=np.array([3, 1, 2, 3, 2])
+    )
     found: list[Any] = [engine.sizes, engine.starts([0, 2], SEED)]
     for correction, how, active in (
         (Correction(), PLAN, None), (affine, plan, None), (Correction(0.5), PLAN, [0, 4]),
-        (affine, plan, [3]), (Correction(), Plan(2, 4, 0.1, keep_momentum=False), [1, 2]),
+        (affine, plan, [3]), (Correction(), LocalPlan(2, 4, 0.1, keep_momentum=False), [1, 2]),
     ):  # fmt: skip
         models, memory = local_update(engine, state, how, correction, SEED, active)
         found += [models, *memory.values()]
         state = state.replace(round=state.round + 1, replies={"model": models}, memory=memory)
     same = np.repeat(state.models[:1], m, axis=0)
     for models in (state.models, same):
-        found += [queries.risk(engine, models), queries.gradients(engine, models)]
-        found += [queries.gradients(engine, models, batches=1, seed=SEED, round=2)]
+        found += [evaluation.risk(engine, models), evaluation.gradients(engine, models)]
+        found += [evaluation.gradients(engine, models, batches=1, seed=SEED, round=2)]
         found += [
-            queries.tallies(engine, models, "test"),
-            queries.tallies(engine, models, "train"),
+            evaluation.tallies(engine, models, "test"),
+            evaluation.tallies(engine, models, "train"),
         ]
     found += [
-        queries.tallies(engine, np.stack([state.models, same, state.models[::-1]], 1), "test")
+        evaluation.tallies(engine, np.stack([state.models, same, state.models[::-1]], 1), "test")
     ]
     found += [
-        queries.losses(engine, state.models[:2]),
-        queries.losses(engine, same[:1], who=np.array([1, 4])),
+        evaluation.losses(engine, state.models[:2]),
+        evaluation.losses(engine, same[:1], who=np.array([1, 4])),
     ]
     found += [
-        queries.losses(engine, state.models, batches=1, seed=SEED, round=1, who=np.array([0, 2, 3]))
+        evaluation.losses(
+            engine, state.models, batches=1, seed=SEED, round=1, who=np.array([0, 2, 3])
+        )
     ]
     return [repr((each.shape, each.dtype)).encode() + each.tobytes() for each in found]
 
@@ -136,7 +139,7 @@ def test_the_same_bits_with_any_number_of_actors(
         assert len(actors()) == number
         assert all_of(engine, cnn()) == expected
     with pytest.raises(EngineError, match="the engine is closed"):
-        queries.risk(engine, start(cnn()).models)
+        evaluation.risk(engine, start(cnn()).models)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +283,7 @@ def by_value() -> Iterator[None]:
 
 
 def test_a_client_that_fails_or_kills_its_actor(
-    fed: Federation, cluster: Any, by_value: None, monkeypatch: pytest.MonkeyPatch
+    fed: Federation, cluster: Any, by_value: None
 ) -> None:
     marked = fed.x.copy()
     marked[fed.train[3]] = 99
@@ -296,10 +299,11 @@ def test_a_client_that_fails_or_kills_its_actor(
     with RayEngine(odd, module, workers=2, address=cluster.address) as engine:
         assert engine.name == "torch"
         for _ in range(2):
-            said = r"^client d failed in train: ArithmeticError: I would rather not$"
-            with pytest.raises(EngineError, match=said):
+            with pytest.raises(
+                EngineError, match=r"client d .*ArithmeticError: I would rather not$"
+            ):
                 local_update(engine, start(module), PLAN, Correction(), SEED)
-        assert queries.risk(engine, start(module).models).shape == (5,)
+        assert evaluation.risk(engine, start(module).models).shape == (5,)
         with pytest.raises(ConfigError, match=r"anchor has shape \(.*, 2\), not \(.*, 21\)"):
             local_update(
                 engine, start(module), PLAN, Correction(1.0, np.zeros((5, 2), np.float32)), SEED
@@ -309,13 +313,15 @@ def test_a_client_that_fails_or_kills_its_actor(
         if x.max() > 98:
             os.kill(os.getppid(), signal.SIGKILL)
 
-    monkeypatch.setattr(under_test, "DEATHS", 1)
-    with RayEngine(odd, Moody(kill), workers=1, address=cluster.address) as engine:
-        said = (
-            r"^2 actors in a row died with the same 5 clients during 'train' \(.*\); if the nodes"
-        )
-        with pytest.raises(EngineError, match=said):
-            local_update(engine, start(module), PLAN, Correction(), SEED)
+    how: Any = {"workers": 1, "address": cluster.address, "max_replacements": 1}
+    with (
+        RayEngine(odd, Moody(kill), **how) as engine,
+        pytest.raises(
+            EngineError, match=r"2 actors .* 5 clients .*'train'.* fewer workers"
+        ) as info,
+    ):
+        local_update(engine, start(module), PLAN, Correction(), SEED)
+    assert "\n" not in str(info.value)
 
 
 class Fatal(nn.Linear):
@@ -338,19 +344,18 @@ def test_an_actor_that_dies_as_it_loads_is_replaced(
     fed: Federation,
     cluster: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(under_test, "DEATHS", 1)
     module = Fatal(tmp_path)
     for number in range(3):
         (tmp_path / str(number)).touch()
-    how: Any = {"workers": 1, "address": cluster.address, "inside": "torch"}
-    said = r"^2 actors in a row died with the same 5 clients during 'load' \(.*\); if the nodes"
-    with pytest.raises(EngineError, match=said):
+    how: Any = {
+        "workers": 1, "address": cluster.address, "inside": "torch", "max_replacements": 1,
+    }  # fmt: skip
+    with pytest.raises(EngineError, match=r"2 actors .* 5 clients .*'load'.* fewer workers"):
         RayEngine(fed, module, **how)
     with RayEngine(fed, module, **how) as engine:
-        assert queries.risk(engine, start(module).models).shape == (5,)
+        assert evaluation.risk(engine, start(module).models).shape == (5,)
     assert caplog.text.count("died during 'load'") == 2
     assert not list(tmp_path.iterdir())
 

@@ -22,8 +22,8 @@ from torch.nn import functional
 import wecfl
 from helpers import local_update, run_flat
 from wecfl import Correction, Federation, State, methods
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine import TorchEngine, make_engine
@@ -47,7 +47,7 @@ def start(model: nn.Module, m: int) -> State:
 
 
 def plain_steps(
-    model: nn.Module, fed: Federation, plan: Plan, dtype: torch.dtype, shake: int = 0
+    model: nn.Module, fed: Federation, plan: LocalPlan, dtype: torch.dtype, shake: int = 0
 ) -> Iterator[tuple[nn.Module, Tensor]]:
     """One round of client 0 in a plain loop: the model and the batch before each step.
 
@@ -73,7 +73,7 @@ def plain_steps(
 
 
 def plain_torch(
-    model: nn.Module, fed: Federation, plan: Plan, dtype: torch.dtype, shake: int = 0
+    model: nn.Module, fed: Federation, plan: LocalPlan, dtype: torch.dtype, shake: int = 0
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The row of client 0 after one round of `plain_steps`."""
     *_, (copy, _) = plain_steps(model, fed, plan, dtype, shake)
@@ -156,7 +156,7 @@ def test_random_networks_train_like_torch_in_double_precision(
 ) -> None:
     model, shape, classes = case
     fed = federation(shape, classes, [60], seed)
-    plan = Plan(steps=10, batch=batch, lr=0.02, momentum=0.9, weight_decay=0.01)
+    plan = LocalPlan(steps=10, batch=batch, lr=0.02, momentum=0.9, weight_decay=0.01)
     before_ties = takewhile(lambda s: not tied(*s), plain_steps(model, fed, plan, torch.float64))
     assume(steps := sum(1 for _ in before_ties))
     plan = replace(plan, steps=steps)
@@ -181,7 +181,7 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     engine = NativeEngine(fed, model, batchnorm="batch" if by_batch else "running", batch=32)
     rows = start(model, 2).models
     rows[1] *= 0.5
-    found = queries.gradients(engine, rows)
+    found = evaluation.gradients(engine, rows)
     for own, row, ours in zip(fed.train, rows, found, strict=True):
         module, x, y = fill(model, row), fed.x[own], fed.y[own]
         how: Any = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
@@ -222,7 +222,7 @@ def test_ten_rounds_of_the_papers_networks(name: str, shape: tuple[int, ...]) ->
     states = []
     for kind in ("native", "torch"):
         with make_engine(kind, fed, build(name, shape=shape, classes=10)) as engine:
-            setting = Setting(methods.wecfl(2), engine, Plan(steps=3, batch=8), 0)
+            setting = Setting(methods.wecfl(2), engine, LocalPlan(steps=3, batch=8), 0)
             path = iterate(setting, opening(setting))
             states.append([next(path) for _ in range(10)][-1])
     native, reference = states
@@ -241,15 +241,20 @@ def test_evaluation_agrees_with_torch(batchnorm: Any) -> None:
         with make_engine(kind, fed, model, batchnorm=batchnorm) as engine:
             rows = np.stack([row_of(model), row_of(model) * 0.5])
             rows[:, -48:] = np.abs(rows[:, -48:]) + 0.1  # variances
-            each = queries.losses(engine, rows, batches=1, seed=3, round=2)
-            asked = queries.losses(engine, rows, batches=1, seed=3, round=2, who=np.array([1]))
+            each = evaluation.losses(engine, rows, batches=1, seed=3, round=2)
+            asked = evaluation.losses(engine, rows, batches=1, seed=3, round=2, who=np.array([1]))
             assert asked.tobytes() == each[1:].tobytes()
             slopes = [
-                queries.gradients(engine, rows),
-                queries.gradients(engine, rows, batches=1, seed=3, round=2),
+                evaluation.gradients(engine, rows),
+                evaluation.gradients(engine, rows, batches=1, seed=3, round=2),
             ]
             found.append(
-                (queries.risk(engine, rows), each, queries.tallies(engine, rows, "test"), *slopes)
+                (
+                    evaluation.risk(engine, rows),
+                    each,
+                    evaluation.tallies(engine, rows, "test"),
+                    *slopes,
+                )
             )
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
@@ -265,7 +270,11 @@ def test_corrections_and_memory_agree_with_torch() -> None:
         mu=rng.uniform(0, 1, layout.trainable).astype(np.float32), anchor=noise, offset=0.01 * noise
     )
     rates = np.array([0.01, 0.02, 0.03], np.float32)
-    for plan in (Plan(5, 8, rates), Plan(5, 8, 0.01, keep_momentum=False), Plan(5, 8, 0.01, 0.0)):
+    for plan in (
+        LocalPlan(5, 8, rates),
+        LocalPlan(5, 8, 0.01, keep_momentum=False),
+        LocalPlan(5, 8, 0.01, 0.0),
+    ):
         found = []
         for kind in ("native", "torch"):
             with make_engine(kind, fed, model) as engine:
@@ -283,7 +292,7 @@ def test_corrections_and_memory_agree_with_torch() -> None:
 def test_only_active_clients_train(kind: Any) -> None:
     fed = federation((6,), 3, [20, 30, 25, 22])
     model = build("mlp", shape=(6,), classes=3)
-    begin, plan = start(model, 4), Plan(steps=3, batch=8)
+    begin, plan = start(model, 4), LocalPlan(steps=3, batch=8)
     with make_engine(kind, fed, model) as engine:
         everyone, memory = local_update(engine, begin, plan, Correction(), 0)
         some, kept = local_update(engine, begin, plan, Correction(), 0, active=[3, 1])
@@ -307,7 +316,7 @@ def test_same_bits_for_any_number_of_threads_and_any_order(isa: str) -> None:
         nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Dropout(0.3), nn.Linear(45, 4),
     )  # fmt: skip
-    begin, plan = start(model, 7), Plan(steps=6, batch=7, lr=0.05)
+    begin, plan = start(model, 7), LocalPlan(steps=6, batch=7, lr=0.05)
     results = [
         local_update(NativeEngine(fed, model, workers=n, isa=isa), begin, plan, Correction(), 3)[0]
         for n in (1, 2, 4)
@@ -327,7 +336,7 @@ def test_dropout_keeps_the_mean_and_follows_its_key() -> None:
     fed = federation((50,), 2, [200])
     model = nn.Sequential(nn.Dropout(0.4), nn.Linear(50, 2))
     engine = NativeEngine(fed, model)
-    plan = Plan(steps=200, batch=32, lr=0.01, momentum=0.0)
+    plan = LocalPlan(steps=200, batch=32, lr=0.01, momentum=0.0)
     dropped, _ = local_update(engine, start(model, 1), plan, Correction(), 0)
     still = nn.Sequential(nn.Dropout(0.0), nn.Linear(50, 2))
     still.load_state_dict(model.state_dict())
@@ -468,11 +477,11 @@ def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, sai
     fed = federation((4,), 3, [20, 20])
     with make_engine(kind, fed, nn.Linear(4, 3), workers=1) as engine:
         with pytest.raises(wecfl.errors.ConfigError, match=said):
-            local_update(engine, start(nn.Linear(4, 3), 2), Plan(), correction, 0)
+            local_update(engine, start(nn.Linear(4, 3), 2), LocalPlan(), correction, 0)
         double: Any = np.zeros((2, 15))  # is converted
         wide = Correction(anchor=double, mu=1.0)
         assert np.isfinite(
-            local_update(engine, start(nn.Linear(4, 3), 2), Plan(), wide, 0)[0]
+            local_update(engine, start(nn.Linear(4, 3), 2), LocalPlan(), wide, 0)[0]
         ).all()
 
 
@@ -498,7 +507,7 @@ def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_diverged_is_not_finite() -> None:
     fed = federation((4,), 3, [20, 20])
     engine = NativeEngine(fed, nn.Linear(4, 3))
-    models, _ = local_update(engine, start(nn.Linear(4, 3), 2), Plan(lr=1e39), Correction(), 0)
+    models, _ = local_update(engine, start(nn.Linear(4, 3), 2), LocalPlan(lr=1e39), Correction(), 0)
     assert not np.isfinite(models).all(axis=1).any()
 
 
@@ -508,7 +517,7 @@ def test_clients_that_take_fewer_steps() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
     )
-    state, plan = start(model, 3), Plan(steps=4, batch=8, lr=0.05)
+    state, plan = start(model, 3), LocalPlan(steps=4, batch=8, lr=0.05)
     done = np.array([1, 4, 2])
     with TorchEngine(fed, model, workers=1) as slow:
         for engine in (NativeEngine(fed, model), slow):
@@ -689,7 +698,7 @@ state = wecfl.State(0, {"model": rows}, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
     from wecfl.engine.local import Block
-    Block(engine, np.arange(4)).train(rows, wecfl.core.plan.Plan(steps=100_000))
+    Block(engine, np.arange(4)).train(rows, wecfl.core.plan.LocalPlan(steps=100_000))
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """

@@ -39,7 +39,7 @@ def test_a_wrong_address_is_one_line(
 
 def test_what_says_nothing_without_ray(wecfl: Wecfl) -> None:
     done = wecfl("run", "--rounds", "1", "--ray-address", "auto")
-    assert done.err == "wecfl: ray_address says nothing without engine ray\n"
+    assert "ray_address needs engine ray" in done.err
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(

@@ -21,9 +21,9 @@ from torch.nn.functional import cross_entropy
 
 from helpers import local_update, workers
 from wecfl import Correction, Federation, State, TorchEngine, rng
-from wecfl.bilevel import queries
-from wecfl.core.plan import Plan
-from wecfl.core.state import F32, F64, Int, Split
+from wecfl.bilevel import evaluation
+from wecfl.core.plan import LocalPlan
+from wecfl.core.types import F32, F64, Int, Split
 from wecfl.engine import torch as under_test
 from wecfl.errors import ConfigError, EngineError, ModelError
 from wecfl.models import fill, layout_of, row_of
@@ -56,7 +56,7 @@ def start(module: nn.Module, m: int = 5, spread: float = 0.1) -> State:
 def rounds(
     engine: TorchEngine,
     state: State,
-    plan: Plan,
+    plan: LocalPlan,
     correction: Correction | None = None,
     count: int = 2,
 ) -> State:
@@ -73,7 +73,7 @@ def samples(fed: Federation, rows: Int) -> tuple[Tensor, Tensor]:
 def plain(
     module: nn.Module,
     fed: Federation,
-    plan: Plan,
+    plan: LocalPlan,
     penalty: Callable[[int, Tensor, Tensor], Tensor] | None = None,
     count: int = 2,
 ) -> F32:
@@ -113,7 +113,7 @@ def close(a: Any, b: Any) -> None:
     np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
 
-PLAN = Plan(steps=7, batch=4, lr=0.05, momentum=0.9)
+PLAN = LocalPlan(steps=7, batch=4, lr=0.05, momentum=0.9)
 
 
 # Training
@@ -123,15 +123,15 @@ PLAN = Plan(steps=7, batch=4, lr=0.05, momentum=0.9)
     "plan",
     [
         PLAN,
-        Plan(steps=7, batch=4, lr=0.05, momentum=0.9, keep_momentum=False),
-        Plan(steps=7, batch=4, lr=0.05, momentum=0.0, weight_decay=0.1),
-        Plan(steps=7, batch=4, lr=0.05, momentum=0.5, weight_decay=0.1),
-        Plan(steps=3, batch=100, lr=0.05),
-        Plan(steps=2, batch=4, lr=np.array([0.0, 0.01, 0.05, 0.1, 0.2], np.float32)),
+        LocalPlan(steps=7, batch=4, lr=0.05, momentum=0.9, keep_momentum=False),
+        LocalPlan(steps=7, batch=4, lr=0.05, momentum=0.0, weight_decay=0.1),
+        LocalPlan(steps=7, batch=4, lr=0.05, momentum=0.5, weight_decay=0.1),
+        LocalPlan(steps=3, batch=100, lr=0.05),
+        LocalPlan(steps=2, batch=4, lr=np.array([0.0, 0.01, 0.05, 0.1, 0.2], np.float32)),
     ],
     ids=["momentum", "reset", "decay", "both", "whole", "rates"],
 )
-def test_local_update_is_plain_sgd(fed: Federation, plan: Plan) -> None:
+def test_local_update_is_plain_sgd(fed: Federation, plan: LocalPlan) -> None:
     with TorchEngine(fed, mlp(), workers=2) as engine:
         state = rounds(engine, start(mlp()), plan)
     close(state.models, plain(mlp(), fed, plan))
@@ -182,7 +182,7 @@ def test_correction_is_the_gradient_of_its_penalty(
     correction: Correction,
     penalty: Callable[[int, Tensor, Tensor], Tensor],
 ) -> None:
-    plan = Plan(steps=4, batch=4, lr=0.05, momentum=0.9, weight_decay=0.01)
+    plan = LocalPlan(steps=4, batch=4, lr=0.05, momentum=0.9, weight_decay=0.01)
     with TorchEngine(fed, mlp(), workers=1) as engine:
         state = rounds(engine, start(mlp()), plan, correction)
     close(state.models, plain(mlp(), fed, plan, penalty))
@@ -192,7 +192,7 @@ def test_correction_is_the_gradient_of_its_penalty(
 def test_frozen_parameters_stay(fed: Federation) -> None:
     module = mlp()
     next(module.parameters()).requires_grad_(False)
-    plan = Plan(steps=4, batch=4, lr=0.05, weight_decay=0.5)
+    plan = LocalPlan(steps=4, batch=4, lr=0.05, weight_decay=0.5)
     with TorchEngine(fed, module, workers=1) as engine:
         columns = engine.layout.columns("frozen")
         state = rounds(engine, start(module), plan, Correction(mu=1.0))
@@ -211,7 +211,9 @@ def test_dropout_is_keyed_and_leaves_torch_alone(fed: Federation) -> None:
 
     def trained(round: int, seed: int) -> F32:
         state = start(module, len(engine.sizes), spread=0).replace(round=round)
-        return local_update(engine, state, Plan(steps=3, batch=99, lr=0.1), Correction(), seed)[0]
+        return local_update(
+            engine, state, LocalPlan(steps=3, batch=99, lr=0.1), Correction(), seed
+        )[0]
 
     with TorchEngine(fed, module, workers=2) as engine:
         first = trained(0, 0)
@@ -264,9 +266,9 @@ def test_scores_are_those_of_torch_and_sklearn(
     module, data = (mlp(), fed) if kind == "mlp" else (cnn(), images)
     models = start(module, spread=0.5).models
     with TorchEngine(data, module, workers=2) as engine:
-        risk, losses = queries.risk(engine, models), queries.losses(engine, models[:3])
-        found = {split: queries.tallies(engine, models, split) for split in splits()}
-        many = queries.losses(
+        risk, losses = evaluation.risk(engine, models), evaluation.losses(engine, models[:3])
+        found = {split: evaluation.tallies(engine, models, split) for split in splits()}
+        many = evaluation.losses(
             engine, np.concatenate([models, models[::-1]])
         )  # more models than clients
     close(risk, [loss(module, models[i], data, data.train[i]) for i in range(5)])
@@ -290,8 +292,8 @@ def test_a_stack_of_models_votes_with_its_mean_logits(fed: Federation) -> None:
     module = mlp()
     stack = np.stack([start(module, spread=s).models for s in (0.2, 1.0, 3.0)])
     with TorchEngine(fed, module, workers=2) as engine:
-        voted = queries.tallies(engine, np.moveaxis(stack, 0, 1), "train")
-        alone = queries.tallies(engine, stack[0], "train")
+        voted = evaluation.tallies(engine, np.moveaxis(stack, 0, 1), "train")
+        alone = evaluation.tallies(engine, stack[0], "train")
     for i in range(5):
         x, y = samples(fed, fed.train[i])
         mean = torch.stack([logits(module, rows[i], x) for rows in stack]).mean(dim=0)
@@ -303,9 +305,12 @@ def test_batchnorm_of_the_batch(images: Federation) -> None:
     module = cnn()
     models = start(module, spread=0.5).models
     with TorchEngine(images, module, workers=2, batchnorm="batch", batch=5) as engine:
-        risk, confusion = queries.risk(engine, models), queries.tallies(engine, models, "train")
+        risk, confusion = (
+            evaluation.risk(engine, models),
+            evaluation.tallies(engine, models, "train"),
+        )
         assert np.array_equal(
-            risk, queries.risk(engine, models)
+            risk, evaluation.risk(engine, models)
         )  # no statistics leak into later scores
     for i, rows in enumerate(images.train):
         x, y = samples(images, rows)
@@ -316,21 +321,23 @@ def test_batchnorm_of_the_batch(images: Federation) -> None:
         assert np.array_equal(confusion[i], confusion_matrix(y, out.argmax(dim=1), labels=range(3)))
     running: F64
     with TorchEngine(images, module, workers=1) as engine:
-        running = queries.risk(engine, models)
+        running = evaluation.risk(engine, models)
     assert np.abs(running - risk).max() > 1e-2
 
 
 def test_losses_on_a_few_batches_are_keyed(fed: Federation) -> None:
     models = start(mlp()).models[:2]
     with TorchEngine(fed, mlp(), workers=2, batch=4) as engine:
-        few = queries.losses(engine, models, batches=1, seed=SEED, round=7)
-        assert np.array_equal(few, queries.losses(engine, models, batches=1, seed=SEED, round=7))
-        assert not np.allclose(few, queries.losses(engine, models, batches=1, seed=SEED, round=8))
-        assert np.array_equal(
-            queries.losses(engine, models, batches=99), queries.losses(engine, models)
+        few = evaluation.losses(engine, models, batches=1, seed=SEED, round=7)
+        assert np.array_equal(few, evaluation.losses(engine, models, batches=1, seed=SEED, round=7))
+        assert not np.allclose(
+            few, evaluation.losses(engine, models, batches=1, seed=SEED, round=8)
         )
         assert np.array_equal(
-            queries.losses(engine, models, batches=10**30), queries.losses(engine, models)
+            evaluation.losses(engine, models, batches=99), evaluation.losses(engine, models)
+        )
+        assert np.array_equal(
+            evaluation.losses(engine, models, batches=10**30), evaluation.losses(engine, models)
         )
     for i, rows in enumerate(fed.train):
         chosen = rows[rng.stream(SEED, "losses", 7, i).permutation(len(rows))[:4]]
@@ -352,9 +359,9 @@ def test_workers_do_not_change_a_bit(images: Federation, batchnorm: Any) -> None
                 [
                     state.models,
                     state.memory["momentum"],
-                    queries.tallies(engine, state.models, "test"),
-                    queries.risk(engine, state.models),
-                    queries.losses(engine, state.models[:2], batches=1),
+                    evaluation.tallies(engine, state.models, "test"),
+                    evaluation.risk(engine, state.models),
+                    evaluation.losses(engine, state.models[:2], batches=1),
                 ]
             )
     for other in found[1:]:
@@ -366,7 +373,7 @@ def test_a_client_computes_the_same_in_any_company(images: Federation) -> None:
     module, order = cnn(), [3, 0, 4]
     with TorchEngine(images, module, workers=2) as engine:
         all_clients = rounds(engine, start(module), PLAN)
-        risk = queries.losses(engine, all_clients.models[:1], batches=1)
+        risk = evaluation.losses(engine, all_clients.models[:1], batches=1)
     part = start(module)
     part = part.replace(replies={"model": part.models[order]}, labels=part.labels[order])
     with TorchEngine(images.subset(order), module, workers=2) as engine:
@@ -374,7 +381,7 @@ def test_a_client_computes_the_same_in_any_company(images: Federation) -> None:
         assert few.models.tobytes() == all_clients.models[order].tobytes()
         assert few.memory["momentum"].tobytes() == all_clients.memory["momentum"][order].tobytes()
         assert (
-            queries.losses(engine, all_clients.models[:1], batches=1).tobytes()
+            evaluation.losses(engine, all_clients.models[:1], batches=1).tobytes()
             == risk[order].tobytes()
         )
 
@@ -443,15 +450,15 @@ def test_a_failing_client_is_named_and_the_engine_survives(fed: Federation) -> N
             said = r"^client d failed in train: ArithmeticError: I would rather not \?$"
             with pytest.raises(EngineError, match=said):
                 local_update(engine, start(module), PLAN, Correction(), 0)
-        assert queries.risk(engine, start(module).models).shape == (5,)
+        assert evaluation.risk(engine, start(module).models).shape == (5,)
 
 
 @pytest.mark.parametrize("rate", [1e20, 1e39])
 def test_a_model_that_diverged_is_not_finite(fed: Federation, rate: float) -> None:
-    """What to do about it is for the server to decide (`wecfl.core.presence`)."""
+    """What to do about it is for the server to decide (`wecfl.core.channel`)."""
     deep = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     with TorchEngine(fed, deep, workers=1) as engine:
-        models, _ = local_update(engine, start(deep), Plan(steps=5, lr=rate), Correction(), 0)
+        models, _ = local_update(engine, start(deep), LocalPlan(steps=5, lr=rate), Correction(), 0)
     assert not np.isfinite(models).all(axis=1).any()
 
 
@@ -468,8 +475,8 @@ def test_numpy_numbers_are_numbers(fed: Federation) -> None:
     steps: Any = np.int64(2)
     seed: Any = np.int64(3)
     with TorchEngine(fed, mlp(), workers=1) as engine:
-        models, _ = local_update(engine, start(mlp()), Plan(steps=steps), Correction(), seed)
-        expected, _ = local_update(engine, start(mlp()), Plan(steps=2), Correction(), 3)
+        models, _ = local_update(engine, start(mlp()), LocalPlan(steps=steps), Correction(), seed)
+        expected, _ = local_update(engine, start(mlp()), LocalPlan(steps=2), Correction(), 3)
     assert np.array_equal(models, expected)
 
 
@@ -541,7 +548,7 @@ def test_an_interrupted_engine_gives_no_stale_answers(fed: Federation) -> None:
         timer.join()
         assert workers() == []
         with pytest.raises(EngineError, match="the engine is closed"):
-            queries.risk(engine, start(module).models)
+            evaluation.risk(engine, start(module).models)
 
 
 def test_closing_twice_leaves_no_descriptor_open(fed: Federation) -> None:
@@ -553,7 +560,7 @@ def test_closing_twice_leaves_no_descriptor_open(fed: Federation) -> None:
     before = descriptors()
     for _ in range(3):
         with TorchEngine(fed, mlp(), workers=3) as engine:
-            queries.risk(engine, start(mlp()).models)
+            evaluation.risk(engine, start(mlp()).models)
         engine.close()
     assert descriptors() == before
 
@@ -584,7 +591,8 @@ fed = wecfl.Federation.from_arrays([np.zeros((4, 2), np.float32)] * 500, [[0, 1,
 idle = wecfl.TorchEngine(fed, Slow(2, 2), workers=1)
 busy = wecfl.TorchEngine(fed, Slow(2, 2), workers=2)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-Block(busy, np.arange(500)).train(np.zeros((500, 6), np.float32), wecfl.core.plan.Plan(steps=10))
+plan = wecfl.core.plan.LocalPlan(steps=10)
+Block(busy, np.arange(500)).train(np.zeros((500, 6), np.float32), plan)
 """
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,36 +17,33 @@ from torch import nn
 
 import wecfl
 from fakegrid import FakeGrid, Node, Tamper, changed
-from helpers import local_update, run_flat
+from helpers import run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
-from wecfl.core.method import Ask
-from wecfl.core.plan import Plan
+from wecfl.core.ask import Ask
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
-from wecfl.flower import FlowerEngine, Roster, client_app, engine
+from wecfl.flower import FlowerEngine, Roster, client_app
+from wecfl.flower.messages import PROTOCOL_VERSION
 from wecfl.flower.server import serve
-from wecfl.flower.wire import PROTOCOL
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
 from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import row_of
-from wecfl.report.page import page
-from wecfl.runs.record import replies
+from wecfl.report.page.html import page
 from wecfl.runs.result import Result
+from wecfl.runs.summary import replies
 
 M, CLASSES = 4, 10
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LOOK", 0.0)
-    monkeypatch.setattr(engine, "SHORTEST", 0.05)
+WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
+"""Seconds: nothing takes long in a grid without a network."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
             "timeout": 5, "enrolment": 0.2, "min_clients": 2, "out": str(tmp_path / "run"),
         }  # fmt: skip
         config = {key.replace("_", "-"): value for key, value in {**usual, **said}.items()}
-        return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, poll=0.001)
+        return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
 
     level = logging.getLogger("wecfl").level
     logging.getLogger("wecfl").setLevel(logging.INFO)
@@ -152,7 +150,7 @@ def test_objectives_and_diagnostics_are_asked_for_over_the_network(
 def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -> None:
     method = methods.fedprox(0.1).replace(shared="~head", representation=Columns("~head"))
     grid, roster = FakeGrid(nodes), Roster(M, classes=CLASSES)
-    runner = FlowerEngine(grid, roster, make_model(), poll=0.001)
+    runner = FlowerEngine(grid, roster, make_model(), **WAITS)
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
@@ -179,7 +177,7 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
     """A round with two exchanges, whose programs remember different things."""
     method = methods.fedavg.replace(steps=(Ask(program=Alone()), "L", "E", "M", "D"))
     roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
     runner.enrol(M, 5)
     roster.sort()
     options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
@@ -224,38 +222,6 @@ def test_what_is_a_clients_own_is_in_no_message(
     assert found >= M
 
 
-def test_privacy_over_a_network_is_refused_before_anyone_is_asked(
-    nodes: Nodes, served: Served, tmp_path: Path
-) -> None:
-    """It does not hold there: the noise of two replies to one round can be made to cancel."""
-    asked: list[Message] = []
-
-    def watch(message: Message) -> Message:
-        asked.append(message)
-        return message
-
-    for node in nodes.values():
-        node.tamper = watch
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        served(clip=0.1, noise=4.0, rounds=1)
-    assert not asked
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001)
-    with pytest.raises(ConfigError, match="privacy over a network"):
-        run_flat(roster, wecfl.methods.fedavg, model=make_model(), engine=runner, clip=0.1)
-
-
-def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Served) -> None:
-    """As an earlier version does: what it would get is not private."""
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), poll=0.001, timeout=1, tries=1)
-    runner.enrol(M, 5)
-    runner._common |= {"clip": 0.1, "noise": 4.0}
-    state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
-    with pytest.raises(EngineError, match="0 valid replies"):
-        local_update(runner, state, Plan(), wecfl.Correction(), 0)
-
-
 # Replies that can't be used
 
 
@@ -284,14 +250,14 @@ def failed(message: Message) -> Message:
 
 
 BAD: dict[str, tuple[Tamper, Reply, str]] = {
-    "NaN": (lie(lambda row: row * np.nan), Reply.NOT_FINITE, "model holds NaN or infinity"),
+    "NaN": (lie(lambda row: row * np.nan), Reply.NOT_FINITE, "NaN or infinity"),
     "infinite": (lie(lambda row: row + np.inf), Reply.NOT_FINITE, "NaN or infinity"),
     "shape": (lie(lambda row: row[:-1]), Reply.MALFORMED, "must be float32"),
     "rows": (lie(lambda row: row[None]), Reply.MALFORMED, "must be float32"),
     "float64": (lie(lambda row: row.astype(np.float64)), Reply.MALFORMED, "got float64"),
     "oversized": (lie(declared=lambda data: data + bytes(10**6)), Reply.MALFORMED, "must take"),
     "short": (lie(declared=lambda data: data[:-4]), Reply.MALFORMED, "must hold"),
-    "no array": (lie(declared=lambda data: bytes(len(data))), Reply.MALFORMED, "is no array"),
+    "no array": (lie(declared=lambda data: bytes(len(data))), Reply.MALFORMED, "not an array"),
     "header": (
         lie(lambda row: row.view(np.int32), declared=lambda data: data),
         Reply.MALFORMED, "its header says",
@@ -301,7 +267,7 @@ BAD: dict[str, tuple[Tamper, Reply, str]] = {
     "keys": (changed(arrays=ArrayRecord({"a": Array(np.zeros(3))})), Reply.MALFORMED, "['a']"),
     "records": (changed(more=ConfigRecord({})), Reply.MALFORMED, "expected records"),
     "metrics": (lie(samples=1.5), Reply.MALFORMED, "whole numbers"),
-    "error": (failed, Reply.MALFORMED, "it failed: out of memory"),
+    "error": (failed, Reply.MALFORMED, "out of memory"),
 }  # fmt: skip
 
 
@@ -316,7 +282,7 @@ def test_a_bad_reply_is_refused_with_its_reason_and_the_run_goes_on(
         refused = [line for record in result.records for line in record["network"]["refused"]]
         assert [who for who, _ in refused] == ["c2", "c2"]
         assert all(reason in why and "\n" not in why for _, why in refused)
-        assert "refused a reply of c2" in caplog.text
+        assert "reply of c2" in caplog.text
     assert result.clients["refused"].tolist() == [0, 0, 2, 0]
     # The others come to what they do without it.
     others = simulated(fed.subset([0, 1, 3]), "fedavg", 1, rounds=2)
@@ -336,9 +302,9 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     record = served().records[-1]
     assert record["clients"]["accuracy"][0] is None
     assert record["accuracy"] > 0.2
-    assert record["network"]["refused"] == [
-        ["c0", "score: counts must be whole numbers and not negative"]
-    ]
+    [(who, why)] = record["network"]["refused"]
+    assert who == "c0"
+    assert why.startswith("score: ") and "negative" in why
     shown = page([tmp_path / "run"])
     assert 'c0</th><td class="number">355</td><td class="number">–</td>' in shown
 
@@ -349,9 +315,9 @@ def test_a_lie_about_scores_is_refused_and_left_out(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"client-id": "c1"}, "the name c1 belongs to another node"),
-        ({"client-id": "x", "partition-id": 1}, "the key 1 is another client's"),
-        ({"client-id": ""}, "a name has 1 to"),
+        ({"client-id": "c1"}, "name c1 "),
+        ({"client-id": "x", "partition-id": 1}, "key 1 "),
+        ({"client-id": ""}, "a name has"),
         ({"client-id": "a\nb"}, "printable"),
     ],
 )
@@ -377,17 +343,17 @@ def test_another_model_and_other_classes_are_refused(
     nodes[89].app = client_app(load_data, make_model, classes=11)
     record = served(rounds=1).records[0]
     why = dict(record["network"]["refused"])
-    assert why["node 90"] == "its model has other tensors than the server's"
-    assert why["node 89"] == "it has 11 classes, expected 10"
+    assert "other tensors" in why["node 90"]
+    assert "11 classes" in why["node 89"]
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"programs": "0123456789abcdef"}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL - 1}, "it knows other programs than the server"),
-        ({"protocol": PROTOCOL + 1}, "it knows other programs than the server"),
-        ({"protocol": str(PROTOCOL)}, "protocol must be int, got str"),
+        ({"programs": "0123456789abcdef"}, "other programs"),
+        ({"protocol": PROTOCOL_VERSION - 1}, "other programs"),
+        ({"protocol": PROTOCOL_VERSION + 1}, "other programs"),
+        ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
         ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
     ],
     ids=["programs", "earlier", "later", "type", "first edition"],
@@ -408,7 +374,7 @@ def test_a_client_of_another_version_is_refused_at_the_greeting(
     result = served(rounds=1, method="fedavg", clusters=1)
     [(who, why)] = result.records[0]["network"]["refused"]
     assert who == "node 88"
-    assert why.startswith(reason)
+    assert reason in why
     assert nodes[88].seen == ["query.hello"]
     assert result.clients["client"].tolist() == ["c0", "c1", "c3", "place 3"]
     assert replies(result.records, M).tolist() == [[0, 0, 0, Reply.ABSENT]]
@@ -417,7 +383,7 @@ def test_a_client_of_another_version_is_refused_at_the_greeting(
 def test_too_few_clients_end_in_one_line(nodes: Nodes, served: Served) -> None:
     for number in (89, 88, 87):
         nodes[number].online = False
-    with pytest.raises(EngineError, match=r"1 of at least 2 clients joined within 0\.2 s"):
+    with pytest.raises(EngineError, match=r"1 of at least 2 clients"):
         served()
 
 
@@ -427,7 +393,7 @@ def test_a_client_that_never_answers_does_not_hold_the_others_up(
     nodes[88].tamper = lambda m: None if m.metadata.message_type == "train" else m
     result = served(timeout=60)
     assert replies(result.records, M).tolist() == [[0, 0, Reply.LOST, 0]] * 3
-    assert "no reply of client c2 to train" in caplog.text
+    assert "no reply of client c2" in caplog.text
     assert result.seconds < 50
 
 
@@ -476,7 +442,7 @@ def test_without_a_quorum_a_round_is_asked_for_again_and_then_given_up(
 
     for number in (90, 89):
         nodes[number].tamper = silent
-    with pytest.raises(EngineError, match=r"round 3 got 2 valid replies of 4 clients in 2 times"):
+    with pytest.raises(EngineError, match=r"round 3 .*2 valid replies of 4 clients"):
         served(timeout=0.3, tries=2, rounds=4)
     assert nodes[90].seen.count("train") == 4  # twice in vain
     assert nodes[88].seen.count("train") == 3  # who has answered is not asked again
@@ -575,7 +541,7 @@ def test_a_client_that_lost_its_state_says_so(
         damage(file)
     result = served(rounds=3, **how)
     assert result.records[2]["network"]["restarted"] == ["c1"]
-    assert "client c1 has lost its state" in caplog.text
+    assert "client c1 has lost" in caplog.text
 
     before = simulated(fed, method, how["clusters"], rounds=2).states[0]
     memory = {name: rows.copy() for name, rows in before.memory.items()}
@@ -583,7 +549,7 @@ def test_a_client_that_lost_its_state_says_so(
         rows[1] = 0  # of `begun`: not yet
     chosen = method_of(Config(method=method, clusters=how["clusters"]))
     with NativeEngine(fed, make_model(), workers=1) as runner:
-        setting = Setting(chosen, runner, Plan(steps=3, lr=0.05), seed=3)
+        setting = Setting(chosen, runner, LocalPlan(steps=3, lr=0.05), seed=3)
         expected = next(iterate(setting, before.replace(memory=memory)))
     np.testing.assert_array_equal(result.centers, expected.centers)
     assert same_memory(tmp_path / "run", expected) == KEPT[method]
@@ -593,10 +559,10 @@ def test_a_run_goes_on_with_its_own_clients_only(
     nodes: Nodes, served: Served, tmp_path: Path
 ) -> None:
     served(rounds=1)
-    with pytest.raises(ConfigError, match="begun with clients = 4 and can't go on with 5"):
+    with pytest.raises(ConfigError, match=r"clients = 4 .* 5"):
         served(rounds=2, clients=5)
     moved = {number + 100: node for number, node in nodes.items()}
-    with pytest.raises(EngineError, match="0 of at least 2 clients joined"):
+    with pytest.raises(EngineError, match="0 of at least 2 clients"):
         served(FakeGrid(moved), rounds=2)
     result = served(FakeGrid(moved), rounds=2, pin_nodes=False)
     assert len(result.records) == 2
@@ -616,7 +582,7 @@ def test_the_weight_of_a_client_is_frozen_when_it_joins(
     record = served(rounds=2).records[1]
     [(who, why)] = record["network"]["refused"]
     assert who == "node 90"
-    assert f"c0 joined with {fed.sizes[0]} samples" in why
+    assert re.search(rf"\bc0 .*\b{fed.sizes[0]} samples .*\b40\b", why)
 
 
 # What can be asked for
@@ -627,9 +593,9 @@ def test_the_weight_of_a_client_is_frozen_when_it_joins(
     [
         ({"clients": 0}, "clients"),
         ({"quorum": 1.5}, "quorum"),
-        ({"min-clients": 9}, "4 clients can't give 9 answers"),
+        ({"min-clients": 9}, r"9 .* 4 clients"),
         ({"cluters": 2}, "did you mean 'clusters'"),
-        ({"dataset": "digits"}, "dataset describes a simulation"),
+        ({"dataset": "digits"}, "dataset .* simulation"),
         ({"rounds": "3"}, "rounds"),
         ({"method": "nope"}, "nope"),
     ],
@@ -642,7 +608,7 @@ def test_bad_choices_end_in_one_line(served: Served, said: dict[str, Any], probl
 
 def test_attacks_need_a_simulation(nodes: Nodes) -> None:
     runner = FlowerEngine(FakeGrid(nodes), Roster(M), make_model())
-    with pytest.raises(ConfigError, match="attacks are simulated"):
+    with pytest.raises(ConfigError, match="simulated"):
         run_flat(Roster(M), methods.fedavg, model=make_model(), engine=runner, attack="noise")
     with pytest.raises(ConfigError, match="needs the clients' data"):
         run_flat(Roster(M), methods.fedavg, model=make_model())

@@ -18,7 +18,9 @@ from wecfl.config import Config
 from wecfl.experiment import run_config
 from wecfl.from_config import federation_of
 from wecfl.paper.definitions import ordered, read_definitions
-from wecfl.paper.queue import Store, perform, queue
+from wecfl.paper.execution import perform
+from wecfl.paper.queue import queue
+from wecfl.paper.result_store import ResultStore
 
 DAMAGE: dict[str, damage.Damage] = {
     ".json": damage.of_json,
@@ -192,7 +194,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Definitions and the results of all their runs."""
     path = tmp_path_factory.mktemp("stored")
     defined = read_definitions(define(path / "definitions"))
-    store = Store(path / "results")
+    store = ResultStore(path / "results")
     asked = [pair for each in defined.values() for pair in ordered([each])]
     while todo := queue(asked, store):
         for each in todo:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from helpers import BowlEngine
 from wecfl import methods
-from wecfl.bilevel.criteria import F
 from wecfl.bilevel.importance import data_size
+from wecfl.bilevel.objectives import F
+from wecfl.core.channel import Channel
 from wecfl.core.exchange import exchange
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import (
     distribution,
     expectation,
@@ -25,7 +25,8 @@ from wecfl.core.rounds import (
     opening,
 )
 from wecfl.core.setting import Setting
-from wecfl.core.state import F64, State
+from wecfl.core.state import State
+from wecfl.core.types import F64
 
 settings.register_profile("lemmas", deadline=None, max_examples=60)
 settings.load_profile("lemmas")
@@ -50,10 +51,10 @@ def situations(draw: st.DrawFn) -> Case:
     return engine, State(1, {"model": models}, centers, rng.integers(0, k, m))
 
 
-def setting(engine: BowlEngine, method: Method, plan: Plan | None = None) -> Setting:
+def setting(engine: BowlEngine, method: Method, plan: LocalPlan | None = None) -> Setting:
     """Nobody is refused, however much longer its update is: the paper hears all clients."""
     heard = Channel(refuse_above=np.inf)
-    return Setting(method, engine, plan or Plan(momentum=0.0), channel=heard)
+    return Setting(method, engine, plan or LocalPlan(momentum=0.0), channel=heard)
 
 
 @given(situations(), st.sampled_from([methods.wecfl, methods.fesem, methods.ifca]))
@@ -97,14 +98,14 @@ def test_lemma_3_local_updates_at_the_bounds_rate_do_not_raise_f(case: Case, ste
     method = methods.wecfl(len(state.centers))
     plain = setting(engine, method)
     state = maximization(expectation(state, plain), plain)
-    gap = np.linalg.norm((state.models - state.own)[:, :-2].astype(np.float64), axis=1)
+    gap = np.linalg.norm((state.models - state.own_centers)[:, :-2].astype(np.float64), axis=1)
     rates = (gap / (steps * engine.U)).astype(np.float32)
-    bounded = setting(engine, method, Plan(steps=steps, momentum=0.0, lr=rates))
+    bounded = setting(engine, method, LocalPlan(steps=steps, momentum=0.0, lr=rates))
     after = exchange(distribution(state, bounded), bounded)
     before = F(state, method, engine)
     assert F(after, method, engine) <= before * (1 + EPS) + EPS**2
     # Not only in the mean: no client ends further from its center than it was.
-    moved = np.linalg.norm((after.models - after.own)[:, :-2].astype(np.float64), axis=1)
+    moved = np.linalg.norm((after.models - after.own_centers)[:, :-2].astype(np.float64), axis=1)
     assert (moved <= gap * (1 + 1e-3) + EPS).all()
 
 
@@ -113,7 +114,7 @@ def test_lemma_3_local_updates_at_the_bounds_rate_do_not_raise_f(case: Case, ste
 def test_theorem_1_f_falls_in_every_step_of_every_round(case: Case) -> None:
     engine, _ = case
     method = methods.wecfl(min(3, len(engine.sizes)))
-    current = setting(engine, method, Plan(steps=3, momentum=0.0, lr=0.5))
+    current = setting(engine, method, LocalPlan(steps=3, momentum=0.0, lr=0.5))
     state = next(iterate(current, opening(current)))
     trace: list[float] = []
     for _ in range(6):
@@ -123,9 +124,9 @@ def test_theorem_1_f_falls_in_every_step_of_every_round(case: Case) -> None:
         trace.append(F(state, method, engine))
         state = maximization(state, current)
         trace.append(F(state, method, engine))
-        gap = np.linalg.norm((state.models - state.own)[:, :-2].astype(np.float64), axis=1)
+        gap = np.linalg.norm((state.models - state.own_centers)[:, :-2].astype(np.float64), axis=1)
         rates = (gap / (3 * engine.U)).astype(np.float32)
-        current = replace(current, plan=Plan(steps=3, momentum=0.0, lr=rates))
+        current = replace(current, plan=LocalPlan(steps=3, momentum=0.0, lr=rates))
         state = distribution(state, current)
     assert all(b <= a * (1 + EPS) + EPS**2 for a, b in pairwise(trace))
 

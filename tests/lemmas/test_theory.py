@@ -10,19 +10,19 @@ import pytest
 
 import wecfl
 from wecfl import Config, Federation, State, methods, run_config
-from wecfl.bilevel.criteria import F, R
-from wecfl.bilevel.rate import theory
+from wecfl.bilevel.learning_rate import theory
+from wecfl.bilevel.objectives import F, R
+from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
-from wecfl.core.method import Rate
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32, F64, Int
+from wecfl.core.types import F32, F64, Int
 from wecfl.from_config import federation_of
 from wecfl.models import make
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.record import Record
-from wecfl.theory.judge import check_run
+from wecfl.theory.check import check_run
 
 EPS = 1e-5  # rows are float32
 CONVEX: dict[str, Any] = {"model": "logistic", "momentum": 0.0, "batch": 2000, "workers": 1}
@@ -91,7 +91,7 @@ def test_theorem_2_leaves_out_that_the_rate_must_not_shrink_too_fast(engine: Eng
     where averaging has lifted it.
     """
 
-    def shrinking(gap: F64, state: State, engine: Engine, plan: Plan, seed: int) -> F32:
+    def shrinking(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
         rates = theory(gap, state, engine, plan, seed)
         return rates if state.round == 0 else rates * np.float32(1e-3)
 
@@ -119,7 +119,7 @@ def followed(
     engine: Engine, rate: Rate, rounds: int, see: Callable[[str, State], None] | None = None
 ) -> list[Record]:
     """What is measured of a run whose rate is set by a rule."""
-    method, plan = methods.wecfl(k=2), Plan(steps=2, batch=2000, momentum=0.0)
+    method, plan = methods.wecfl(k=2), LocalPlan(steps=2, batch=2000, momentum=0.0)
     setting = Setting(method, engine, plan, rate=rate)
     state = opening(setting)
     watched, records = Diagnostics(setting, state), []

@@ -11,8 +11,9 @@ import tomli_w
 
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.methods import METHODS
-from wecfl.report.charts import save
-from wecfl.report.figures import HEIGHT, overview
+from wecfl.report.figures.curves import PANEL_HEIGHT
+from wecfl.report.figures.files import save
+from wecfl.report.figures.overview import overview
 
 
 def folder(
@@ -96,9 +97,9 @@ def test_names_of_seven_curves_that_end_together_stay_apart(tmp_path: Path) -> N
     top = spec["hconcat"][0]["layer"][0]["encoding"]["y"]["scale"]["domain"][1]
     places = sorted((row["place"], row["accuracy"]) for row in names)
     for (a, low), (b, high) in pairwise(places):
-        assert (b - a) / top * HEIGHT >= 12  # the size of the letters
+        assert (b - a) / top * PANEL_HEIGHT >= 12  # the size of the letters
         assert low <= high  # in the order of the curves
-    assert all(abs(place - accuracy) / top * HEIGHT < 30 for place, accuracy in places)
+    assert all(abs(place - accuracy) / top * PANEL_HEIGHT < 30 for place, accuracy in places)
     page = save(overview(folders), tmp_path / "seven.svg").read_text(encoding="utf-8")
     for name in list(METHODS)[:7]:
         assert f">{name} K=2<" in page

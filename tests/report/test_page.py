@@ -19,11 +19,11 @@ from wecfl.config import Config
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import read_metrics, read_summary
-from wecfl.report import page as pages
-from wecfl.report.alluvial import alluvial, telling
-from wecfl.report.page import page, write
-from wecfl.report.room import apart
-from wecfl.report.tables import cells, results
+from wecfl.report.page import html as pages
+from wecfl.report.page.alluvial import alluvial, telling
+from wecfl.report.page.client_map import spread_apart
+from wecfl.report.page.html import page, write
+from wecfl.report.tables.results import result_cells, results
 from wecfl.report.tsne import planes
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 4, "steps": 3, "lr": 0.05, "workers": 1}
@@ -87,7 +87,7 @@ def one(runs: Path, tmp_path: Path) -> Iterator[Path]:
 
 def test_the_page_holds_the_figures_of_the_run(runs: Path) -> None:
     text = Text(page([runs / "wecfl"]))
-    heads, [row] = cells(results([runs / "wecfl"]))
+    heads, [row] = result_cells(results([runs / "wecfl"]))
     assert text.cells[: 2 * len(heads)] == heads + row
     records = read_metrics(runs / "wecfl")
     assert [r["v0"] for r in lines(text, "convergence-0")] == [
@@ -154,7 +154,9 @@ def test_frames_are_thinned_out_but_keep_the_first_and_the_last_round(
     monkeypatch.setattr(pages, "FRAMES", 3)
     monkeypatch.setattr(pages, "FEWEST", 1)
     page([runs / "wecfl"], track)
-    monkeypatch.setattr("wecfl.report.details.PLACES", 5)  # that many clients: two rounds are left
+    monkeypatch.setattr(
+        "wecfl.report.page.run_section.PLACES", 5
+    )  # that many clients: two rounds are left
     page([runs / "wecfl"], track)
     assert seen == [[1, 2, 4], [1, 4]]
 
@@ -372,7 +374,7 @@ def test_no_client_hides_another() -> None:
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(4), 20)
     plane = np.array([[0, 0], [9, 0], [0, 9], [5, 5]])[groups] + 1e-3 * rng.normal(size=(80, 2))
-    first, second = apart([plane, plane + 1e-3], 1500, 1000, gap=30)
+    first, second = spread_apart([plane, plane + 1e-3], 1500, 1000, gap=30)
     between = np.linalg.norm(first[:, None] - first, axis=2) + 99 * np.eye(80)
     assert between.min() > 20
     assert (first >= 0).all()
@@ -381,7 +383,7 @@ def test_no_client_hides_another() -> None:
 
 
 def test_clients_that_coincide_can_be_drawn() -> None:
-    for placed in apart(planes([np.zeros((6, 6))] * 2), 1500, 1000, gap=30):
+    for placed in spread_apart(planes([np.zeros((6, 6))] * 2), 1500, 1000, gap=30):
         assert np.isfinite(placed).all()
 
 

@@ -8,10 +8,10 @@ import altair as alt
 import numpy as np
 import pytest
 
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError
-from wecfl.report.charts import save
-from wecfl.report.partition_figure import bars
+from wecfl.report.figures.files import save
+from wecfl.report.figures.partition import bars
 
 TABLE: Int = np.array([[3, 0, 2, 5, 1], [1, 4, 0, 0, 2]])
 GROUPS: Int = np.array([0, 0, 1, 1, 1])

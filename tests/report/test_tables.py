@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from wecfl.report.tables import results, rich_table
+from wecfl.report.tables.results import results, rich_results
 
 SUMMARY = {
     "method": "wecfl", "k": 3, "rounds": 5, "accuracy": 0.5, "macro_f1": 0.25, "ari": 1.0,
@@ -31,7 +31,7 @@ def folder(path: Path, config: dict[str, Any] | None = None, **summary: Any) -> 
 def text(folders: list[Path]) -> tuple[list[str], list[str]]:
     """The words of the heading and the lines below it, on a narrow terminal."""
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(rich_table(results(folders)))
+    console.print(rich_results(results(folders)))
     head, _, body = re.split(r"(─+)", console.export_text())
     return head.split(), [line for line in body.splitlines() if line.strip()]
 

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 import wecfl
 from helpers import run_flat, same_bits
 from wecfl import Federation, Method, Result, State, methods
-from wecfl.config import resolve
-from wecfl.core.method import Ask
+from wecfl.core.ask import Ask
 from wecfl.core.setting import Setting
-from wecfl.core.state import Table
+from wecfl.core.types import Table
 from wecfl.engine.local import LocalEngine
 from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
-from wecfl.runs.record import KEYS, Record
+from wecfl.resolve import resolve
+from wecfl.runs.record import RECORD_KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}
 FILES = {
@@ -86,7 +86,7 @@ def test_metrics_have_the_documented_keys_and_rounds_from_one(folder: tuple[Resu
     assert records == result.records
     assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
     for record in records:
-        assert record.keys() == KEYS.keys()
+        assert record.keys() == RECORD_KEYS.keys()
         assert record["F"].keys() == set("LEM")
         assert record["R"].keys() == set("LD")
         assert record["seconds"].keys() == {*"LEMD", "score", "objectives"}
@@ -337,7 +337,7 @@ def test_tables_of_a_result(folder: tuple[Result, Path]) -> None:
 
 @pytest.mark.parametrize("which", [{}, {"client": 0, "cluster": 0}, {"client": 5}, {"cluster": -1}])
 def test_a_model_of_nobody(folder: tuple[Result, Path], which: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"name one|numbered 0 to"):
+    with pytest.raises(ConfigError, match=r"client or cluster|from 0 to"):
         folder[0].model(**which)
 
 
@@ -365,7 +365,7 @@ def test_clients_are_tested_now_and_then_and_in_the_last_round(fed: Federation) 
         np.mean([r["accuracy"] for r in every.records[3:]])
     )
     same_bits(every, some)
-    with pytest.raises(ConfigError, match="score_every must be a whole number"):
+    with pytest.raises(ConfigError, match=r"^score_every "):
         run_flat(fed, methods.fedavg, score_every=0, **QUICK)
 
 

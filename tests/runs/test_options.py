@@ -10,10 +10,11 @@ import pytest
 import wecfl
 from helpers import Wecfl
 from wecfl import Config, Experiment, Federation, Method, methods
-from wecfl.config import METHOD_OPTIONS, resolve
+from wecfl.config import METHOD_OPTIONS
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, method_of
 from wecfl.methods import METHODS
+from wecfl.resolve import resolve
 
 TINY: dict[str, Any] = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 1, "model": "logistic", "workers": 1
@@ -84,11 +85,11 @@ def test_what_is_said_wins_over_the_plan_of_the_method(fed: Federation) -> None:
 
 def test_nothing_is_written_by_a_check(fed: Federation, tmp_path: Path) -> None:
     experiment = Experiment(fed, methods.wecfl(k=7), folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="can't form 7 clusters"):
+    with pytest.raises(ConfigError, match="7 clusters"):
         experiment.check()
     Experiment(fed, methods.wecfl(k=2), folder=tmp_path / "run").check()
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=r"plan must be a value Plan"):
+    with pytest.raises(ConfigError, match=r"^plan .*Plan"):
         Experiment(fed, methods.fedavg, plan={"lr": 1})  # type: ignore[arg-type]
 
 
@@ -143,7 +144,7 @@ def test_an_option_that_does_not_fit_is_refused(wecfl: Wecfl, flags: str, proble
     [
         ('name = "fedavg"\nmu = 0.5', "fedavg has no option 'mu'"),
         ('name = "cfl"\neps3 = 0.5', "unknown option of cfl 'eps3'; did you mean"),
-        ("mu = 0.5", "has no name"),
+        ("mu = 0.5", r"\[method\].* name"),
     ],
 )
 def test_a_table_takes_the_options_of_its_method(table: str, problem: str, tmp_path: Path) -> None:
@@ -161,5 +162,5 @@ def test_a_table_and_flags(tmp_path: Path) -> None:
     assert method_of(resolve(file, flags={"clusters": 4})).k == 4
     assert method_of(resolve(file, flags={"method": "fedavg"})).name == "fedavg"
     file.write_text('clusters = 4\n[method]\nname = "wecfl"\nk = 3\n')
-    with pytest.raises(ConfigError, match="said twice"):
+    with pytest.raises(ConfigError, match=r"clusters .*twice"):
         resolve(file)

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from helpers import run_flat, same_folders, same_states
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.config import Config
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
 from wecfl.core.setting import Setting
 from wecfl.errors import ConfigError, RunFolderError
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_a_safetensors_file(whole: Path) -> None:
     assert arrays.keys() == known
     [state] = read_states(whole)
     np.testing.assert_array_equal(arrays["0.centers"], state.centers)
-    np.testing.assert_array_equal(state.models, state.own)
+    np.testing.assert_array_equal(state.models, state.own_centers)
 
 
 def test_private_columns_are_kept(fed: Federation, tmp_path: Path) -> None:
@@ -166,9 +166,8 @@ def test_more_rounds_than_were_asked_for(whole: Path, tmp_path: Path, wecfl: "We
     env = json.loads((tmp_path / "more" / "env.json").read_text())
     assert [each["round"] for each in env["resumed"]] == [6]
     outcome = wecfl("resume", "more")
-    assert (outcome.code, outcome.err) == (
-        2, "wecfl: more has its 8 rounds: to go on, ask for more of them\n"
-    )  # fmt: skip
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "more already has 8 rounds" in outcome.err
 
 
 def test_a_run_of_python_values_goes_on_in_python(
@@ -186,7 +185,7 @@ def test_a_run_of_python_values_goes_on_in_python(
         run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
         run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
-    with pytest.raises(ConfigError, match="name it as out"):
+    with pytest.raises(ConfigError, match=r"resume .* out"):
         run_config(TINY, resume=True)
 
 
@@ -266,9 +265,8 @@ def test_a_disk_that_can_not_be_written(
         patch.setattr(checkpoint, "replace_tensors", failing)
         outcome = wecfl("run", *tokens, "--model", "logistic", "--workers", "1", "--out", "run")
     assert outcome.code == 2
-    assert outcome.err == (
-        f"wecfl: can't write the run folder run: {os.strerror(number)}; then: wecfl resume run\n"
-    )
+    assert outcome.err.count("\n") == 1
+    assert os.strerror(number) in outcome.err and "wecfl resume run" in outcome.err
     assert read_states(tmp_path / "run")[0].round == 2
     assert wecfl("resume", "run").code == 0
     same_folders(whole, tmp_path / "run")
@@ -294,9 +292,8 @@ def locked(stopped: Path) -> Iterator[int]:
 def test_a_second_process_is_refused(locked: int, stopped: Path, wecfl: "Wecfl") -> None:
     outcome = wecfl("resume", stopped)
     assert outcome.code == 2
-    assert outcome.err == (
-        f"wecfl: {stopped} is being written by process {locked}: wait for it to end, or stop it\n"
-    )
+    assert outcome.err.count("\n") == 1
+    assert str(stopped) in outcome.err and f"process {locked}" in outcome.err
 
 
 def test_an_existing_run_is_gone_on_with_not_overwritten(stopped: Path, wecfl: "Wecfl") -> None:
@@ -339,7 +336,7 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
     fed = federation_of(config)
     model = build(config.model, shape=fed.shape, classes=fed.classes, seed=config.seed)
     with NativeEngine(fed, model, workers=1) as engine:
-        setting = Setting(method_of(config), engine, Plan(steps=10, lr=0.001), config.seed)
+        setting = Setting(method_of(config), engine, LocalPlan(steps=10, lr=0.001), config.seed)
         *_, expected = islice(iterate(setting, begun), 2)
     same_states(state, expected)
     fresh = run_config(config.model_copy(update={"rounds": 4})).states[0]

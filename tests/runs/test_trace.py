@@ -11,8 +11,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from helpers import run_flat
 from wecfl import Federation, Method, methods
 from wecfl.bilevel.distance import distances
-from wecfl.core.method import Clusters, View
-from wecfl.core.state import Real
+from wecfl.core.components import Clusters, View
+from wecfl.core.types import Real
 from wecfl.errors import RunFolderError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, cosines, read_trace, traced_rounds
 from wecfl.folder.readers import read_assignments, read_classes

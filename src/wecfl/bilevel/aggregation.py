@@ -20,8 +20,9 @@ from math import floor
 import numpy as np
 
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Aggregation, Importance
-from wecfl.core.state import F32, F64, Int, State
+from wecfl.core.components import Aggregation, Importance
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Int
 from wecfl.errors import ConfigError, unknown
 from wecfl.layout import Layout
 

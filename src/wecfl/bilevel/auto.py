@@ -1,11 +1,11 @@
-"""How many clusters: K chosen by the server, from what it holds in any case.
+"""`Auto`: the server chooses K, the number of clusters, from the models that it has anyway.
 
-For K = 1, 2, … the clients are parted by Ward's hierarchy, made once from their distances, and each
-K is given two scores: the λ-weighted silhouette, how much nearer clients are to their own cluster
-than to the next, and the λ-weighted BIC of equal round clusters, in nats per client. The
-silhouette merges groups that lie close together, BIC parts clients where clusters are not round:
-what was measured about both, and why they decide together by default, is in
-`docs/methods/auto-k.md`.
+Ward's hierarchy is made once from the distances between clients. It divides the clients into
+K = 1, 2, … clusters, and each K gets two scores. The λ-weighted silhouette says how much nearer
+clients are to their own cluster than to the next one. The λ-weighted BIC assumes round clusters of
+equal width, and is given in nats per client. The silhouette tends to merge groups that lie close
+together; BIC tends to divide clusters that are not round. What was measured about both, and why
+they decide together by default, is in `docs/methods/auto-k.md`.
 """
 
 from __future__ import annotations
@@ -17,57 +17,59 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, ward
 from scipy.spatial.distance import squareform
 
-from wecfl.bilevel.clustering import Crowd, KMeans, isometric
+from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
 from wecfl.bilevel.distance import distances, squared_euclidean
+from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clusters, Distance, View
-from wecfl.core.state import F64, Int
+from wecfl.core.components import Clusters, Distance, View
+from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
 
-__all__ = ["CLEAR", "Auto", "Criterion", "Curve"]
+__all__ = ["MIN_SILHOUETTE", "Auto", "Criterion", "Curve"]
 
 Criterion = Literal["both", "silhouette", "bic"]
-"""What K is chosen by."""
+"""The score by which K is chosen."""
 
-CLEAR = 0.5
-"""A silhouette from which on there is "a reasonable structure" (Kaufman & Rousseeuw, 1990)."""
-CLOSE = 0.02
-"""Scores that differ by less are as good: of silhouettes, and of nats per client."""
-MOST = 50
-"""K that are tried."""
-CROWDED = 2000
-"""Clients among which K is looked for; of more, so many are drawn. Distances grow with m²."""
+MIN_SILHOUETTE = 0.5
+"""The silhouette from which on there is "a reasonable structure" (Kaufman & Rousseeuw, 1990)."""
+SCORE_TOLERANCE = 0.02
+"""Scores that differ by less count as equal, both silhouettes and nats per client."""
+MAX_CLUSTERS = 50
+"""The largest K that is tried."""
+MAX_CLIENTS = 2000
+"""The largest number of clients that K is chosen from. Of more clients, so many are drawn at
+random, since the number of distances grows with m²."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The scores of K = 1, 2, …, and the clusters that they are of.
+    """The scores of K = 1, 2, …, and the clusters for each K.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
     >>> curve = Curve.of(points, np.ones(7))
     >>> curve.silhouette.round(2).tolist(), curve.best("both"), curve.labels[1].tolist()
     ([nan, 0.98, 0.69], 2, [0, 0, 0, 1, 1, 1, 1])
-    >>> Curve.of(np.eye(8), np.ones(8)).best("both")                            # no clear grouping
+    >>> Curve.of(np.eye(8), np.ones(8)).best("both")                            # no clear groups
     1
     """
 
     silhouette: F64
-    """(most,), NaN for K = 1."""
+    """(most,), the silhouette for each K; NaN for K = 1."""
     bic: F64
-    """(most,)."""
+    """(most,), the BIC for each K."""
     labels: Int
-    """(most, n)."""
+    """(most, n), the cluster of each client for each K."""
 
     @classmethod
-    def of(cls, points: F64, importance: F64, most: int = MOST) -> Self:
-        """For K up to `most`, and up to half of the clients."""
+    def of(cls, points: F64, importance: F64, most: int = MAX_CLUSTERS) -> Self:
+        """The scores for K up to `most`, and at most half the number of clients."""
         n, weight = len(points), importance / importance.mean()
         far = distances(points)
         levels = np.arange(1, max(min(most, n // 2), 1) + 1)
         cuts = np.zeros((1, n), np.int64)
         if n > 1:
             cuts = cut_tree(ward(squareform(far, checks=False)), levels).T.astype(np.int64)
-        # Clusters are nested: what is summed over the finest of them need not be summed again.
+        # Clusters are nested: sums over the finest clusters give the sums over all others.
         finest = _members(cuts[-1]) * weight[:, None]
         to_each, between = far @ finest, finest.T @ far**2 @ finest
         dimension = _dimension(far, weight)
@@ -83,32 +85,36 @@ class Curve:
         return cls(silhouette, bic, cuts)
 
     def best(self, criterion: Criterion, now: int = 1) -> int:
-        """The K that the criterion likes best, and 1 where it is not clear.
+        """The best K by the criterion, or 1 if the clients are not clearly grouped.
 
-        Of silhouettes that are `CLOSE` to the best, BIC decides (`both`). `now` is the K at hand:
-        it is only left for one that is better by more than `CLOSE`.
+        With `both`, BIC decides among silhouettes that lie within `SCORE_TOLERANCE` of the best.
+        `now` is the current K: it changes only if another K is better by more than
+        `SCORE_TOLERANCE`.
         """
         if len(self.bic) == 1:
             return 1
         score = self.bic if criterion == "bic" else np.nan_to_num(self.silhouette, nan=-1.0)
-        good = np.flatnonzero(score >= score.max() - (CLOSE if criterion == "both" else 0))
+        good = np.flatnonzero(
+            score >= score.max() - (SCORE_TOLERANCE if criterion == "both" else 0)
+        )
         best = int(good[self.bic[good].argmax()]) + 1
-        stays = 1 < now <= len(score) and score[now - 1] >= score[best - 1] - CLOSE
-        best, clear = (now, CLEAR - CLOSE) if stays else (best, CLEAR)
+        stays = 1 < now <= len(score) and score[now - 1] >= score[best - 1] - SCORE_TOLERANCE
+        best, clear = (now, MIN_SILHOUETTE - SCORE_TOLERANCE) if stays else (best, MIN_SILHOUETTE)
         return best if self.silhouette[best - 1] >= clear else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """K-means with as many clusters as the clients are clearly grouped in.
+    """K-means with a K that is chosen by how clearly the clients are grouped.
 
-    All start in one cluster. In each round the K is chosen anew (`Curve.best`), until the same
-    K > 1 has been chosen `patience` rounds in a row with no new client among them: then it has
-    settled, and stays. Clients that are not clearly grouped stay in one cluster, and are looked at
-    again in the next round. Clusters go on under their numbers whatever K becomes.
+    All clients start in one cluster. K is chosen in each round (`Curve.best`) until the same K > 1
+    has been chosen in `patience` rounds in a row, without a new client among them. Then K has
+    settled, and stays. Clients that are not clearly grouped stay in one cluster, and K is chosen
+    again in the next round. Clusters keep their numbers when K changes.
 
-    Its notes are `k`, how many `rounds` it was chosen in a row among how many `clients`, whether it
-    has `settled` (0 or 1), and of a round that looked for it the curves `silhouette` and `bic`.
+    Its notes are `k`; in how many `rounds` in a row it was chosen, among how many `clients`;
+    whether it has `settled` (0 or 1); and, in a round that chose K, the curves `silhouette` and
+    `bic`.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
     >>> view = View(points, np.array([[0.0]]), np.ones(7), np.zeros(7, int))
@@ -119,7 +125,8 @@ class Auto:
 
     clustering: KMeans = field(default_factory=KMeans)
     criterion: Criterion = "both"
-    most: int = MOST
+    most: int = MAX_CLUSTERS
+    """The largest K that is tried."""
     patience: int = 3
 
     def __post_init__(self) -> None:
@@ -129,22 +136,24 @@ class Auto:
             )
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """In the identity of the previous clusters."""
+        """Clusters, which continue the previous ones under their numbers."""
         if distance is not squared_euclidean:
-            raise ConfigError("K is chosen by squared Euclidean distances: use squared_euclidean")
-        inside = np.unique(view.labels)
-        crowd, start = Crowd.of(view), view.centers[inside]
+            raise ConfigError(
+                "K is chosen by squared Euclidean distances: set distance to squared_euclidean"
+            )
+        inhabited = np.unique(view.labels)
+        clients, start = DistinctClients.of(view), view.centers[inhabited]
         with one_thread():
-            near, old = isometric(crowd.points, start)
-            now, notes = len(inside), dict(view.notes)
+            near, old = isometric(clients.points, start)
+            now, notes = len(inhabited), dict(view.notes)
             if notes and notes["settled"][0]:
                 notes = {name: notes[name] for name in ("k", "rounds", "clients", "settled")}
             else:
-                curve, drawn = self._curve(near, crowd.weight, rng)
+                curve, drawn = self._curve(near, clients.weight, rng)
                 k = curve.best(self.criterion, now)
-                again = [("k", k), ("clients", len(view.points))]
-                held = all(view.notes.get(name, [0])[0] == value for name, value in again)
-                rounds = 1 + (notes["rounds"][0] if held else 0)
+                chosen = [("k", k), ("clients", len(view.points))]
+                same = all(view.notes.get(name, [0])[0] == value for name, value in chosen)
+                rounds = 1 + (notes["rounds"][0] if same else 0)
                 notes = {
                     "k": np.array([float(k)]),
                     "rounds": np.array([float(rounds)]),
@@ -154,49 +163,44 @@ class Auto:
                     "bic": curve.bic,
                 }
                 if k != now:
-                    old = _centers(near[drawn], curve.labels[k - 1], crowd.weight[drawn])
-            found = crowd.clusters(self.clustering.lloyd(near, old, crowd.weight, rng), inside)
+                    old = cluster_means(near[drawn], curve.labels[k - 1], clients.weight[drawn])
+            labels = self.clustering.lloyd(near, old, clients.weight, rng)
+            found = clients.clusters(labels, inhabited)
         return Clusters(found.labels, found.centers, notes)
 
     def _curve(self, points: F64, weight: F64, rng: np.random.Generator) -> tuple[Curve, Int]:
-        """And of which clients it is made."""
+        """The curve, and the clients that it is made from."""
         drawn = np.arange(len(points))
-        if len(points) > CROWDED:
-            drawn = np.sort(rng.choice(len(points), CROWDED, replace=False))
+        if len(points) > MAX_CLIENTS:
+            drawn = np.sort(rng.choice(len(points), MAX_CLIENTS, replace=False))
         return Curve.of(points[drawn], weight[drawn], self.most), drawn
 
 
 def _members(labels: Int) -> F64:
-    """(n, k), r."""
+    """(n, k), r_ik: 1 if client i is in cluster k, else 0."""
     return np.asarray(labels[:, None] == np.arange(labels.max() + 1), np.float64)
 
 
-def _centers(points: F64, labels: Int, weight: F64) -> F64:
-    """(k, p), the weighted mean of each cluster."""
-    share = _members(labels) * weight[:, None]
-    return np.asarray((share / share.sum(axis=0)).T @ points)
-
-
 def _silhouette(sums: F64, labels: Int, weight: F64, total: F64) -> float:
-    """The λ-mean of (b − a) / max(a, b), 0 of a client that is alone.
+    """The λ-mean of (b − a) / max(a, b), which is 0 for a client that is alone in its cluster.
 
-    a is the λ-mean distance to the others of the own cluster, b that to the nearest other cluster;
-    `sums` (n, k) are the λ-sums of the distances.
+    a is the λ-mean distance to the other clients of the same cluster, and b the λ-mean distance to
+    the nearest other cluster. `sums` (n, k) are the λ-sums of the distances to each cluster.
     """
-    own, every = sums[np.arange(len(labels)), labels], np.arange(len(labels))
+    inside, every = sums[np.arange(len(labels)), labels], np.arange(len(labels))
     rest = total[labels] - weight
     alone = np.bincount(labels)[labels] == 1
-    a = np.divide(own, rest, out=np.zeros_like(own), where=~alone)
+    a = np.divide(inside, rest, out=np.zeros_like(inside), where=~alone)
     to_others = sums / total
     to_others[every, labels] = np.inf
     b = to_others.min(axis=1)
     larger = np.maximum(a, b)
-    each = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
-    return float(np.average(each, weights=weight))
+    silhouettes = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
+    return float(np.average(silhouettes, weights=weight))
 
 
 def _dimension(far: F64, weight: F64) -> float:
-    """(Σ v)² / Σ v² over the variances v along the principal axes: how many of them count."""
+    """The effective number of dimensions, (Σ v)² / Σ v² over the variances v of principal axes."""
     share = weight / weight.sum()
     squared = far**2
     mean = squared @ share
@@ -207,10 +211,10 @@ def _dimension(far: F64, weight: F64) -> float:
 
 
 def _bic(within: float, total: F64, dimension: float) -> float:
-    """The log-likelihood less what the parameters cost, per client (Pelleg & Moore's X-means).
+    """The log-likelihood minus the cost of the parameters, per client (Pelleg & Moore's X-means).
 
-    Clusters are round and equally wide: in `dimension` d, the variance is W / (d(n − k)). A client
-    with λ_i counts λ_i times.
+    Clusters are round and equally wide: with d = `dimension`, the variance is W / (d(n − k)). A
+    client counts λ_i times.
     """
     n, k = total.sum(), len(total)
     free = max(n - k, 1.0)

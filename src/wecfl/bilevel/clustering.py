@@ -1,4 +1,4 @@
-"""The lower level: who belongs to whom."""
+"""Clusterings, the lower level of the problem: K-means, nearest center, and a minimum size."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from sklearn.cluster import KMeans as Lloyd
 from sklearn.exceptions import ConvergenceWarning
 
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clustering, Clusters, Distance, View
-from wecfl.core.state import F64, Int, Real
+from wecfl.core.components import Clustering, Clusters, Distance, View
+from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "Crowd", "KMeans", "Nearest", "isometric"]
+__all__ = ["AtLeast", "DistinctClients", "KMeans", "Nearest", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """One reassignment, r_i = argmin_k d(g_i, G_k), centers as they are (Lemma 1; ties: least k).
+    """One reassignment, r_i = argmin_k d(g_i, G_k); centers stay (Lemma 1; ties go to the least k).
 
     >>> points, centers = np.array([[0.0], [5.0]]), np.array([[1.0], [4.0]])
     >>> view = View(points, centers, np.ones(2), labels=np.array([0, 0]))
@@ -31,7 +32,7 @@ class Nearest:
     """
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """λ_i > 0 scales all distances of a client alike, so it does not change the argmin."""
+        """Labels by the nearest center. λ_i scales all distances of a client, so it is not used."""
         return Clusters(distance(view.points, view.centers).argmin(axis=1), view.centers)
 
 
@@ -39,14 +40,14 @@ class Nearest:
 class KMeans:
     """Weighted K-means: argmin over r and G of Σ_i λ_i ‖g_i − G_{r_i}‖².
 
-    Takes the better of a warm start (Lloyd's iterations from the previous centers, which never
-    raise F) and `fresh` k-means++ starts (which leave bad local optima): so F never rises in the
-    E-step (Lemma 1), whatever the draw. New clusters are matched to the previous centers by linear
-    sum assignment, so that a label means the same cluster over rounds.
+    It takes the better of a warm start (Lloyd's iterations from the previous centers, which never
+    raise F) and `fresh` k-means++ starts (which escape bad local optima). So F never rises in the
+    E-step (Lemma 1), whatever is drawn. New clusters are matched to the previous centers by linear
+    sum assignment, so that a label means the same cluster in every round.
 
-    Defined corners: clients with equal g_i always share a cluster; with no more than K distinct
-    clients each distinct one is its own cluster; clusters left over stay empty and keep their
-    center. With `warm=False` and `fresh=10` it is the authors' choice, new in every round.
+    Special cases: clients with equal g_i always share a cluster. With at most K distinct clients,
+    each distinct client is a cluster of its own. Clusters that are left over stay empty and keep
+    their center. `warm=False` with `fresh=10` is the authors' choice, a new start in every round.
 
     >>> view = View(points=np.array([[0.0], [0.1], [9.0], [9.1]]), centers=np.array([[8.0], [1.0]]),
     ...             importance=np.array([1.0, 3, 1, 1]), labels=np.zeros(4, int))
@@ -60,19 +61,23 @@ class KMeans:
 
     def __post_init__(self) -> None:
         if self.fresh < 0 or (self.fresh == 0 and not self.warm):
-            raise ConfigError(f"KMeans needs a start: got fresh={self.fresh}, warm={self.warm}")
+            raise ConfigError(
+                f"KMeans needs fresh ≥ 1 or warm=True, got fresh={self.fresh}, warm={self.warm}"
+            )
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """In the identity of the previous centers."""
+        """Clusters, which continue the previous ones under their numbers."""
         if distance is not squared_euclidean:
-            raise ConfigError("KMeans minimizes squared Euclidean distances: use squared_euclidean")
-        crowd = Crowd.of(view)
+            raise ConfigError(
+                "KMeans minimizes squared Euclidean distances: set distance to squared_euclidean"
+            )
+        clients = DistinctClients.of(view)
         with one_thread():
-            near, old = isometric(crowd.points, view.centers)
-            return crowd.clusters(self.lloyd(near, old, crowd.weight, rng))
+            near, old = isometric(clients.points, view.centers)
+            return clients.clusters(self.lloyd(near, old, clients.weight, rng))
 
     def lloyd(self, points: F64, centers: F64, weight: F64, rng: np.random.Generator) -> Int:
-        """Labels 0 … of the best start, numbered without gaps."""
+        """Labels of the best start, numbered from 0 without gaps."""
         if len(points) <= len(centers):
             return np.arange(len(points))
         starts = []
@@ -83,13 +88,13 @@ class KMeans:
                 Lloyd(
                     len(centers),
                     init=lambda moved, k, random_state: moved[
-                        _spread(moved, k, weight, random_state)
+                        spread_seeds(moved, k, weight, random_state)
                     ],
                     n_init=self.fresh,
                     random_state=int(rng.integers(2**31)),
                 )
             )
-        # Nearly equal clients may fill fewer than K clusters: that is defined here, not a warning.
+        # Nearly equal clients may fill fewer than K clusters, which is allowed here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             fits = [start.fit(points, sample_weight=weight) for start in starts]
@@ -98,43 +103,43 @@ class KMeans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crowd:
+class DistinctClients:
     """The distinct clients of a view, in sorted order.
 
-    So equal clients can't be parted by rounding, and the result does not depend on the order of the
+    So rounding can't separate equal clients, and the result does not depend on the order of the
     clients.
 
     >>> view = View(np.array([[5.0], [1.0], [5.0]]), np.zeros((1, 1)), np.ones(3), np.zeros(3, int))
-    >>> crowd = Crowd.of(view)
-    >>> crowd.points.tolist(), crowd.weight.tolist()
+    >>> clients = DistinctClients.of(view)
+    >>> clients.points.tolist(), clients.weight.tolist()
     ([[1.0], [5.0]], [1.0, 2.0])
-    >>> crowd.clusters(np.array([0, 1])).labels.tolist()            # client 1 is nearer to 0
+    >>> clients.clusters(np.array([0, 1])).labels.tolist()          # client 1 is nearer to 0
     [1, 0, 1]
     """
 
     view: View
     points: Real
-    """(u, p)."""
+    """(u, p), g of each distinct client."""
     weight: F64
-    """(u,), λ of all clients that are this one."""
+    """(u,), the sum of λ over all clients that are equal to it."""
     which: Int
-    """(n,), for each client of the view, which of them it is."""
+    """(n,), for each client of the view, the number of the distinct client that it equals."""
 
     @classmethod
     def of(cls, view: View) -> Self:
-        """Of these clients."""
+        """The distinct clients of this view."""
         points, which = _distinct(view.points)
         weight = np.bincount(which, weights=view.importance).astype(np.float64)
         return cls(view, points, weight, which)
 
     def clusters(self, found: Int, inside: Int | None = None) -> Clusters:
-        """Clusters 0 … of distinct clients (u,), in the identity of the centers of the view.
+        """The clusters `found` (u,), renumbered so that they continue the clusters of the view.
 
-        They go on under the numbers `inside`, if given; what is left over is new, and has the next
-        number.
+        They continue the clusters with the numbers `inside`, or by default all clusters of the
+        view. Clusters that are left over are new, and get the next numbers.
         """
         found = _by_first_client(found, self.which)
-        means, before = _means(self.points, found, self.weight), self.view.centers
+        means, before = cluster_means(self.points, found, self.weight), self.view.centers
         numbers = np.arange(len(before)) if inside is None else inside
         new = len(before) + np.arange(max(len(means) - len(numbers), 0))
         labels = np.concatenate([numbers, new])[_matched(means, before[numbers])]
@@ -145,10 +150,10 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """A clustering without small clusters: a cluster of one is a private model in the clear.
+    """A clustering without small clusters: the center of a single client would reveal its model.
 
-    While a cluster has fewer than `least` clients, the smallest is dissolved (of equal ones the
-    last) and each of its clients goes to the nearest center that is left.
+    While some cluster has fewer than `min_cluster` clients, the smallest cluster is dissolved (of
+    equally small ones the last), and each of its clients goes to the nearest remaining center.
 
     >>> view = View(np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [9.0]]), np.ones(3),
     ...             np.zeros(3, int))
@@ -157,18 +162,18 @@ class AtLeast:
     """
 
     clustering: Clustering
-    least: int
+    min_cluster: int
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """A dissolved cluster keeps its center; one that is new is not even begun."""
+        """The clusters found, without small ones: they keep their center, or are not begun."""
         found = self.clustering(view, distance, rng)
-        if self.least == 1:
+        if self.min_cluster == 1:
             return found
         labels, k = found.labels.copy(), len(found.centers)
         far = distance(view.points, found.centers)
         while True:
             sizes = np.bincount(labels, minlength=k)
-            small = np.flatnonzero((sizes > 0) & (sizes < self.least))
+            small = np.flatnonzero((sizes > 0) & (sizes < self.min_cluster))
             if len(small) == 0 or np.count_nonzero(sizes) == 1:
                 break
             last = small[::-1][sizes[small[::-1]].argmin()]
@@ -180,11 +185,11 @@ class AtLeast:
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
-    """The same points and centers in as few dimensions as hold them, all distances kept.
+    """The points and centers in as few dimensions as possible, with the same distances.
 
     n points span at most n dimensions, so K-means on clients with p ≫ m columns is exact in the
-    space of their Gram matrix. Finding that space costs more than it saves where n > p / 4: there
-    they stay as they are.
+    space of their Gram matrix. If n > p / 4, finding that space costs more than it saves, and the
+    points stay as they are.
 
     >>> points, centers = np.eye(3, 1000), np.zeros((1, 1000))
     >>> a, b = isometric(points, centers)
@@ -200,8 +205,8 @@ def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
 
 
 def _distinct(points: Real) -> tuple[Real, Int]:
-    """The distinct rows in sorted order, and for each row which of them it is."""
-    for width in (8, 256):  # comparing rows of thousands of columns is slow, and the first few tell
+    """The distinct rows in sorted order, and for each row the number of its distinct row."""
+    for width in (8, 256):  # to compare whole rows is slow; the first few columns usually differ
         few = points[:, :width]
         order = np.lexsort(few.T[::-1])
         if not (few[order[1:]] == few[order[:-1]]).all(axis=1).any():
@@ -210,11 +215,11 @@ def _distinct(points: Real) -> tuple[Real, Int]:
     return points[first], inverse.reshape(-1).astype(np.int64)
 
 
-def _spread(points: F64, k: int, weight: F64, draws: np.random.RandomState) -> Int:
-    """Which k points to start from, far from each other: greedy weighted k-means++.
+def spread_seeds(points: F64, k: int, weight: F64, draws: np.random.RandomState) -> Int:
+    """The positions of k points to start from, far from each other: greedy weighted k-means++.
 
-    The choice of scikit-learn's `kmeans_plusplus` for the same draws, without its checks at every
-    distance, which for a few hundred clients take longer than Lloyd's iterations.
+    It chooses the same points as scikit-learn's `kmeans_plusplus` for the same draws, but without
+    its checks at every distance (`benchmarks/kmeans_start.py` measures both).
     """
     norms, trials = (points**2).sum(axis=1), 2 + int(np.log(k))
 
@@ -236,10 +241,10 @@ def _spread(points: F64, k: int, weight: F64, draws: np.random.RandomState) -> I
 
 
 def _by_first_client(found: Int, inverse: Int) -> Int:
-    """The same clusters, numbered in the order in which clients meet them.
+    """The same clusters, numbered in the order in which they occur among the clients.
 
-    Where the previous centers tell clusters apart, they decide the numbers (`_matched`); at the
-    first clustering they coincide, and rounding must not.
+    Usually the previous centers decide the numbers (`_matched`). At the first clustering all
+    centers are equal, and then rounding must not decide.
     """
     _, first, again = np.unique(found[inverse], return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))
@@ -248,18 +253,10 @@ def _by_first_client(found: Int, inverse: Int) -> Int:
     return renamed
 
 
-def _means(points: Real, labels: Int, weight: F64) -> F64:
-    """(k, p), the weighted mean of each of the k non-empty clusters."""
-    share = np.zeros((labels.max() + 1, len(points)))
-    share[labels, np.arange(len(points))] = weight
-    means: F64 = (share / share.sum(axis=1, keepdims=True)) @ points
-    return means
-
-
 def _matched(new: Real, old: Real) -> Int:
-    """For each new center the index of the old one it continues, at least total distance.
+    """For each new center, the old one that it continues, so that the total distance is smallest.
 
-    If there are more of them than old ones, those left over have the numbers after these.
+    If there are more new centers than old ones, those left over get the next numbers.
     """
     labels = np.full(len(new), -1)
     rows, continued = linear_sum_assignment(squared_euclidean(new, old))

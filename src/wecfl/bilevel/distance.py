@@ -1,10 +1,10 @@
-"""d(g_i, G_k): how far a client is from a cluster."""
+"""Distances d(g_i, G_k): how far a client is from a cluster."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from wecfl.core.state import F64, Real
+from wecfl.core.types import F64, Real
 
 __all__ = ["component", "distances", "squared_euclidean"]
 
@@ -33,13 +33,13 @@ def component(points: Real, centers: Real) -> F64:
 
 
 def distances(points: Real) -> F64:
-    """(m, m), ‖g_i − g_j‖.
+    """(m, m), ‖g_i − g_j‖, the distances between all clients.
 
     >>> distances(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)).tolist()
     [[0.0, 5.0], [5.0, 0.0]]
     """
     # Around their mean and in double precision the expansion ‖a‖² + ‖b‖² − 2ab keeps enough digits
-    # for a picture or a hierarchy, and is one matrix product.
+    # for a figure or a hierarchy, and needs only one matrix product.
     centered = np.asarray(points, np.float64)
     centered = centered - centered.mean(axis=0)
     squares = np.einsum("ip,ip->i", centered, centered)

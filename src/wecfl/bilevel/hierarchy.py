@@ -1,7 +1,7 @@
 """Clusterings by the clients' updates, which need no K: CFL's bipartition and FL+HC's hierarchy.
 
-What a client's update is, the view of a clustering says: g_i − G_k with the center G_k it was sent.
-Clients that were not heard have none; they keep their cluster.
+A client's update is g_i − G_k, with the center G_k that it was sent (`View.updates`). A client that
+was not heard has no update, and keeps its cluster.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from scipy.spatial.distance import squareform
 
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.method import Clusters, Distance, View
-from wecfl.core.state import F64, Bool, Int
+from wecfl.core.components import Clusters, Distance, View
+from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
 
 Linkage = Literal["ward", "complete", "average", "single"]
-"""How far two clusters are apart, from how far their clients are."""
+"""How the distance between two clusters follows from the distances between their clients."""
 Metric = Literal["euclidean", "cosine"]
-"""How far two updates are apart."""
+"""The distance between two updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bipartition:
-    """CFL: a cluster is parted in two where it stands still while its clients do not.
+    """CFL: a cluster is split in two if it stands still while its clients still move.
 
-    With Δ_i the update of client i, cluster k is parted if ‖Σ λ_i Δ_i / Σ λ_i‖ < `eps1` and
-    max ‖Δ_i‖ > `eps2`, in the two parts between which the largest cosine is least. That optimal
-    bipartition is what single linkage leaves of it before its last step. The part with more λ keeps
-    the number of the cluster, the other one has the next free one.
+    With Δ_i the update of client i, cluster k is split if ‖Σ λ_i Δ_i / Σ λ_i‖ < `eps1` and
+    max ‖Δ_i‖ > `eps2`. The two parts are those between which the largest cosine is smallest; single
+    linkage has them before its last step. The part with more λ keeps the number of the cluster, the
+    other part gets the next free number.
 
-    Its notes are `mean` and `largest`, the two norms of each cluster (NaN of one nobody was heard
-    of), by which `eps1` and `eps2` can be chosen.
+    Its notes are `mean` and `largest`, the two norms of each cluster (NaN if no client of it was
+    heard), which help to choose `eps1` and `eps2`.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int))
@@ -56,7 +56,7 @@ class Bipartition:
                 raise ConfigError(f"{name} must be finite and not negative, got {self}")
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """Each cluster as it is, or in two."""
+        """The clusters, some of them split in two."""
         labels, k, all_updates = view.labels.copy(), len(view.centers), view.updates
         mean, largest = np.full((2, k), np.nan)
         origins: list[int] = []
@@ -79,11 +79,11 @@ class Bipartition:
 
 @dataclass(frozen=True, slots=True)
 class Agglomerative:
-    """FL+HC: until `round` all clients are one cluster; then each is parted once and for all.
+    """FL+HC: all clients are one cluster until `round`, and are clustered once in that round.
 
-    The clients' updates of that round are merged, nearest first, while they are nearer than
-    `threshold`. `linkage` says how near two clusters are, `metric` how near two updates: by their
-    Euclidean distance or by 1 − cosine. The cluster with most λ keeps its number.
+    The clients' updates of that round are merged, the nearest first, as long as their distance is
+    below `threshold`. `linkage` defines the distance between two clusters, and `metric` that
+    between two updates: Euclidean, or 1 − cosine. The cluster with most λ keeps its number.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int), round=1)
@@ -102,10 +102,10 @@ class Agglomerative:
         if not 0 < self.threshold < inf:
             raise ConfigError(f"threshold must be positive and finite, got {self.threshold}")
         if self.linkage == "ward" and self.metric != "euclidean":
-            raise ConfigError("ward's linkage is about Euclidean distances: use that metric")
+            raise ConfigError("linkage ward needs Euclidean distances: set metric to euclidean")
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """As they are, but in that round."""
+        """The clusters as they are; in that round, new ones."""
         heard = np.flatnonzero(_heard(view))
         if view.round != self.round or len(heard) < 2:
             return Clusters(view.labels, view.centers)
@@ -114,7 +114,7 @@ class Agglomerative:
         parts = fcluster(tree, self.threshold, "distance")
         _, first, found = np.unique(parts, return_index=True, return_inverse=True)
         labels, origin = view.labels.copy(), view.labels[heard[0]]
-        # By importance and not by chance; who was not heard stays with the most.
+        # Numbered by importance; clients that were not heard stay with the first cluster.
         order = np.lexsort((first, -np.bincount(found, view.importance[heard])))
         number = np.empty(len(order), np.int64)
         number[order] = [origin, *range(len(view.centers), len(view.centers) + len(order) - 1)]
@@ -130,7 +130,7 @@ def _heard(view: View) -> Bool:
 
 
 def _distances(updates: F64, metric: Metric) -> F64:
-    """Between each two, condensed as SciPy likes it; 1 − cos(a, b) = ‖a − b‖² / 2 of directions."""
+    """All distances, condensed for SciPy; of unit vectors, 1 − cos(a, b) = ‖a − b‖² / 2."""
     with one_thread():
         if metric == "cosine":
             norms = np.linalg.norm(updates, axis=1, keepdims=True)
@@ -142,7 +142,7 @@ def _distances(updates: F64, metric: Metric) -> F64:
 
 
 def _part(distances: F64, method: Linkage) -> Int:
-    """(n,), 0 or 1: the two clusters that the last step of the hierarchy would merge."""
+    """(n,), 0 or 1: the two clusters that the last step of the hierarchy merges."""
     tree = linkage(distances, method)
     n = len(tree) + 1
     below, todo = [], [int(tree[-1, 1])]
@@ -158,6 +158,6 @@ def _part(distances: F64, method: Linkage) -> Int:
 
 
 def _second(parts: Int, weight: F64) -> Bool:
-    """Who is in the part with less λ; of equal ones, in that without the first client."""
+    """Which clients are in the part with less λ; if equal, in the one without the first client."""
     less = np.bincount(parts, weight)
     return np.asarray(parts == (1 - parts[0] if less[0] == less[1] else less.argmin()))

@@ -1,4 +1,4 @@
-"""λ_i: how much a client counts, from its number of samples |D_i|."""
+"""Importance λ_i: how much a client counts, from its number of samples |D_i|."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 __all__ = ["Batches", "data_size", "uniform"]
 
@@ -31,7 +31,7 @@ def uniform(sizes: Int) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """λ_i = ⌈|D_i| / batch⌉, what the authors' code calls the size of a client.
+    """λ_i = ⌈|D_i| / batch⌉, which the authors' code calls the size of a client.
 
     >>> Batches(32)(np.array([31, 33])).tolist()
     [1.0, 2.0]

@@ -1,7 +1,7 @@
-"""What clients do: programs that train (`Train` and its relatives) and programs that look.
+"""The programs of clients: those that train (the L-step), and those that evaluate models.
 
-Each is a frozen dataclass; its fields are options that travel as JSON. `PROGRAMS` lists those that
-a client knows by name; `register` adds one of your own, on the server and on every client.
+Each is a frozen dataclass, whose fields are options that are sent as JSON. `PROGRAMS` holds the
+programs that a client knows by name. `register` adds your own, on the server and at every client.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.bilevel.serving import SERVINGS, Center
-from wecfl.core.method import Serving
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.program import Field, Program, Sent, Site
-from wecfl.core.state import Split, Table
+from wecfl.core.components import Serving
+from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site
+from wecfl.core.types import Split, Table
 from wecfl.errors import ConfigError, unknown
 from wecfl.layout import Layout
 
 __all__ = [
     "PROGRAMS",
     "Alone",
+    "ClusterLosses",
     "Ditto",
     "Gradients",
-    "Losses",
     "Parts",
     "Risk",
     "Score",
@@ -38,24 +38,23 @@ __all__ = [
     "register",
 ]
 
-Reply = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
-MODEL = {"model": Field(("P",), update=True)}
-MOMENTUM = Field(("trainable",))
-PERSONAL = Field(("P",), start="received")
+MODEL_REPLY = {"model": Field(("P",), update=True)}
+MOMENTUM_FIELD = Field(("trainable",))
+PERSONAL_FIELD = Field(("P",), start="received")
 
 
-def _momentum(plan: Plan, name: str = "momentum") -> dict[str, Field]:
-    """The momentum buffer, where it outlives a round."""
-    return {name: MOMENTUM} if plan.keep_momentum and plan.momentum > 0 else {}
+def _momentum(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
+    """The field of the momentum buffer, if it is kept between rounds."""
+    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.momentum > 0 else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
     """Q steps of SGD on L(ω, D_i) + mu/2·‖ω − Ω_k‖², from the model received (FedAvg, FedProx).
 
-    With mu = 0 the data loss alone. The paper writes "λ = 0.95" for FedProx's mu (Li et al.,
-    *Federated Optimization in Heterogeneous Networks*, MLSys 2020). Rows `anchor` and `offset`, if
-    the server sends them, take the place of Ω_k and are added to every gradient.
+    With mu = 0 it is the data loss alone. The paper writes "λ = 0.95" for FedProx's mu (Li et al.,
+    *Federated Optimization in Heterogeneous Networks*, MLSys 2020). If the server sends rows
+    `anchor`, they take the place of Ω_k; rows `offset` are added to every gradient.
 
     >>> Train(mu=0.95)
     Train(mu=0.95)
@@ -64,21 +63,21 @@ class Train:
     mu: float = 0.0
     name: ClassVar[str] = "train"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < np.inf:
             raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """Momentum."""
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """The momentum buffer."""
         return _momentum(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """Train what came."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Train the model that was sent."""
         rows, correction = (
             sent.own["model"],
             Correction(self.mu, sent.own.get("anchor"), sent.own.get("offset")),
@@ -91,7 +90,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Local training: a client goes on from its own model, whatever it is sent, and tells nothing.
+    """Local training: a client continues from its own model, and replies nothing.
 
     >>> Alone().replies
     {}
@@ -101,50 +100,50 @@ class Alone:
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {}
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """The model, and momentum."""
-        return {"personal": PERSONAL, **_momentum(plan)}
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """The client's own model, and its momentum buffer."""
+        return {"personal": PERSONAL_FIELD, **_momentum(plan)}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """Train what is here."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Train the client's own model."""
         rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
         return {}, _kept(memory, personal=rows, momentum=velocity)
 
 
 @dataclass(frozen=True, slots=True)
 class Ditto:
-    """Train the model received, and beside it a personal one tethered to what was received.
+    """Train the model received, and a personal model that is pulled towards it.
 
     v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same mini-batches (Li et al., *Ditto: Fair and
     Robust Federated Learning Through Personalization*, ICML 2021). The personal model stays with
     the client.
 
-    >>> list(Ditto(lam=0.5).keeps(Plan(momentum=0.0)))
+    >>> list(Ditto(lam=0.5).keeps(LocalPlan(momentum=0.0)))
     ['personal']
     """
 
     lam: float = 1.0
     name: ClassVar[str] = "ditto"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if not 0 <= self.lam < np.inf:
             raise ConfigError(f"lam must be finite and not negative, got {self.lam}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """The personal model, and two momentum buffers."""
-        own = {"personal": PERSONAL, **_momentum(plan, "personal_momentum")}
-        return {**own, **_momentum(plan)}
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """The personal model, and a momentum buffer for each of the two models."""
+        personal = {"personal": PERSONAL_FIELD, **_momentum(plan, "personal_momentum")}
+        return {**personal, **_momentum(plan)}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """Both models, one after the other."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Train both models, one after the other."""
         received = sent.own["model"]
         personal, drift = site.train(
             memory["personal"], plan, correction=Correction(self.lam, anchor=received),
@@ -157,10 +156,10 @@ class Ditto:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Train some columns first with the others frozen, and then the others (FedRep).
+    """First train some columns while the others are frozen, and then the others (FedRep).
 
-    `first` names the columns as `Layout.columns` does; `steps` of the Q steps are theirs (Collins
-    et al., *Exploiting Shared Representations for Personalized Federated Learning*, ICML 2021).
+    `first` selects the columns, as in `Layout.columns`; they get `steps` of the Q steps (Collins et
+    al., *Exploiting Shared Representations for Personalized Federated Learning*, ICML 2021).
 
     >>> Parts("classifier", steps=3)
     Parts(first='classifier', steps=3)
@@ -168,34 +167,34 @@ class Parts:
 
     first: str = "classifier"
     steps: int | None = None
-    """None: half of them."""
+    """The number of steps for the first columns; None: half of the Q steps."""
     name: ClassVar[str] = "parts"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = MODEL
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"head_steps must be at least 1, got {self.steps}")
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """Momentum."""
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """The momentum buffer."""
         return _momentum(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Both parts need columns, and a step."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error unless both parts have columns and at least one step."""
         layout.columns(self.first)
         layout.columns(f"~{self.first}")
         if not 1 <= self._steps(plan) < plan.steps:
             raise ConfigError(
-                f"{self._steps(plan)} of {plan.steps} steps for the head leave none for it or for "
-                f"the body: ask for more steps, or for other head_steps"
+                f"head_steps must lie between 1 and {plan.steps - 1}, so that head and body are "
+                f"trained in {plan.steps} steps, got {self._steps(plan)}"
             )
 
-    def _steps(self, plan: Plan) -> int:
+    def _steps(self, plan: LocalPlan) -> int:
         return plan.steps // 2 if self.steps is None else self.steps
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """One part after the other, through the same walk over the data."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Train one part after the other, on the round's batches in their order."""
         layout = site.layout
         first = np.zeros(layout.width, np.bool_)
         first[layout.columns(self.first)] = True
@@ -207,36 +206,36 @@ class Parts:
         return {"model": rows}, _kept(memory, momentum=velocity)
 
 
-class _Look:
-    """A program that only looks: it keeps nothing, and fits every plan and model."""
+class _Evaluation:
+    """A program that only evaluates: it keeps nothing, and fits every plan and model."""
 
     __slots__ = ()
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """Nothing."""
         return {}
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Losses(_Look):
+class ClusterLosses(_Evaluation):
     """The mean training loss of each of the K models that were sent, L(Ω_k, D_i)."""
 
     batches: int | None = None
-    """Mini-batches to estimate it on; None: all data."""
+    """The number of mini-batches it is estimated on; None: all data."""
     name: ClassVar[str] = "losses"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"losses": Field(("K",), "float64")}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """(n, K)."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """The losses (n, K)."""
         return {"losses": site.losses(sent.common["models"], self.batches)}, {}
 
 
 @dataclass(frozen=True, slots=True)
-class Risk(_Look):
+class Risk(_Evaluation):
     """The mean loss L(ω_i, D_i) of the model that was sent."""
 
     split: Split = "train"
@@ -244,73 +243,73 @@ class Risk(_Look):
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"risk": Field((), "float64")}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """(n,)."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """The losses (n,)."""
         return {"risk": site.risk(sent.own["model"], self.split)}, {}
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients(_Look):
-    """∇L(ω_i, D_i) at the model that was sent."""
+class Gradients(_Evaluation):
+    """The gradient ∇L(ω_i, D_i) at the model that was sent."""
 
     batches: int | None = None
-    """Mini-batches to estimate it on; None: all data."""
+    """The number of mini-batches it is estimated on; None: all data."""
     name: ClassVar[str] = "gradients"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"gradient": Field(("trainable",))}
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """(n, trainable)."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """The gradients (n, trainable)."""
         return {"gradient": site.gradients(sent.own["model"], self.batches)}, {}
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A tally of the models that answer for a client, at each moment."""
+    """The task's tally of the models that predict for a client, at each moment (`Serving`)."""
 
     serve: Serving = Center()  # noqa: RUF009  (frozen)
     split: Split = "test"
     of: Program = Train()
-    """What has made the memory that is looked at."""
+    """The program that has made the memory."""
     name: ClassVar[str] = "score"
     version: ClassVar[int] = 1
 
     @property
     def replies(self) -> Mapping[str, Field]:
-        """One table for each moment."""
+        """A tally for each moment."""
         return dict.fromkeys(self.serve.moments, Field(("tally",), "float64"))
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """What the local update keeps: it is read, and never written."""
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """What the local update keeps; it is read, and never changed."""
         return self.of.keeps(plan)
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Nothing can be wrong."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Reply:
-        """(n, …) each."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """A tally (n, …) for each moment."""
         served = self.serve(site, sent, memory, plan)
         tables = [site.tally(rows, self.split) for rows in served]
         return dict(zip(self.serve.moments, tables, strict=True)), {}
 
 
 PROGRAMS: dict[str, type[Program]] = {
-    each.name: each for each in (Train, Alone, Ditto, Parts, Losses, Risk, Gradients, Score)
+    each.name: each for each in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
 }
-"""What clients can be asked for, by name."""
+"""The programs that clients know, by name."""
 
 Kind = TypeVar("Kind", bound=type[Program])
 
 
 def register(program: Kind) -> Kind:
-    """Make a program of your own known by its name; a client that runs it must do the same."""
+    """Register your own program under its name; a client that runs it must register it too."""
     if PROGRAMS.setdefault(program.name, program) is not program:
-        raise ConfigError(f"there is another program of the name '{program.name}'")
+        raise ConfigError(f"another program is registered as '{program.name}': choose another name")
     return program
 
 
 def encoded(value: Any) -> Any:
-    """A program or a serving as JSON: its name, its version, its options.
+    """A program or a serving as JSON: its name, its version and its options.
 
     >>> encoded(Train(mu=0.5))
     {'name': 'train', 'version': 1, 'mu': 0.5}
@@ -322,7 +321,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` made; refused where it is unknown here, or of another version.
+    """The program or serving that was `encoded`; an error if it is unknown or of another version.
 
     >>> decoded({"name": "train", "version": 1, "mu": 0.5})
     Train(mu=0.5)
@@ -330,25 +329,27 @@ def decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     known: dict[str, Any] = {**PROGRAMS, **SERVINGS}
-    told = dict(value)
-    name, version = told.pop("name", None), told.pop("version", None)
+    given = dict(value)
+    name, version = given.pop("name", None), given.pop("version", None)
     if name not in known:
         raise ConfigError(unknown("program", str(name), known))
     kind = known[name]
     if version != kind.version:
-        raise ConfigError(f"{name} is of version {kind.version} here, asked for was {version}")
+        raise ConfigError(
+            f"{name} has version {kind.version} here, but version {version} is asked for"
+        )
     options = {each.name for each in fields(kind)}
-    if other := {*told} - options:
+    if other := {*given} - options:
         raise ConfigError(unknown(f"option of {name}", sorted(other)[0], options))
-    return kind(**{key: decoded(option) for key, option in told.items()})
+    return kind(**{key: decoded(option) for key, option in given.items()})
 
 
 def digest() -> str:
-    """Tells whether two sides know the same programs in the same versions."""
+    """A digest that is equal if two sides know the same programs in the same versions."""
     known = sorted((name, each.version) for name, each in {**PROGRAMS, **SERVINGS}.items())
     return sha256(repr(known).encode()).hexdigest()[:16]
 
 
 def _kept(memory: Table, **after: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
-    """What is kept of it: the fields that were declared."""
+    """The new values of the fields that were declared as memory."""
     return {name: rows for name, rows in after.items() if name in memory and rows is not None}

@@ -2,8 +2,8 @@
 
 The pseudo-gradient of a cluster is Δ_k = mean of its members' ω_i − Ω_k, so that a plain step of
 length 1 is the mean itself (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021; FedAvgM:
-Hsu et al., 2019). There is no bias correction. Clusters nobody was heard of do not step, and a
-cluster that is parted leaves its moments to both parts. BatchNorm statistics are averaged.
+Hsu et al., 2019). There is no bias correction. A cluster of which no client was heard takes no
+step. If a cluster is split, both parts get its moments. BatchNorm statistics are averaged.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wecfl.bilevel.aggregation import Mean
-from wecfl.core.method import Aggregation
-from wecfl.core.state import F64, Int, State
+from wecfl.core.components import Aggregation
+from wecfl.core.state import State
+from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
 __all__ = ["Adaptive", "Momentum", "adagrad", "adam", "yogi"]
 
 Second = Callable[[F64, F64, float], F64]
-"""From v, Δ² and β₂ to the next v."""
+"""Gives the next v from v, Δ² and β₂."""
 
 
 def adagrad(v: F64, squared: F64, beta2: float) -> F64:
@@ -73,7 +74,7 @@ class Momentum:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Step of each cluster that was heard of."""
+        """The state after a step of each cluster with clients that were heard."""
 
         def step(delta: F64, moments: dict[str, F64]) -> tuple[F64, dict[str, F64]]:
             m = self.beta * moments["m"] + delta
@@ -87,7 +88,7 @@ class Momentum:
 class Adaptive:
     """FedAdagrad, FedAdam, FedYogi: Ω ← Ω + η·m / (√v + τ), m ← β₁·m + (1 − β₁)·Δ, v by `second`.
 
-    v starts from τ².
+    v starts from τ². `of` is the aggregation that gives the mean.
 
     >>> Adaptive(yogi, lr=0.1).beta2
     0.99
@@ -108,7 +109,7 @@ class Adaptive:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Step of each cluster that was heard of."""
+        """The state after a step of each cluster with clients that were heard."""
 
         def step(delta: F64, moments: dict[str, F64]) -> tuple[F64, dict[str, F64]]:
             m = self.beta1 * moments["m"] + (1 - self.beta1) * delta
@@ -125,7 +126,7 @@ Step = Callable[[F64, dict[str, F64]], tuple[F64, dict[str, F64]]]
 def _stepped(
     state: State, mean: State, layout: Layout | None, starts: dict[str, float], step: Step
 ) -> State:
-    """Clusters that were heard of take a step; the common start is not one."""
+    """Clusters with clients that were heard take a step; before the first round none does."""
     if state.round == 0:
         return mean
     (k, width), heard = state.centers.shape, np.unique(state.labels)

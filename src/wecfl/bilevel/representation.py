@@ -1,4 +1,4 @@
-"""g_i and G_k: what clients and clusters are for the clustering."""
+"""Representations g_i and G_k: what stands for clients and clusters when they are compared."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.queries import losses, risk
+from wecfl.bilevel.evaluation import losses, risk
+from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
-from wecfl.core.method import Distance
-from wecfl.core.program import hidden
-from wecfl.core.state import F32, F64, Bool, State
+from wecfl.core.program import private_columns
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
@@ -20,7 +21,7 @@ __all__ = ["Columns", "Losses", "last_layer"]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A client is its model: g_i = ω_i and G_k = Ω_k on the selected columns of the row.
+    """A client is represented by its model: g_i = ω_i and G_k = Ω_k on the selected columns.
 
     `which` is a selection of `Layout.columns`: ``head`` (the last linear layer's weight matrix, as
     in the authors' code), ``linear`` (all fully connected layers, as in the paper's text),
@@ -37,17 +38,17 @@ class Columns:
         return f"Columns({self.which!r})"
 
     def check(self, shared: str, layout: Layout) -> None:
-        """The columns exist, and all of them travel."""
+        """Raise an error unless the columns exist and are shared."""
         columns = np.arange(layout.width)[layout.columns(self.which)]
-        private = hidden(layout, shared)
+        private = private_columns(layout, shared)
         if private is not None and np.isin(columns, private).any():
             raise ConfigError(
-                f"clients can't be compared by '{self.which}': they share '{shared}' only; choose "
-                f"a representation within that"
+                f"clients share only '{shared}', so they can't be compared by '{self.which}': "
+                f"choose a representation within what is shared"
             )
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
-        """(m, p), a view where the columns are adjacent and all clients are asked for."""
+        """(m, p), g_i; a view if the columns are adjacent and all clients are wanted."""
         columns, everyone = engine.layout.columns(self.which), who is None or who.all()
         if state.replies is None and (state.met is None or state.met.all()):
             return state.centers[:, columns][state.labels if everyone else state.labels[who]]
@@ -55,10 +56,10 @@ class Columns:
         return models[:, columns] if everyone else models[who][:, columns]
 
     def centers(self, state: State, engine: Engine) -> F32:
-        """(K, p)."""
+        """(K, p), G_k."""
         return state.centers[:, engine.layout.columns(self.which)]
 
-    def own(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), d(ω_i, G_{labels_i}) on the columns."""
         points, centers = self.clients(state, engine, 0), state.whole.get("moved")
         centers = self.centers(state, engine) if centers is None else centers
@@ -70,7 +71,7 @@ class Columns:
 
 
 def last_layer(layout: Layout) -> Columns:
-    """What tells clients apart whatever the method clusters: the last layer, if there is one.
+    """What distinguishes clients for any method: the last linear layer, or else all parameters.
 
     >>> last_layer(Layout.of([("w", (2,), [])]))
     Columns('parameters')
@@ -81,11 +82,11 @@ def last_layer(layout: Layout) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """A client is how well each cluster's model serves it: g_i = (L(Ω_1, D_i), …), G = I.
+    """A client is represented by the loss of each cluster's model: g_i = (L(Ω_1, D_i), …), G = I.
 
-    With the distance `component`, d(g_i, G_k) = L(Ω_k, D_i): IFCA and HypCluster. `batches` limits
-    the estimate to that many mini-batches of local data (the authors' code takes 3); all local
-    data by default. Every query costs a download of K models for each client.
+    With the distance `component`, d(g_i, G_k) = L(Ω_k, D_i), as in IFCA and HypCluster. The loss is
+    estimated on `batches` mini-batches of local data (3 in the authors' code), by default on all
+    local data. Each time, every client downloads K models.
 
     >>> Losses()
     Losses(batches=None)
@@ -95,12 +96,12 @@ class Losses:
     asks: ClassVar[bool] = True
 
     def check(self, shared: str, layout: Layout) -> None:
-        """Losses are those of whole models."""
-        if hidden(layout, shared) is not None:
-            raise ConfigError(f"losses are those of whole models: clients can't share '{shared}'")
+        """Raise an error if clients keep private columns: losses need whole models."""
+        if private_columns(layout, shared) is not None:
+            raise ConfigError(f"losses need whole models, but clients share only '{shared}'")
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
-        """(m, K)."""
+        """(m, K), the losses."""
         asked = None if who is None or who.all() else np.flatnonzero(who)
         return losses(
             engine, state.centers, batches=self.batches, seed=seed, round=state.round, who=asked
@@ -110,6 +111,6 @@ class Losses:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def own(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), L(Ω_{labels_i}, D_i) on all local data."""
-        return risk(engine, state.own)
+        return risk(engine, state.own_centers)

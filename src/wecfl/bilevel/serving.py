@@ -1,4 +1,4 @@
-"""Which model answers for a client, said at the client (`wecfl.core.method.Serving`)."""
+"""Servings: which model predicts for a client (`wecfl.core.components.Serving`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from wecfl.core.plan import Plan
+from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Sent, Site
-from wecfl.core.state import F32, Table
+from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 
 __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
@@ -16,7 +16,7 @@ __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
 
 @dataclass(frozen=True, slots=True)
 class Center:
-    """The model of its cluster, with the columns that are its own; several of them vote.
+    """The model of the client's cluster, with the client's private columns; several models vote.
 
     >>> Center().moments
     ('after',)
@@ -27,14 +27,14 @@ class Center:
     needs_memory: ClassVar[bool] = False
     moments: ClassVar[tuple[str, ...]] = ("after",)
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
-        """What was sent."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """The model that was sent."""
         return [sent.own["models"] if "models" in sent.own else sent.own["model"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """The model that it keeps for itself; before its first contact, the one it is sent.
+    """The model that the client keeps for itself; before its first contact, the one it is sent.
 
     >>> Personal().needs_memory
     True
@@ -45,23 +45,23 @@ class Personal:
     needs_memory: ClassVar[bool] = True
     moments: ClassVar[tuple[str, ...]] = ("after",)
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
-        """What is kept."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """The model that is kept."""
         return [memory["personal"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The model of its cluster before and after some steps on the client's training data.
+    """The model of the client's cluster, before and after some steps on its training data.
 
-    Plain fine-tuning: momentum starts from zero, nothing is kept, test data are not touched.
+    This is plain fine-tuning: momentum starts from zero, nothing is kept, test data are not used.
 
     >>> Tuned(steps=5).moments
     ('before', 'after')
     """
 
     steps: int | None = None
-    """None: as many as in a local update."""
+    """The number of steps; None: as many as in a local update."""
     name: ClassVar[str] = "tuned"
     version: ClassVar[int] = 1
     needs_memory: ClassVar[bool] = True
@@ -71,12 +71,12 @@ class Tuned:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"tuning_steps must be at least 1, got {self.steps}")
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: Plan) -> Sequence[F32]:
-        """Both."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """The models before and after fine-tuning."""
         longer = plan if self.steps is None else replace(plan, steps=self.steps, done=None)
         rows, _ = site.train(sent.own["model"], longer)
         return [sent.own["model"], rows]
 
 
 SERVINGS: dict[str, Any] = {each.name: each for each in (Center, Personal, Tuned)}
-"""By name."""
+"""The servings by name."""

@@ -1,4 +1,4 @@
-"""One thread for the server's linear algebra: sums then come in one order, on any machine."""
+"""One thread for the server's linear algebra, so that sums have the same order on any machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["one_thread"]
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """Inside, BLAS and OpenMP use one thread.
+    """A context in which BLAS and OpenMP use one thread.
 
-    With more, they add up partial sums in another order, which changes the last bits: results would
-    depend on the number of cores.
+    With more threads they add partial sums in another order, which changes the last bits, and
+    results would depend on the number of cores.
 
     >>> with one_thread():
     ...     pass
@@ -27,5 +27,5 @@ def one_thread() -> AbstractContextManager[Any]:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Those with threads of their own; looking for them takes longer than clustering."""
+    """The libraries with threads of their own; cached, since finding them takes long."""
     return ThreadpoolController()

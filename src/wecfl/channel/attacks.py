@@ -21,8 +21,8 @@ import numpy as np
 from scipy.stats import norm
 
 from wecfl import rng
-from wecfl.core.presence import Updates
-from wecfl.core.state import F32, Bool, Int
+from wecfl.core.channel import Updates
+from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, DataError, unknown
 

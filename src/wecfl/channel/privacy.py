@@ -7,31 +7,31 @@ differ by at most 2C: each reply is a Gaussian mechanism with noise multiplier z
 client sends over n rounds is n of them composed. Everything the server does with the replies –
 clusters, centers – costs no more. Taking part in some rounds only is not counted as sampling: the
 server knows who took part.
+
+In a simulation the noise is keyed by the seed, so that a run can be repeated: it shows what noise
+would cost, and protects nobody. Over a network it comes from the client's operating system, and the
+client counts what leaves it (`wecfl.flower.guard`).
 """
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import ndtri
 
 from wecfl import rng
 from wecfl.core.method import Method
-from wecfl.core.state import F32, Bool, Int
+from wecfl.core.state import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["NO_NETWORK", "Privacy", "check_private"]
+__all__ = ["Privacy", "check_private", "epsilon_of", "system_normals"]
 
-NO_NETWORK = (
-    "privacy over a network (clip, noise) is withdrawn: replies to one round could be compared "
-    "until their noise cancelled, so the ε that was told did not hold; simulate it, or leave out "
-    "clip"
-)
-"""Why a deployment refuses it."""
-
-ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
+RENYI_ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 """α, of the Rényi divergences that are tried."""
 
 
@@ -67,34 +67,70 @@ class Privacy:
         """(m, P), the rows of these clients as they leave them; the others as they are."""
         private = trained.copy()
         for i in np.flatnonzero(clients):
-            update = trained[i].astype(np.float64) - start[i]
-            length = np.linalg.norm(update)
-            update *= min(1.0, self.clip / length) if length > 0 else 1.0
-            if self.noise:
-                draws = rng.stream(seed, "privacy", round, int(keys[i]))
-                update += draws.normal(scale=self.noise * self.clip, size=len(update))
-            private[i] = start[i] + update
+            draws = rng.stream(seed, "privacy", round, int(keys[i]))
+            private[i] = self.protected(start[i], trained[i], draws.standard_normal)
         return private
 
+    def protected(self, start: F32, trained: F32, normals: Callable[[int], F64]) -> F32:
+        """(P,), a model as it leaves its client; `normals(P)` draws the noise.
+
+        An update that is not finite counts as no update: its length could not be limited.
+        """
+        update = trained.astype(np.float64) - start
+        length = float(np.linalg.norm(update))
+        if not np.isfinite(length):
+            update, length = np.zeros_like(update), 0.0
+        update *= min(1.0, self.clip / length) if length > 0 else 1.0
+        if self.noise:
+            update += self.noise * self.clip * normals(len(update))
+        return (start + update).astype(np.float32)
+
     def epsilon(self, replies: int) -> float:
-        """ε of (ε, δ) for a client of which so many replies are known (Opacus' RDP)."""
-        if replies == 0:
-            return 0.0
-        if self.noise == 0:
-            return float("inf")
-        try:
-            from opacus.accountants.analysis import rdp  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigError(
-                f"privacy needs an extra: pip install 'wecfl[privacy]' ({error})"
-            ) from None
-        spent = rdp.compute_rdp(
-            q=1.0, noise_multiplier=self.noise / 2, steps=replies, orders=ORDERS
-        )
-        with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
-            warnings.filterwarnings("ignore", "Optimal order")
-            epsilon, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=self.delta)
-        return float(epsilon)
+        """ε of (ε, δ) for a client of which so many replies are known."""
+        return epsilon_of({self.noise: replies}, self.delta)
+
+
+def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
+    """ε of (ε, δ) for a client that sent so many replies with each noise multiplier z.
+
+    The Rényi divergences of the replies are added up, and turned into ε (both by Opacus).
+
+    >>> epsilon_of({10.0: 2, 5.0: 0}, 1e-5) == Privacy(clip=1.0, noise=10.0).epsilon(replies=2)
+    True
+    """
+    counted = {noise: count for noise, count in replies.items() if count}
+    if not counted:
+        return 0.0
+    if 0 in counted:
+        return float("inf")
+    try:
+        from opacus.accountants.analysis import rdp  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"privacy needs an extra: pip install 'wecfl[privacy]' ({error})"
+        ) from None
+    spent = sum(
+        rdp.compute_rdp(q=1.0, noise_multiplier=noise / 2, steps=count, orders=RENYI_ORDERS)
+        for noise, count in counted.items()
+    )
+    with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
+        warnings.filterwarnings("ignore", "Optimal order")
+        epsilon, _ = rdp.get_privacy_spent(orders=RENYI_ORDERS, rdp=spent, delta=delta)
+    return float(epsilon)
+
+
+def system_normals(count: int) -> F64:
+    """(count,), standard normal numbers from the randomness of the operating system.
+
+    They follow from no seed, so that nobody can draw them again. Each is the normal quantile of a
+    uniform number of 53 bits.
+
+    >>> bool(abs(system_normals(10_000).std() - 1) < 0.1)
+    True
+    """
+    bits = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
+    quantiles: F64 = ndtri((bits + 0.5) / 2.0**53)
+    return quantiles
 
 
 def check_private(method: Method, layout: Layout, **measured: bool) -> None:

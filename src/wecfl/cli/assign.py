@@ -7,13 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from wecfl.assigner import assigner_of
 from wecfl.cli import terminal
 from wecfl.data.samples import read_npz
 from wecfl.errors import ConfigError
-from wecfl.reception import reception_of
-from wecfl.report.newcomers import rich_newcomers
-from wecfl.runs.kept_out import table
+from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.newcomers import By
+from wecfl.runs.simulated_newcomers import newcomer_table
 
 __all__ = ["assign"]
 
@@ -45,13 +45,13 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
-    reception, config = reception_of(folder, workers)
+    assigner, config = assigner_of(folder, workers)
     assigned = []
     for file in clients:
         held = read_npz(file)
         test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
-        assigned.append(reception.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
-    frame = table(assigned).drop(columns="group")
+        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+    frame = newcomer_table(assigned).drop(columns="group")
     if json:
         print(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:

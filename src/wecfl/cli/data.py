@@ -20,13 +20,14 @@ from wecfl.cli.flags import (
     check_figure,
     config_from_flags,
 )
-from wecfl.config import PAPER_PARTITIONS, resolve
+from wecfl.config import PAPER_PARTITIONS
 from wecfl.data import datasets
 from wecfl.data.client_rows import class_counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
-from wecfl.report.partition_figure import Panel, bars
-from wecfl.report.words import client_words, partition_words
+from wecfl.report.figures.partition import Panel, bars
+from wecfl.report.sentences import client_words, partition_words
+from wecfl.resolve import resolve
 
 __all__ = ["data", "partition"]
 

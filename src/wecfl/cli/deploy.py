@@ -22,13 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from wecfl.cli import terminal
-from wecfl.deploy.new import command_words, new_app
+from wecfl.deploy.app_folder import deploy_command, new_app
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.folder.readers import read_config, read_metrics
-from wecfl.report.words import round_words
+from wecfl.report.sentences import round_words
 
 if TYPE_CHECKING:
-    from wecfl.deploy.local import Deployment
+    from wecfl.deploy.deployment import Deployment
 
 __all__ = ["deploy"]
 
@@ -38,17 +38,17 @@ deploy = App(name="deploy", help="Train with real clients: a Flower federation."
 
 @deploy.command
 def new(app: Path, /) -> None:
-    """Write a ready Flower app, in which you fill in your data and your model.
+    """Write a Flower app into a new folder; you then fill in your data and your model.
 
     Parameters
     ----------
     app
-        The folder to make; the app is named after it.
+        The new folder. The app gets its name.
 
     """
     task = next(file for file in new_app(app) if file.name == "task.py")
     terminal.show(f"fill in     {task}")
-    terminal.show(f"try it      {command_words('up', app)}")
+    terminal.show(f"try it      {deploy_command('up', app)}")
 
 
 @deploy.command
@@ -58,18 +58,22 @@ def up(
     *,
     nodes: Annotated[int, Parameter(help="How many clients to start.")] = 4,
     port: Annotated[
-        int, Parameter(help="Of the proxy; the SuperLink and the nodes use those after it.")
+        int,
+        Parameter(
+            help="The port of the proxy. The SuperLink and the nodes use the ports after it."
+        ),
     ] = 9443,
 ) -> None:
     """Start a whole federation on this machine: SuperLink, proxy and nodes, with TLS and keys.
 
-    It goes on after the terminal is closed, until wecfl deploy down. Keys, database and what the
-    clients keep are in .federation in the app's folder; all of it listens on loopback only.
+    It runs until wecfl deploy down, even if you close the terminal. All programs listen on loopback
+    only. The folder .federation inside the app's folder holds the keys, the database and what the
+    clients keep.
 
     Parameters
     ----------
     app
-        The folder of an app, made by wecfl deploy new.
+        The folder of an app that wecfl deploy new has made.
 
     """
     if nodes < 1:
@@ -82,9 +86,9 @@ def up(
     terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
     terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
     terminal.show("")
-    terminal.show(f"train       {command_words('run', app)}")
-    terminal.show(f"watch       {command_words('status', app, '--watch')}")
-    terminal.show(f"stop        {command_words('down', app)}")
+    terminal.show(f"train       {deploy_command('run', app)}")
+    terminal.show(f"watch       {deploy_command('status', app, '--watch')}")
+    terminal.show(f"stop        {deploy_command('down', app)}")
 
 
 @deploy.command
@@ -92,19 +96,19 @@ def run(
     app: Path,
     /,
     *settings: Annotated[
-        str, Parameter(help="Settings of the app for this run: rounds=3 method=ifca.")
+        str, Parameter(help="Settings of the app for this run, such as rounds=3 method=ifca.")
     ],
     out: Annotated[
         Path | None,
         Parameter(
-            help="The run folder (default: a new one in runs/ of the app). If it holds a run that "
-            "was not finished, that goes on."
+            help="The run folder (default: a new one in runs/ of the app). If it holds an "
+            "unfinished run, that run continues."
         ),
     ] = None,
 ) -> None:
-    """Train on a federation that is up, and show what the server says.
+    """Train on a federation that is up, and show what the server prints.
 
-    Ctrl-C ends the showing, not the training.
+    Ctrl-C stops the output, not the training.
 
     Parameters
     ----------
@@ -119,11 +123,11 @@ def run(
     try:
         ended = federation.follow(number, terminal.show)
     except KeyboardInterrupt:
-        terminal.say(f"the run goes on; to watch it: {command_words('status', app, '--watch')}")
+        terminal.say(f"the run continues; to watch it: {deploy_command('status', app, '--watch')}")
         sys.exit(130)
     if not ended.endswith("completed"):
-        again = command_words("run", app, *settings, "--out", str(place))
-        raise DeployError(f"the run ended: {ended}; to go on with it: {again}")
+        again = deploy_command("run", app, *settings, "--out", str(place))
+        raise DeployError(f"the run ended: {ended}; to continue it: {again}")
     terminal.show(f"run folder: {place}")
 
 
@@ -132,9 +136,9 @@ def status(
     app: Path,
     /,
     *,
-    watch: Annotated[bool, Parameter(help="Show it until Ctrl-C.", negative="")] = False,
+    watch: Annotated[bool, Parameter(help="Keep showing it until Ctrl-C.", negative="")] = False,
 ) -> None:
-    """Show what runs, which nodes are online, and how far the last run is.
+    """Show which programs run, which nodes are online, and how far the last run is.
 
     Parameters
     ----------
@@ -148,7 +152,7 @@ def status(
         return
     with suppress(KeyboardInterrupt), Live(console=terminal.console, auto_refresh=False) as live:
         for tick in count():
-            if tick % 15 == 0:  # a process of its own, of seconds
+            if tick % 15 == 0:  # this takes seconds, because it starts a process
                 online = _online(federation)
             live.update(_status(federation, online), refresh=True)
             time.sleep(2)
@@ -158,7 +162,7 @@ def status(
 def down(app: Path, /) -> None:
     """Stop everything that wecfl deploy up has started for this app, and nothing else.
 
-    Keys, database and what the clients keep stay for the next time.
+    Keys, the database and what the clients keep stay for the next time.
 
     Parameters
     ----------
@@ -176,28 +180,29 @@ def host(
     folder: Path,
     /,
     *,
-    name: Annotated[str, Parameter(help="The name under which nodes reach the server.")],
+    name: Annotated[str, Parameter(help="The host name by which the nodes reach the server.")],
     port: Annotated[
-        int, Parameter(help="Of the proxy; the SuperLink uses the one after it.")
+        int, Parameter(help="The port of the proxy. The SuperLink uses the port after it.")
     ] = 9443,
 ) -> None:
-    """Write what real hosts need: certificates, a proxy for nginx or Caddy, systemd units.
+    """Write the files for real hosts: certificates, a proxy for nginx or Caddy, systemd units.
 
-    The server's certificate is valid for a year: the same command renews it.
+    The server's certificate is valid for a year. To renew it, give the same command again.
 
     Parameters
     ----------
     folder
-        A new folder, or that of before. Guard its ca.key: with it, anyone can pose as the server.
+        A new folder, or the one of the last time. Guard its ca.key: whoever has it can pose as the
+        server.
 
     """
-    made = _extra("wecfl.deploy.host").host_files(folder, name, port)
+    made = _extra("wecfl.deploy.host_files").host_files(folder, name, port)
     terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let all that ends a program end it as Ctrl-C does, and then let it tidy up undisturbed."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, and ignore all three while the program cleans up."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(*_: object) -> NoReturn:
@@ -214,22 +219,22 @@ def _interruptible() -> Iterator[None]:
 
 
 def _extra(module: str) -> Any:
-    """A module that needs an extra."""
+    """Import a module that needs an extra."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"no {error.name}; install it: pip install 'wecfl[flower]'") from None
+        raise ConfigError(f"{error.name} is not installed: pip install 'wecfl[flower]'") from None
 
 
 def _deployment(app: Path) -> Deployment:
-    made: type[Deployment] = _extra("wecfl.deploy.local").Deployment
+    made: type[Deployment] = _extra("wecfl.deploy.deployment").Deployment
     if not app.is_dir():
-        raise ConfigError(f"no folder {app}; to make an app: {command_words('new', app)}")
+        raise ConfigError(f"there is no folder {app}; to make an app: {deploy_command('new', app)}")
     return made(app)
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """A setting as it is written in TOML; what is no TOML is a string.
+    """A setting with its value in TOML; a value that is not TOML is taken as a string.
 
     >>> _setting("rounds=3"), _setting("method=ifca"), _setting('lr = "0.1"')
     (('rounds', 3), ('method', 'ifca'), ('lr', '0.1'))
@@ -244,7 +249,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType:
-    """The table of processes and the last run in a few lines."""
+    """A table of the programs, and a few lines about the last run."""
     services = federation.services
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     for head in ("", "process", "since", "restarts", "at the SuperLink"):
@@ -255,18 +260,18 @@ def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType
         table.add_row(
             name,
             str(process.pid) if process else "-",
-            f"{since:%Y-%m-%d %H:%M:%S}" if since else f"ended ({service.exit}), starts again",
+            f"{since:%Y-%m-%d %H:%M:%S}" if since else f"ended ({service.exit}), will start again",
             str(service.restarts),
             online.get(name, ""),
         )
-    lines = [] if services else [f"not up; to start it: {command_words('up', federation.app)}"]
+    lines = [] if services else [f"not up; to start it: {deploy_command('up', federation.app)}"]
     return Group(
         *([table] if services else []), *map(escape, lines), *map(escape, _run(federation))
     )
 
 
 def _online(federation: Deployment) -> dict[str, str]:
-    """What the SuperLink says about each node, if it does."""
+    """The state of each node at the SuperLink, if it answers."""
     if not federation.services:
         return {}
     try:
@@ -276,7 +281,7 @@ def _online(federation: Deployment) -> dict[str, str]:
 
 
 def _run(federation: Deployment) -> list[str]:
-    """How far the last run is, and what was last refused."""
+    """How far the last run is, and which replies its last round refused."""
     if not (place := federation.last_run):
         return []
     try:

@@ -13,7 +13,7 @@ from wecfl.errors import ConfigError
 from wecfl.folder.cluster_models import ModelFormat, export_model
 from wecfl.folder.readers import read_config
 from wecfl.methods import METHODS, named, options
-from wecfl.runs.newcomers import NOT_WHOLE
+from wecfl.runs.newcomers import NO_WHOLE_MODELS
 
 __all__ = ["export"]
 
@@ -59,4 +59,4 @@ def _check_whole(folder: Path) -> None:
     elif name in METHODS:
         whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
     if not whole:
-        raise ConfigError(NOT_WHOLE.format(name))
+        raise ConfigError(NO_WHOLE_MODELS.format(name))

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITIONING, PRESETS, Config, resolve
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
-from wecfl.report.charts import format_of
+from wecfl.report.figures.files import format_of
+from wecfl.resolve import resolve
 
 __all__ = [
     "ConfigFlags",
@@ -57,7 +58,7 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     """The configuration from file, preset and flags. Flags that have no effect are refused."""
     given = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, given)
-    idle = [name for name in PARTITIONING if name in given]
+    idle = [name for name in PARTITION_KEYS if name in given]
     if idle and holds_clients(chosen):
         raise ConfigError(
             f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "

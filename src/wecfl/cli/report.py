@@ -15,11 +15,11 @@ from wecfl.cli import terminal
 from wecfl.cli.flags import check_figure, check_place
 from wecfl.errors import ConfigError
 from wecfl.folder.readers import read_summary
-from wecfl.report.figures import overview
-from wecfl.report.page import page, write
-from wecfl.report.tables import results, rich_table
-from wecfl.theory.judge import check_run
-from wecfl.theory.tell import rich_check, rich_rounds
+from wecfl.report.figures.overview import overview
+from wecfl.report.page.html import page, write
+from wecfl.report.tables.results import results, rich_results
+from wecfl.theory.check import check_run
+from wecfl.theory.tables import rich_check, rich_rounds
 
 __all__ = ["check", "compare", "report"]
 
@@ -33,7 +33,7 @@ def compare(
     """Print the runs as one table, mean ± standard deviation over seeds."""
     check_figure(figure)
     found = _found(folders, "compare")
-    terminal.console.print(rich_table(results(found)))
+    terminal.console.print(rich_results(results(found)))
     if figure:
         terminal.draw(overview(found), figure)
 

@@ -23,25 +23,26 @@ from rich.table import Table
 
 from wecfl.cli import terminal
 from wecfl.cli.flags import DataDirFlag
-from wecfl.config import PARTITIONING, Config
+from wecfl.config import PARTITION_KEYS, Config
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
-from wecfl.paper import tables as paper
 from wecfl.paper.definitions import (
     SHIPPED,
     Cell,
     Definition,
-    Run,
+    PlannedRun,
     ordered,
     read_definitions,
     select,
 )
 from wecfl.paper.figures import draw
-from wecfl.paper.queue import Store, chosen, estimator, queue, work
-from wecfl.report.charts import FORMATS
-from wecfl.runs.observe import OnRound
+from wecfl.paper.queue import chosen_run, estimator, queue, work
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.files import frame_of, text_tables, write
+from wecfl.report.figures.files import FORMATS
 from wecfl.runs.record import Record
+from wecfl.runs.watcher import OnRound
 
 __all__ = ["reproduce"]
 
@@ -92,7 +93,7 @@ def reproduce(
     named = [d for name, d in defined.items() if "all" in what or name in what]
     wanted = set(select([cell for d in named for cell in d.cells], cells))
     asked = [(cell, seed) for cell, seed in ordered(named, seeds) if cell in wanted]
-    store = Store(results)
+    store = ResultStore(results)
     if dry_run:
         _list_queue(asked, store, workers)
         return
@@ -106,17 +107,17 @@ def reproduce(
         if definition.figure and not definition.table:
             continue
         shown = [cell for cell in definition.cells if cell in wanted]
-        frame = paper.frame_of(definition, store, shown)
-        for table in paper.rich_tables(definition, frame):
-            terminal.wide(table)
+        frame = frame_of(definition, store, shown)
+        for table in text_tables(definition, frame):
+            terminal.wide(table.rich(definition.title))
         if results.is_dir():
-            terminal.show(f"written: {', '.join(map(str, paper.write(definition, store)))}")
+            terminal.show(f"written: {', '.join(map(str, write(definition, store)))}")
     if failed:
         raise ConfigError(f"{_runs(failed)} failed; the reasons are given above")
 
 
 def _figure(
-    definition: Definition, store: Store, federation: Callable[[Config], Federation]
+    definition: Definition, store: ResultStore, federation: Callable[[Config], Federation]
 ) -> None:
     chart = draw(definition, store, federation)
     if chart is None:
@@ -128,7 +129,7 @@ def _figure(
 
 def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
     """The clients of a configuration, made once for runs that follow each other."""
-    keys = {"dataset", "holdout", "validation", "seed", *PARTITIONING}
+    keys = {"dataset", "holdout", "validation", "seed", *PARTITION_KEYS}
 
     @lru_cache(maxsize=1)
     def made(choices: Config) -> Federation:
@@ -137,10 +138,10 @@ def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federatio
     return lambda config: made(Config(**config.model_dump(include=keys), **local))
 
 
-def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store, workers: int | None) -> None:
+def _list_queue(asked: Sequence[tuple[Cell, int]], store: ResultStore, workers: int | None) -> None:
     """The queue in order with estimates from the wall times of stored results."""
     todo, stored = queue(asked, store), store.all()
-    choosing = sum(chosen(cell, seed, store) is None for cell, seed in asked)
+    choosing = sum(chosen_run(cell, seed, store) is None for cell, seed in asked)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("run", no_wrap=True)
     table.add_column("estimate", justify="right", no_wrap=True)
@@ -159,7 +160,7 @@ def _list_queue(asked: Sequence[tuple[Cell, int]], store: Store, workers: int | 
 
 def _work(
     asked: Sequence[tuple[Cell, int]],
-    store: Store,
+    store: ResultStore,
     federation: Callable[[Config], Federation],
     local: Mapping[str, Any],
     budget: float | None,
@@ -175,7 +176,7 @@ def _work(
             whole = progress.add_task("runs", total=len(queue(asked, store)), note="")
             current = progress.add_task("", total=1, note="", visible=False)
 
-            def watcher(run: Run, todo: Sequence[Run]) -> OnRound:
+            def watcher(run: PlannedRun, todo: Sequence[PlannedRun]) -> OnRound:
                 times = [*map(estimator(store.all(), local.get("workers")), todo)]
                 known = [time for time in times if time is not None]
                 more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""

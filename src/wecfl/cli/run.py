@@ -21,17 +21,18 @@ from wecfl.cli.flags import (
     config_from_flags,
     config_per_method,
 )
-from wecfl.config import Config, resolve
+from wecfl.config import Config
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, refused_of, resume_command
 from wecfl.folder.writer import check_new_folder
 from wecfl.from_config import holds_clients, options_of
-from wecfl.report.figures import overview
-from wecfl.report.tables import results, rich_table
-from wecfl.report.track import TRACKERS, tracker
-from wecfl.report.words import client_words, partition_words, remarks
-from wecfl.runs.observe import Watcher
+from wecfl.report.figures.overview import overview
+from wecfl.report.sentences import client_words, partition_words, remarks
+from wecfl.report.tables.results import results, rich_results
+from wecfl.report.trackers import TRACKERS, tracker
+from wecfl.resolve import resolve
+from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
 
@@ -90,7 +91,7 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    if late := experiments[0].late:
+    if late := experiments[0].kept_out:
         terminal.show(f"{len(late)} of them are kept out of the training and assigned afterwards")
     _run_all(experiments, folders, bars, stopping)
     if figure:
@@ -173,7 +174,7 @@ def _run_all(
         {**result.summary, "config": experiment.written}
         for result, experiment in zip(finished, experiments, strict=True)
     ]
-    terminal.console.print(rich_table(results(summaries)))
+    terminal.console.print(rich_results(results(summaries)))
     for result in finished:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")

@@ -24,12 +24,13 @@ from rich.progress import (
 )
 
 from wecfl.config import Config
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of, holds_clients, load_pool
-from wecfl.report.charts import AnyChart, save
+from wecfl.report.figures.files import AnyChart, save
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 

@@ -1,4 +1,4 @@
-"""What the E-step is made of: whom the server sees, and what follows from the clusters it found."""
+"""The E-step in parts: which clients the server can cluster, and the state that follows."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.core.method import Clusters, View
+from wecfl.core.components import Clusters, View
 from wecfl.core.setting import Setting
-from wecfl.core.state import Bool, Real, State, without
+from wecfl.core.state import State
+from wecfl.core.types import Bool, Real, without
 from wecfl.errors import ConfigError
 
-__all__ = ["Seen"]
+__all__ = ["KnownClients"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """Whom the server can cluster, and whom it has just heard of."""
+class KnownClients:
+    """The clients that the server can cluster, and those that it has just heard."""
 
     points: Real
-    """(n, p), g_i of the known."""
+    """(n, p), g_i of the known clients."""
     known: Bool
-    """(m,), of whom it has a representation."""
-    told: Bool
-    """(m,), who was just heard of, and may change its cluster."""
+    """(m,), the clients whose representation g_i the server has."""
+    heard: Bool
+    """(m,), the clients that were just heard, and may change their cluster."""
 
     @classmethod
-    def of(cls, state: State, setting: Setting) -> Seen:
-        """Where g follows from the models: those heard in some round before, and in this one.
+    def of(cls, state: State, setting: Setting) -> KnownClients:
+        """Which clients are known and heard depends on where g comes from.
 
-        Where clients are asked for it, both are those that take part in the coming local update;
-        who does not answer is not known.
+        If g follows from the models, `known` are the clients heard in some earlier round and
+        `heard` those of this round. If clients are asked for g, both are the clients that take part
+        in the next local update and have answered.
         """
         representation, engine = setting.method.representation, setting.engine
         if representation.asks:
@@ -41,38 +43,38 @@ class Seen:
             return cls(points[answered], known, known)
         heard = state.heard
         met = np.full_like(heard, state.round > 1) if state.met is None else state.met
-        # Whoever is heard first is clustered at once: all start alike.
+        # In the first round nobody was heard before: the clients of this round are clustered.
         known = met if met.any() else heard
         return cls(representation.clients(state, engine, setting.seed, known), known, heard)
 
     def view(self, state: State, setting: Setting) -> View:
-        """What the clustering gets to see."""
+        """What the clustering is shown."""
         return View(
             self.points,
             setting.method.representation.centers(state, setting.engine),
             setting.importance[self.known],
             state.labels[self.known],
-            self.told[self.known],
+            self.heard[self.known],
             state.round,
             state.notes,
         )
 
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:
-        """The state with the clusters found; who is new joins the nearest of them."""
-        method, engine, (known, told) = setting.method, setting.engine, (self.known, self.told)
+        """The state with the clusters found. New clients join the nearest cluster."""
+        method, engine, (known, heard) = setting.method, setting.engine, (self.known, self.heard)
         state = self._grown(state, found)
         before = method.representation.centers(state, engine)
-        labels, new = state.labels.copy(), told & ~known
-        labels[known & told] = found.labels[told[known]]
+        labels, new = state.labels.copy(), heard & ~known
+        labels[known & heard] = found.labels[heard[known]]
         if new.any():
             inhabited = np.unique(found.labels)
             points = method.representation.clients(state, engine, setting.seed, new)
             labels[new] = inhabited[method.distance(points, before[inhabited]).argmin(axis=1)]
-        met = known | told
+        met = known | heard
         notes = {f"notes.{name}": values for name, values in found.notes.items()}
         kept = {name: a for name, a in state.whole.items() if not name.startswith("notes.")}
         if not method.representation.asks:
-            enough = setting.enough(labels[told], len(before))
+            enough = setting.enough(labels[heard], len(before))
             kept["moved"] = np.where(enough[:, None], found.centers, before)
         return state.replace(
             labels=labels,
@@ -81,17 +83,18 @@ class Seen:
         )
 
     def _grown(self, state: State, found: Clusters) -> State:
-        """With as many clusters; a new one begins with the model that most of it were sent."""
+        """The state with all clusters; a new one begins with the model most members were sent."""
         k, now = len(found.centers), len(state.centers)
         if k < now:
             raise ConfigError(f"a clustering must keep all {now} clusters, got {k}")
         if found.labels.min() < 0 or found.labels.max() >= k:
-            raise ConfigError(f"a clustering must give labels of its {k} clusters: {found.labels}")
+            raise ConfigError(
+                f"a clustering must give labels from 0 to {k - 1}, got {found.labels}"
+            )
         if k == now:
             return state
         before = state.labels[self.known]
         origins = [
-            np.bincount(before[found.labels == each], minlength=1).argmax()
-            for each in range(now, k)
+            np.bincount(before[found.labels == new], minlength=1).argmax() for new in range(now, k)
         ]
         return state.grown(np.array([*range(now), *origins], np.int64))

@@ -1,4 +1,4 @@
-"""What runs the clients: the only object that may touch their data."""
+"""The engine: the only object that reaches clients and their data."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import F32, Int, Table
 from wecfl.core.task import Task
+from wecfl.core.types import F32, Int, Table
 from wecfl.layout import Layout
 
 __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """The server's side of all exchanges: one way to reach m clients, wherever they are."""
+    """The server's side of every exchange: one way to reach m clients, wherever they are."""
 
     @property
     def name(self) -> str:
-        """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
+        """The name, on which the bits of a result depend: engines agree up to rounding."""
 
     @property
     def workers(self) -> int:
-        """How many clients are at work at once."""
+        """How many clients are trained at the same time."""
 
     @property
     def nodes(self) -> int:
-        """On how many machines."""
+        """How many machines the clients are trained on."""
 
     @property
     def layout(self) -> Layout:
@@ -42,17 +42,17 @@ class Engine(Protocol):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample: C, the classes."""
+        """How many numbers a model gives for a sample: C, the number of classes."""
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = ...) -> Answers:
-        """Let clients run a program: the n in `who`, by rising number; all by default.
+        """Let n clients run a program: those in `who`, in ascending order; by default all.
 
-        `sent` has a row for each of them, which may be overwritten; `memory` (m, …) is what all
-        clients keep, where they are simulated.
+        `sent` has a row for each of these clients, which may be overwritten. `memory` (m, …) is
+        what all clients keep, where they are simulated.
         """
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), initial models by number: 0 is the model as given, others are drawn anew."""
+        """(n, P), initial models by number: 0 is the given model, others are drawn at random."""
 
-    def notes(self) -> dict[str, Any]:
-        """What else is worth writing down about the round that ends; nothing of most engines."""
+    def network_report(self) -> dict[str, Any]:
+        """What the record of this round should hold about the network; empty for most engines."""

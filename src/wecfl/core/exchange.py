@@ -1,4 +1,4 @@
-"""An exchange with clients: what they are sent, and what the server takes of their replies."""
+"""An exchange with clients: they are sent something, run a program, and reply."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from wecfl.core.method import Ask
+from wecfl.core.ask import Ask
 from wecfl.core.program import Job, Sent
 from wecfl.core.setting import Setting
-from wecfl.core.state import Reply, State, without
+from wecfl.core.state import Reply, State
+from wecfl.core.types import without
 from wecfl.errors import EngineError
 
 __all__ = ["exchange"]
 
 
 def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa: B008  (frozen)
-    """L: clients run a program on their own data D_i, as a rule Q gradient steps from ω_i.
+    """L: clients run a program on their own data D_i, usually Q gradient steps from ω_i.
 
-    What the server can't use of the replies is not in the state: the row stays. The memory is the
-    client's own, and goes on also where its reply was lost.
+    Where the server can't use a reply, the client's row stays as it was sent. The memory belongs to
+    the client, and is updated even if the reply is lost.
     """
     method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)
     steps = channel.steps(setting.plan, m, state.round)

@@ -1,4 +1,4 @@
-"""How a client trains in one round."""
+"""The plan of a local update, and the correction of its gradients."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 
-__all__ = ["Correction", "Plan"]
+__all__ = ["Correction", "LocalPlan"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a client trains in one round: Q steps of SGD on mini-batches.
+class LocalPlan:
+    """How clients train in one round: Q steps of SGD on mini-batches, with every value known.
 
-    Client i walks through its shuffled data across rounds and shuffles anew at each pass, so the
-    batches of round t are a function of (seed, t, i) alone.
+    `wecfl.Plan` is what a user chooses; it is completed to this (`wecfl.Plan.complete`).
+
+    Client i goes through its shuffled data from round to round, and shuffles again after each pass.
+    So the batches of round t depend on (seed, t, i) alone.
     """
 
     steps: int = 10
-    """Q, mini-batches in a round."""
+    """Q, the number of mini-batches in a round."""
     batch: int = 32
+    """The number of samples in a mini-batch."""
     lr: float | F32 = 0.001
-    """η, one for all clients or one each, (n,)."""
+    """η, the learning rate: one for all clients, or one for each (n,)."""
     momentum: float = 0.9
     keep_momentum: bool = True
-    """The momentum buffer survives the round (as in the paper's experiment) or starts from zero."""
+    """Whether the momentum buffer survives the round, as in the paper's experiment."""
     weight_decay: float = 0.0
     done: Int | None = None
-    """(n,), how many of the Q steps each client gets to; None: all of them."""
+    """(n,), how many of the Q steps each client completes; None: all of them."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("steps", self.steps, 1), ("batch", self.batch, 1)):
@@ -44,15 +47,17 @@ class Plan:
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
-    def of(self, who: Int | slice) -> Plan:
-        """The plan of some of the clients, where it has an entry for each."""
+    def of(self, who: Int | slice) -> LocalPlan:
+        """The plan of some of the clients."""
         lr = self.lr[who] if isinstance(self.lr, np.ndarray) else self.lr
         return replace(self, lr=lr, done=None if self.done is None else self.done[who])
 
     def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
-        """The mini-batches of a client with `size` samples after `round` rounds, as positions.
+        """The positions of the samples in the mini-batches that a client uses after `round` rounds.
 
-        >>> [b.tolist() for b in Plan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
+        The client has `size` samples.
+
+        >>> [b.tolist() for b in LocalPlan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
         [[2, 1], [0], [2, 0], [1]]
         """
         per_pass = -(-size // self.batch)
@@ -69,9 +74,9 @@ class Plan:
 class Correction:
     """The affine correction of a local gradient: g + mu·(w − anchor) + offset.
 
-    FedProx and Ditto pull towards an anchor, SCAFFOLD adds an offset; every engine runs all three.
-    `mu` is one number or one per trainable column; `anchor` and `offset` are (n, P) or absent
-    (no anchor: the models the clients start with).
+    FedProx and Ditto pull towards an anchor, SCAFFOLD adds an offset; every engine can do both.
+    `mu` is one number, or one for each trainable column. `anchor` and `offset` are (n, P) or None.
+    Without an anchor, the models that clients start from take its place.
 
     >>> Correction(mu=0.95)                                     # FedProx
     Correction(mu=0.95, anchor=None, offset=None)

@@ -1,10 +1,10 @@
-"""What a client does: a program, called where the data is, over the clients that are held there.
+"""Programs: what clients do, in the place where their data are.
 
-A program works row by row, so that clients may be held one by one at the nodes of a network, in
-blocks by actors and threads, or all at once: the bits are the same. It says by `Field`s what it
-keeps and what it replies; checks, refusal, attacks, privacy and the wire format follow from these.
-It travels as its registered name, its version and its options, never as code (`wecfl.bilevel.local`
-holds those that come with the library).
+A program works row by row. So clients can be held one by one at the nodes of a network, in blocks
+by actors and threads, or all at once, and the bits are the same. `Field`s declare what a program
+keeps and what it replies. Checks, refusals, attacks, privacy and the wire format follow from these
+declarations. A program is sent as its registered name, its version and its options, never as code.
+The programs of the library are in `wecfl.bilevel.local`.
 """
 
 from __future__ import annotations
@@ -16,37 +16,53 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.core.plan import Correction, Plan
-from wecfl.core.state import F32, F64, Bool, Int, Int8, Split, Table
+from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Split, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Answers", "Field", "Job", "Program", "Sent", "Site", "hidden", "perform"]
+__all__ = [
+    "Answers",
+    "Field",
+    "Job",
+    "Program",
+    "ReplyAndMemory",
+    "Sent",
+    "Site",
+    "perform",
+    "private_columns",
+]
+
+
+ReplyAndMemory = tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]
+"""What a program gives back: the reply (n, …), which is sent to the server, and the memory (n, …),
+which stays with the clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Declares one array per client, which a program keeps or replies.
+    """Declares an array with one row for each client, which a program keeps or replies.
 
     >>> Field(("K", 2)).sized({"K": 3})
     (3, 2)
     """
 
     shape: tuple[int | str, ...]
-    """`P`, `trainable`, `K` and `tally` stand for the width of a model, how many leading columns of
-    it are trained, the models that were sent, and the shape of a tally of the task."""
+    """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
+    leading columns that are trained, `K` for the number of models sent, and `tally` for the shape
+    of the task's tally."""
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
-    """Of memory at the first contact, and after a result that was not finite: zeros, or (of width
-    P) the model that was received."""
+    """What memory is at the first contact, and again after a result that was not finite: zeros, or
+    the model that was received (then the shape is `P`)."""
     update: bool = False
-    """Of a reply: it is what became of the model that was sent. This is what noise and clipping
-    protect, attackers forge, and the server refuses if it is far too long."""
+    """Whether a reply is the model that was sent, after training. Such a reply is clipped and
+    noised for privacy, forged by attackers, and refused if the update is far too long."""
 
     def sized(self, sizes: Mapping[str, int | tuple[int, ...]]) -> tuple[int, ...]:
-        """The shape in numbers."""
-        known = [sizes[n] if isinstance(n, str) else n for n in self.shape]
-        return tuple(n for each in known for n in (each if isinstance(each, tuple) else (each,)))
+        """The shape of a row in numbers."""
+        sized = [sizes[axis] if isinstance(axis, str) else axis for axis in self.shape]
+        return tuple(n for axis in sized for n in (axis if isinstance(axis, tuple) else (axis,)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,10 +70,10 @@ class Sent:
     """What the server sends to n clients."""
 
     own: Table = field(default_factory=dict)
-    """(n, …), a row for each; `model` is what it shall start from or look at. A program that keeps
-    memory may overwrite it."""
+    """(n, …), a row for each client; `model` is the model to start from or to evaluate. A program
+    that keeps memory may overwrite it."""
     common: Table = field(default_factory=dict)
-    """The same for all; `models` (K, P) are those of the clusters."""
+    """What is the same for all clients; `models` (K, P) are the models of the clusters."""
 
     def take(self, which: slice | Int) -> Sent:
         """What some of the clients are sent."""
@@ -65,7 +81,7 @@ class Sent:
 
 
 class Site(Protocol):
-    """n clients and their data, in one round of one run."""
+    """The place where a program runs: n clients and their data, in one round of a run."""
 
     @property
     def layout(self) -> Layout:
@@ -77,12 +93,12 @@ class Site(Protocol):
 
     @property
     def round(self) -> int:
-        """t, how many rounds were done before."""
+        """t, the number of rounds that were done before."""
 
     def train(
         self,
         rows: F32,
-        plan: Plan,
+        plan: LocalPlan,
         *,
         correction: Correction = ...,
         velocity: F32 | None = None,
@@ -90,74 +106,73 @@ class Site(Protocol):
         part: slice = ...,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
-        """(n, P) and (n, trainable), rows and momentum after a `part` of the round's steps.
+        """Train each row: the rows (n, P) and their momentum (n, trainable) after the steps.
 
-        Equal parts see equal batches. Only columns that are `free` (P,) move, also of BatchNorm's
-        running statistics; the others keep their momentum as well. Momentum starts from `velocity`,
-        or from zero; it is None where the plan has none. The rows are written to `out`, which may
-        be `rows`, or to a new matrix.
+        `part` says which of the round's steps are taken: equal parts see equal batches. Only the
+        columns that are `free` (P,) change, including BatchNorm's running statistics; the other
+        columns also keep their momentum. Momentum starts from `velocity`, or from zero; it is None
+        if the plan has no momentum. The rows are written to `out`, which may be `rows`, or else to
+        a new matrix.
         """
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
-        """(n, K), the mean training loss of each of K models on each client.
+        """(n, K), the mean training loss of each of K models on each client's data.
 
-        `batches` limits the estimate to that many mini-batches drawn for the round.
+        With `batches`, it is estimated on that many mini-batches of the round.
         """
 
     def risk(self, rows: F32, split: Split = "train") -> F64:
         """(n,), the mean loss L(ω_i, D_i) of each client's own row."""
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
-        """(n, trainable), ∇L(ω_i, D_i), the gradient of what `risk` gives; BatchNorm as there."""
+        """(n, trainable), ∇L(ω_i, D_i), the gradient of `risk`, with BatchNorm in the same mode."""
 
     def tally(self, rows: F32, split: Split) -> F64:
-        """(n, …), what the task counts; of (n, J, P) the mean outputs of J models decide."""
+        """(n, …), the task's tallies of models (n, P), or of the mean outputs of (n, J, P)."""
 
 
 class Program(Protocol):
-    """What a client is asked to do: a frozen dataclass whose fields are its options."""
+    """What clients are asked to do: a frozen dataclass, whose fields are its options."""
 
     name: ClassVar[str]
     version: ClassVar[int]
 
-    def keeps(self, plan: Plan) -> Mapping[str, Field]:
-        """What it keeps at the client until it is asked again, by name."""
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """What a client keeps until it is asked again, by name."""
 
-    def check(self, plan: Plan, layout: Layout) -> None:
-        """Refuse what can't be with this plan and this model, before anything is asked."""
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error, before clients are asked, if the plan or the model does not fit."""
 
     @property
     def replies(self) -> Mapping[str, Field]:
-        """What it sends back, by name."""
+        """What a client sends back, by name."""
 
-    def __call__(
-        self, site: Site, sent: Sent, memory: Table, plan: Plan
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """The reply (n, …), and the memory (n, …) from now on, of all fields declared."""
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """The reply (n, …) and the new memory (n, …), with all fields that are declared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What is asked for in one exchange, the same for all clients."""
+    """What clients are asked to do in one exchange; it is the same for all of them."""
 
     program: Program
-    plan: Plan = field(default_factory=Plan)
-    """η and the number of steps may have one entry for each client that is asked."""
+    plan: LocalPlan = field(default_factory=LocalPlan)
+    """Its η and number of steps may have an entry for each client that is asked."""
     seed: int = 0
     round: int = 0
     tick: int = 0
     """The version of the memory that the program starts from."""
     shared: str = "all"
-    """The columns that travel; the others are the client's own."""
+    """The columns that are exchanged; the others stay at the client."""
     keep: bool = False
-    """Whether the memory is kept: a look at it never changes it."""
+    """Whether the new memory replaces the old one. An evaluation never changes it."""
     met: Bool | None = None
-    """(n,), who should have kept something; None: nobody."""
+    """(n,), the clients that should have memory from an earlier exchange; None: none of them."""
 
     def keeps(self, layout: Layout) -> dict[str, Field]:
-        """What stays at a client: of the program, and the columns that don't travel."""
+        """What stays at a client: what the program keeps, and the private columns."""
         kept = dict(self.program.keeps(self.plan))
-        if (private := hidden(layout, self.shared)) is not None:
+        if (private := private_columns(layout, self.shared)) is not None:
             kept["private"] = Field((len(private),), start="received")
         return kept
 
@@ -167,17 +182,17 @@ class Answers:
     """What came back from the n clients that were asked."""
 
     rows: dict[str, NDArray[Any]]
-    """(n, …), by the names the program declares; of who did not answer, anything."""
+    """(n, …), by the names that the program declares. Rows of silent clients mean nothing."""
     outcome: Int8
     """(n,), a `Reply` for each."""
     memory: Table = field(default_factory=dict)
-    """(m, …), of all clients, where the server simulates them; else empty."""
+    """(m, …), the memory of all clients, where they are simulated; empty over a network."""
 
 
-def hidden(layout: Layout, shared: str) -> Int | None:
-    """The columns that don't travel; None: all do.
+def private_columns(layout: Layout, shared: str) -> Int | None:
+    """The columns that stay at the client; None if all columns are shared.
 
-    >>> hidden(Layout.of([("a", (2,), []), ("b", (1,), [])]), "a")
+    >>> private_columns(Layout.of([("a", (2,), []), ("b", (1,), [])]), "a")
     array([2])
     """
     if shared == "all":
@@ -187,21 +202,19 @@ def hidden(layout: Layout, shared: str) -> Int | None:
     return np.flatnonzero(mask) if mask.any() else None
 
 
-def perform(
-    job: Job, site: Site, sent: Sent, memory: Table
-) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Run a program at its clients: replies and memory (n, …).
+def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
+    """Run a program at its clients, and return their replies and memory (n, …).
 
-    A model that comes is completed by the columns kept here. What starts from the model received
-    does so at the first contact (`begun` says who had one), and again after a result that is not
-    finite; its reply goes out as it is, and is refused by the server.
+    A model that arrives is completed by the client's private columns. Memory that starts from the
+    received model does so at the first contact (`begun` says which clients have had one), and again
+    after a result that is not finite. That result is sent all the same, and the server refuses it.
     """
     layout, n = site.layout, len(site.sizes)
-    private, fields = hidden(layout, job.shared), job.keeps(layout)
+    private, fields = private_columns(layout, job.shared), job.keeps(layout)
     own = dict(sent.own)
     model = own.get("model")
     sizes = {"P": layout.width, "trainable": layout.trainable}
-    # Kept apart, since a program may overwrite what it received.
+    # Copies, since a program may overwrite what it received.
     received = {
         name: np.array(model[:, private] if name == "private" else model)
         for name, field in fields.items()
@@ -224,7 +237,10 @@ def perform(
         }
     reply, after = job.program(site, Sent(own, sent.common), kept, job.plan)
     if missing := {*job.program.replies} ^ {*reply}:
-        raise ConfigError(f"{job.program.name} must reply what it declares: {sorted(missing)}")
+        raise ConfigError(
+            f"the program {job.program.name} must reply exactly what it declares; these differ: "
+            f"{', '.join(sorted(missing))}"
+        )
     if not job.keep:
         return reply, {}
     if private is not None and "model" in reply:
@@ -241,7 +257,7 @@ def perform(
 
 
 def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), whose rows are: float32 numbers can't overflow a float64 sum."""
+    """(n,), whose rows are finite. Sums of float32 numbers can't overflow in float64."""
     finite = np.ones(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for rows in tables:
@@ -250,5 +266,5 @@ def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
 
 
 def _along(who: Bool, rows: NDArray[Any]) -> Bool:
-    """(n, 1, …), so that it chooses rows."""
+    """(n, 1, …), with as many axes as `rows`, so that it selects rows."""
     return who.reshape(-1, *[1] * (rows.ndim - 1))

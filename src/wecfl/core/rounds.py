@@ -1,19 +1,21 @@
-"""Algorithm 1: expectation, maximization, distribution, local update – each `State -> State`.
+"""Algorithm 1 of the paper: expectation, maximization, distribution and local update.
 
-Every method runs through these steps and this loop; what differs between methods is data
-(`Method`), also which steps there are and in what order. A round is counted at the local update; it
-closes with the distribution, when ω_i = Ω_k, and that is where scores are taken.
+Each step is a function `State -> State`. Every method runs through these steps and this loop. What
+differs between methods is data (`Method`), including which steps there are and in which order. The
+local update raises the number of the round. A round ends with the distribution, after which
+ω_i = Ω_k, and that is where clients are tested.
 
-Three clients with one parameter each, two of them alike; the first holds three times the data:
+In this example three clients have one parameter each. Two of them are alike, and the first holds
+three times as much data as the others:
 
 >>> from types import SimpleNamespace
 >>> from wecfl import Layout, core, methods
->>> def ask(job, sent, who, memory):                           # these clients just add 1
+>>> def ask(job, sent, who, memory):                           # these clients add 1
 ...     rows = {"model": sent.own["model"] + 1}
 ...     return core.program.Answers(rows, np.zeros(len(who), np.int8))
 >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
 ...                          ask=ask, starts=lambda which, seed: np.zeros((1, 1), np.float32))
->>> setting = Setting(methods.wecfl(k=2), engine, core.plan.Plan())
+>>> setting = Setting(methods.wecfl(k=2), engine, core.plan.LocalPlan())
 >>> opening(setting).labels.tolist()                           # one start: one cluster
 [0, 0, 0]
 >>> models = np.array([[0], [4], [99]], np.float32)            # ω after some local update
@@ -41,12 +43,13 @@ from time import perf_counter
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.assignment import Seen
+from wecfl.core.ask import Ask
+from wecfl.core.assignment import KnownClients
 from wecfl.core.exchange import exchange
-from wecfl.core.method import Ask
-from wecfl.core.program import hidden
+from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
-from wecfl.core.state import State, without
+from wecfl.core.state import State
+from wecfl.core.types import without
 
 __all__ = ["Observer", "distribution", "expectation", "iterate", "maximization", "opening"]
 
@@ -54,37 +57,40 @@ __all__ = ["Observer", "distribution", "expectation", "iterate", "maximization",
 def expectation(state: State, setting: Setting) -> State:
     """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
 
-    Who was not heard in this round keeps its label and counts where the server last placed it. Who
-    is heard for the first time joins the nearest cluster. K may grow (`Clustering`).
+    A client that was not heard in this round keeps its label, and counts where the server last
+    placed it. A client that is heard for the first time joins the nearest cluster. K may grow
+    (`Clustering`).
     """
-    seen = Seen.of(state, setting)
-    if not seen.known.any():
-        return state.replace(known={**state.known, "met": seen.known})
+    clients = KnownClients.of(state, setting)
+    if not clients.known.any():
+        return state.replace(known={**state.known, "met": clients.known})
     draws = rng.stream(setting.seed, "clustering", state.round)
-    found = setting.method.clustering(seen.view(state, setting), setting.method.distance, draws)
-    return seen.assigned(state, setting, found)
+    found = setting.method.clustering(clients.view(state, setting), setting.method.distance, draws)
+    return clients.assigned(state, setting, found)
 
 
 def maximization(state: State, setting: Setting) -> State:
-    """M: aggregate, Ω_k = argmin of F for the assignment at hand, over the clients heard.
+    """M: aggregate, Ω_k = argmin of F for the current assignment, over the clients heard.
 
-    A cluster without enough of them keeps its center.
+    A cluster of which too few clients were heard (`Channel.min_cluster`) keeps its center.
     """
     importance, engine, heard = setting.importance, setting.engine, state.heard
     heard &= setting.enough(state.labels[heard], len(state.centers))[state.labels]
-    seen = state if heard.all() else state.take(heard)
-    after = setting.method.aggregation(seen, importance[heard], engine.sizes[heard], engine.layout)
-    if (private := hidden(engine.layout, setting.method.shared)) is not None:
-        after.centers[:, private] = state.centers[:, private]  # nobody sends them
+    counted = state if heard.all() else state.take(heard)
+    after = setting.method.aggregation(
+        counted, importance[heard], engine.sizes[heard], engine.layout
+    )
+    if (private := private_columns(engine.layout, setting.method.shared)) is not None:
+        after.centers[:, private] = state.centers[:, private]  # clients keep these columns
     whole = without(["moved"], state.whole)
     return state.replace(centers=after.centers, cluster=after.cluster, whole=whole)
 
 
 def distribution(state: State, setting: Setting) -> State:
-    """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay with it.
+    """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay at the client.
 
-    Who was never heard has no cluster yet and finds the mean of all. A learning rate that follows
-    the run is set here, where both ω_i and Ω_k are at hand.
+    A client that was never heard has no cluster yet, and is sent the mean of all centers. A
+    learning rate that follows the run is set here, since here both ω_i and Ω_k are known.
     """
     method, engine, met = setting.method, setting.engine, state.met
     whole = without(["moved", "stranger"], state.whole)
@@ -94,7 +100,7 @@ def distribution(state: State, setting: Setting) -> State:
     sent = replace(state, replies=None, whole=whole)
     if setting.rate is None:
         return sent
-    gap = np.sqrt(method.representation.own(state, engine, method.distance))
+    gap = np.sqrt(method.representation.own_distances(state, engine, method.distance))
     lr = setting.rate(gap, sent, engine, setting.plan, setting.seed)
     return sent.replace(known={**state.known, "lr": lr})
 
@@ -108,7 +114,7 @@ Observer = Callable[[str, State, float], None]
 
 
 def opening(setting: Setting) -> State:
-    """The state before the first local update: the start, through the method's opening."""
+    """The state before the first local update: the initial models, after the method's opening."""
     method, m = setting.method, len(setting.engine.sizes)
     method.check(m, setting.plan, setting.engine.layout)
     which = range(method.at_start) if method.start == "each" else [setting.member]
@@ -121,7 +127,7 @@ def opening(setting: Setting) -> State:
 
 
 def iterate(setting: Setting, state: State, *observers: Observer) -> Iterator[State]:
-    """The states after each further round, without end; the observers see every step."""
+    """Yield the state after each further round, without end; observers see every step."""
     while True:
         for step in setting.method.steps:
             began = perf_counter()
@@ -133,6 +139,7 @@ def iterate(setting: Setting, state: State, *observers: Observer) -> Iterator[St
 
 
 def _after(step: str | Ask, state: State, setting: Setting) -> State:
+    """The state after one step of a round."""
     if isinstance(step, Ask):
         return exchange(state, setting, step)
     return STEPS[step](state, setting)

@@ -1,4 +1,4 @@
-"""What stays the same over the rounds of a run."""
+"""The setting of a run: everything that stays the same over its rounds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from wecfl.core.channel import Channel
+from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
-from wecfl.core.method import Method, Rate
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
-from wecfl.core.state import F32, F64, Bool, Int, State
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 
 __all__ = ["Setting"]
@@ -18,26 +20,26 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A method, an engine that holds its clients, and how they train.
+    """A method, an engine that reaches the clients, and how the clients train.
 
-    >>> Setting(None, None, Plan(lr=0.5)).rates(State(0, None, *np.zeros((2, 1), int)))
+    >>> Setting(None, None, LocalPlan(lr=0.5)).rates(State(0, None, *np.zeros((2, 1), int)))
     0.5
     """
 
     method: Method
     engine: Engine
-    plan: Plan
+    plan: LocalPlan
     seed: int = 0
     member: int = 0
-    """Which of the method's soft-voted runs this is; each starts from a model of its own."""
+    """The number of this run in a soft vote; each run has an initial model of its own."""
     rate: Rate | None = None
-    """Sets η anew in every round, in place of the plan's."""
+    """Sets η in every round, in place of the plan's; None: η is that of the plan."""
     channel: Channel = field(default_factory=Channel)
-    """Who takes part, and what reaches the server."""
+    """Which clients take part, and what reaches the server."""
 
     @property
     def importance(self) -> F64:
-        """λ (m,), which must be positive: a client that counts for nothing is in no mean."""
+        """(m,), λ, which must be positive: a client with λ = 0 would be part of no mean."""
         sizes = self.engine.sizes
         found = np.asarray(self.method.importance(sizes), dtype=np.float64)
         if found.shape != sizes.shape or not (np.isfinite(found) & (found > 0)).all():
@@ -47,7 +49,7 @@ class Setting:
         return found
 
     def rates(self, state: State) -> float | F32:
-        """η of the coming local update: that of the plan, or what the distribution set."""
+        """η of the next local update: that of the plan, or what the distribution has set."""
         if self.rate is None:
             return self.plan.lr
         if "lr" not in state.known:
@@ -55,5 +57,5 @@ class Setting:
         return state.known["lr"]
 
     def enough(self, labels: Int, k: int) -> Bool:
-        """(K,), of which clusters there are enough members to show a center made of them."""
+        """(K,), which clusters have at least `min_cluster` of these labels, enough for a center."""
         return np.asarray(np.bincount(labels, minlength=k) >= self.channel.min_cluster)

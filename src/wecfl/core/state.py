@@ -1,57 +1,28 @@
-"""What a run works on: clients as rows of a matrix, clusters as rows of another, and a `State`."""
+"""The state of a run: everything that one step hands to the next.
+
+Clients are the rows of one matrix, and clusters are the rows of another.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wecfl import memory
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Table, under
 
-__all__ = [
-    "F32",
-    "F64",
-    "Bool",
-    "Clients",
-    "Int",
-    "Int8",
-    "Real",
-    "Reply",
-    "Split",
-    "State",
-    "Table",
-    "under",
-    "without",
-]
-
-F32 = NDArray[np.float32]
-"""Models, as rows."""
-F64 = NDArray[np.float64]
-"""What is summed: distances, losses, importance."""
-Int = NDArray[np.int64]
-"""Labels, counts, positions."""
-Int8 = NDArray[np.int8]
-"""Codes."""
-Bool = NDArray[np.bool_]
-"""One yes or no per client, or per cluster."""
-Real = NDArray[np.floating]
-"""Representations, in whatever precision they come."""
-Table = Mapping[str, NDArray[Any]]
-"""Named arrays; where a table stands says what their first axis is."""
-Split = Literal["train", "test"]
-"""Of a client's data."""
+__all__ = ["Reply", "State"]
 
 
 class Reply(IntEnum):
-    """What came of a client's local update."""
+    """What became of a client's local update."""
 
     HEARD = 0
-    """It reached the server, which uses it."""
+    """It reached the server, and is used."""
     ABSENT = 1
     """The client did not take part in the round."""
     LOST = 2
@@ -61,44 +32,49 @@ class Reply(IntEnum):
     TOO_LARGE = 4
     """Refused: it is far longer than those of the others."""
     MALFORMED = 5
-    """Refused: it is not what was asked for."""
+    """Refused: it does not have the shape or type that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """All that survives a step, by owner; a checkpoint is exactly this.
+    """Everything that survives a step, sorted by owner. A checkpoint holds exactly this.
 
-    Four owners keep arrays by name: each cluster, the server about each client, the server as a
-    whole, and each client for itself. Over a network the last part is not here but at the clients.
+    There are four tables of named arrays: what the server keeps with each cluster (`cluster`), what
+    it knows about each client (`known`), what it keeps once for the whole run (`whole`), and what
+    each client keeps for itself (`memory`). Over a network, `memory` is at the clients instead.
 
     >>> centers = np.array([[1, 2], [3, 4]], np.float32)
-    >>> State(0, None, centers, labels=np.array([0, 1, 1])).own.tolist()
+    >>> State(0, None, centers, labels=np.array([0, 1, 1])).own_centers.tolist()
     [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
     """
 
     round: int
     """t, the number of local updates done so far."""
     replies: Table | None
-    """(m, …), what clients replied to the last local update: `model` is ω_i, and who was not heard
-    has the model it was sent. None: ω_i = Ω_k, as after the distribution, which drops replies."""
+    """(m, …), what clients replied to the last local update. `model` is ω_i; for a client that was
+    not heard it is the model that it was sent. None: ω_i = Ω_k, as after the distribution, which
+    drops the replies."""
     centers: F32
-    """(K, P), the clusters' models Ω_k."""
+    """(K, P), the models Ω_k of the clusters."""
     labels: Int
-    """(m,), r_ik = [labels_i = k]."""
+    """(m,), the cluster of each client: r_ik = [labels_i = k]."""
     memory: Table = field(default_factory=dict)
-    """(m, …), what clients keep for themselves: `momentum`, a personal model, private columns. It
-    survives absence and a change of cluster. Empty where clients are elsewhere."""
+    """(m, …), what clients keep for themselves, such as `momentum`, a personal model or private
+    columns. It survives absence and a change of cluster. Empty where clients are on other machines.
+    """
     cluster: Table = field(default_factory=dict)
-    """(K, …), what the server keeps with each center: the moments of an optimizer."""
+    """(K, …), what the server keeps with each center, such as the moments of an optimizer."""
     known: Table = field(default_factory=dict)
-    """(m, …), what the server knows of each client: `outcome` of its last local update (`Reply`;
-    absent: all were heard), `met`, whether it was ever heard (absent: all were), `lr`, the rate it
-    was sent where that follows the run, a control variate."""
+    """(m, …), what the server knows about each client: `outcome`, what became of its last local
+    update (`Reply`; missing if all were heard); `met`, whether it was ever heard (missing if all
+    were); `lr`, the learning rate it was sent, if that follows the run; `control`, its control
+    variate."""
     whole: Table = field(default_factory=dict)
-    """What belongs to nobody: `notes.NAME`, what the clustering has written down for the next round
-    and for the reader; `stranger`, the model for clients never heard; `moved`, G after E."""
+    """What belongs to no single client or cluster: `notes.NAME`, what the clustering has written
+    down for the next round and for the reader; `stranger`, the model for clients that were never
+    heard; `moved`, the centers G after the expectation step."""
     tick: int = 0
-    """How many exchanges kept memory so far: the version of what clients keep."""
+    """The number of exchanges that kept memory so far, which is the version of `memory`."""
 
     def __post_init__(self) -> None:
         if not ((self.labels >= 0) & (self.labels < len(self.centers))).all():
@@ -108,12 +84,12 @@ class State:
 
     @property
     def outcome(self) -> Int8 | None:
-        """(m,), what came of each client's last local update; None: the server heard them all."""
+        """(m,), what became of each client's last local update; None: all clients were heard."""
         return self.known.get("outcome")
 
     @property
     def met(self) -> Bool | None:
-        """(m,), whom the server has heard in some round so far; None: everyone."""
+        """(m,), which clients the server has heard in some round so far; None: all of them."""
         return self.known.get("met")
 
     @property
@@ -123,7 +99,7 @@ class State:
 
     @property
     def heard(self) -> Bool:
-        """(m,), whose last local update reached the server and was accepted."""
+        """(m,), the clients whose last local update reached the server and was accepted."""
         if self.outcome is None:
             return np.ones(len(self.labels), dtype=np.bool_)
         heard: Bool = self.outcome == Reply.HEARD
@@ -137,11 +113,11 @@ class State:
 
     @property
     def trained(self) -> F32 | None:
-        """(m, P), the clients' models since the last local update; None: as they were sent."""
+        """(m, P), the clients' models after the last local update; None: as they were sent."""
         return None if self.replies is None else self.replies.get("model")
 
     def fresh(self, who: Int) -> F32:
-        """(n, P), the models of some clients, in a matrix that may be written to."""
+        """(n, P), the models of some clients, in a new matrix that may be overwritten."""
         if self.trained is not None:
             return self.trained[who]
         if len(who) == len(self.labels):
@@ -149,7 +125,7 @@ class State:
         return np.stack([self.sent_to(i) for i in who]) if len(who) else self.centers[:0]
 
     @property
-    def own(self) -> F32:
+    def own_centers(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
         rows = memory.empty((len(self.labels), self.centers.shape[1]))
         # Any mode but "raise", which would go through a second matrix.
@@ -157,11 +133,11 @@ class State:
 
     @property
     def sent(self) -> F32:
-        """(m, P), what each client is sent: its center; who was never heard, the stranger's model.
+        """(m, P), what each client is sent: its center, or `stranger` if it was never heard.
 
-        A matrix of its own, made anew.
+        Each call makes a new matrix.
         """
-        rows = self.own
+        rows = self.own_centers
         if self.met is not None and "stranger" in self.whole:
             rows[~self.met] = self.whole["stranger"]
         return rows
@@ -172,20 +148,20 @@ class State:
         return self.sent_to(client) if trained is None else np.asarray(trained[client])
 
     def sent_to(self, client: int) -> F32:
-        """(P,), what one client is sent."""
+        """(P,), the model that one client is sent."""
         if self.met is not None and not self.met[client] and "stranger" in self.whole:
             return np.asarray(self.whole["stranger"])
         return np.asarray(self.centers[self.labels[client]])
 
     def replace(self, **changes: Any) -> State:
-        """A copy with some fields changed; when clusters move, clients keep what they were sent."""
+        """A copy with some fields changed. If centers or labels change, ω_i stays what was sent."""
         moved = "labels" in changes or "centers" in changes
         if self.trained is None and moved and "replies" not in changes:
             changes["replies"] = {**(self.replies or {}), "model": self.sent}
         return dataclasses.replace(self, **changes)
 
     def take(self, who: Bool) -> State:
-        """The same of these clients alone."""
+        """The state of these clients alone."""
         return dataclasses.replace(
             self,
             replies={name: rows[who] for name, rows in (self.replies or {}).items()} or None,
@@ -195,65 +171,8 @@ class State:
         )
 
     def grown(self, origin: Int) -> State:
-        """With a cluster for each entry of `origin`: the cluster that it comes from."""
+        """The state with clusters that are copies: new cluster j is a copy of `origin[j]`."""
         return self.replace(
             centers=self.centers[origin],
             cluster={name: rows[origin] for name, rows in self.cluster.items()},
         )
-
-
-def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
-    """Those whose name begins so, by the rest of it.
-
-    >>> under("a.", {"a.b": np.ones(1), "c": np.ones(1)})
-    {'b': array([1.])}
-    """
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-
-
-def without(names: Collection[str], arrays: Table) -> dict[str, NDArray[Any]]:
-    """All others.
-
-    >>> without(["a"], {"a": np.ones(1), "c": np.ones(1)})
-    {'c': array([1.])}
-    """
-    return {name: array for name, array in arrays.items() if name not in names}
-
-
-class Clients(Protocol):
-    """What a run knows of its clients, whether it holds their data (`Federation`) or not."""
-
-    def __len__(self) -> int:
-        """m, the number of clients."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """What to call each client."""
-
-    @property
-    def keys(self) -> Int:
-        """(m,), who each client is, for keyed randomness."""
-
-    @property
-    def sizes(self) -> Int:
-        """(m,), |D_i|."""
-
-    @property
-    def groups(self) -> Int | None:
-        """(m,), the hidden groups that generated the data, where they are known."""
-
-    @property
-    def held(self) -> Int | None:
-        """(classes, m), the training samples of each class, where they are known."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-
-    @property
-    def classes(self) -> int:
-        """C, how many there are."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Tells the clients of one run from those of another."""

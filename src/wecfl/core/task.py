@@ -1,27 +1,27 @@
-"""What is learned, and how it is judged."""
+"""The task: what is learned, and how it is judged."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Protocol
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 __all__ = ["Task"]
 
 
 class Task(Protocol):
-    """A loss per sample, a tally per client, and scores that follow from tallies alone.
+    """A loss for each sample, a tally for each client, and scores that follow from the tallies.
 
-    A tally has a fixed shape, whatever the client's data: it is all that a client tells of its
-    predictions.
+    The shape of a tally does not depend on the client's data. The tally is all that a client
+    reveals about its predictions.
     """
 
     name: ClassVar[str]
     kernel: ClassVar[str | None]
-    """The loss by the name the native engine knows it by; None: only torch computes it."""
+    """The name of the loss in the native engine; None: only torch can compute it."""
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """Of a tally, for a model with so many outputs."""
+        """The shape of a tally, for a model with so many outputs."""
 
     def losses(self, outputs: F64, targets: Int) -> F64:
         """(n,), the loss of each sample."""
@@ -29,13 +29,13 @@ class Task(Protocol):
     def objective(
         self, outputs: Any, targets: Any, reduction: Literal["mean", "sum"] = "mean"
     ) -> Any:
-        """Their mean or sum as a torch tensor, to be differentiated."""
+        """The mean or the sum of the losses, as a torch tensor that can be differentiated."""
 
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
-        """(m, …), for each client what its samples (those it owns) came to."""
+        """(m, …), the tally of each client; `owners` says which client each sample belongs to."""
 
     def complaint(self, tally: F64) -> str:
-        """What is wrong with a tally that a client sent; empty if nothing is."""
+        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
 
     def scores(self, tallies: F64) -> dict[str, F64]:
-        """(m,) each, by name; the first is the headline. NaN of a client that told nothing."""
+        """Scores (m,) by name, the most important first; NaN for a client without a tally."""

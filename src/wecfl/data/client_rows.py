@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.data.partition import Partition, Shares, describe
 from wecfl.errors import PartitionError
 from wecfl.rng import stream

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.errors import DataError
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The authority of a federation, the certificate of its server, the keys of its nodes.
 
-Elliptic curves throughout (P-384). Private keys are written with mode 0600, and never over
-another one, but for the server's, which is made anew together with its certificate.
+All keys are on elliptic curves. A private key is written with mode 0600, and never over another
+one. Only the server's key is replaced, together with its certificate.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
+import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,40 +20,51 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
-    load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 __all__ = ["authority", "node_key", "server_certificate"]
 
-YEARS = 10
-"""How long an authority is valid; a server's certificate is for one."""
+AUTHORITY_YEARS, SERVER_YEARS = 10, 1
+"""How long the two kinds of certificates are valid."""
 
 
 def authority(folder: Path) -> tuple[Path, Path]:
-    """`ca.crt` and `ca.key`, made if they are not there yet.
+    """The files `ca.crt` and `ca.key`, which are made if they do not exist yet.
 
-    Whoever has the key can pose as the server; the nodes need the certificate only.
+    Whoever has the key can pose as the server. The nodes need only the certificate.
     """
-    certificate, file = folder / "ca.crt", folder / "ca.key"
-    if not file.exists():
+    certificate_file, key_file = folder / "ca.crt", folder / "ca.key"
+    if not key_file.exists():
+        # Not by trustme, whose authorities are valid for a thousand years: this one is for real
+        # hosts, too.
         key = ec.generate_private_key(ec.SECP384R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "wecfl federation")])
-        made = (
-            _certificate(name, name, key.public_key(), YEARS)
+        begin, end = _validity(AUTHORITY_YEARS)
+        subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        usage = x509.KeyUsage(
+            key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(end)
+            .add_extension(subject_key, critical=False)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+            .add_extension(usage, critical=True)
             .sign(key, hashes.SHA384())
         )
-        certificate.write_bytes(made.public_bytes(Encoding.PEM))
-        _write_key(file, key, PrivateFormat.PKCS8)
-    return certificate, file
+        certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
+        _write_key(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return certificate_file, key_file
 
 
 def server_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """`server.crt` and `server.key`, made anew: signed by the authority of the same folder.
+    """Make `server.crt` and `server.key` anew, signed by the authority of the same folder.
 
-    Valid under each of `hosts`, names or addresses.
+    The certificate is valid for each of `hosts`, which are names or addresses.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -61,76 +72,38 @@ def server_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     ...     certificate.name, oct(key.stat().st_mode)
     ('server.crt', '0o100600')
     """
-    ca_file, ca_key_file = authority(folder)
-    ca = x509.load_pem_x509_certificate(ca_file.read_bytes())
-    ca_key = load_pem_private_key(ca_key_file.read_bytes(), None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    made = (
-        _certificate(name, ca.subject, key.public_key(), 1)
-        .add_extension(x509.SubjectAlternativeName(map(_host, hosts)), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(issuer, critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
-    certificate, file = folder / "server.crt", folder / "server.key"
-    file.unlink(missing_ok=True)
-    _write_key(file, key, PrivateFormat.PKCS8)
-    certificate.write_bytes(made.public_bytes(Encoding.PEM))
-    return certificate, file
+    signer = trustme.CA.from_pem(*(file.read_bytes() for file in authority(folder)))
+    begin, end = _validity(SERVER_YEARS)
+    issued = signer.issue_cert(
+        *hosts, common_name=hosts[0][:64], not_before=begin, not_after=end,
+        organization_name="wecfl federation", organization_unit_name="server",
+    )  # fmt: skip
+    certificate_file, key_file = folder / "server.crt", folder / "server.key"
+    key_file.unlink(missing_ok=True)
+    _write_key(key_file, issued.private_key_pem.bytes())
+    issued.cert_chain_pems[0].write_to_path(certificate_file)
+    return certificate_file, key_file
 
 
 def node_key(file: Path) -> Path:
-    """A new key for a node, in OpenSSH's format; returned is its public half, beside it (`.pub`).
+    """Make a key for a node in OpenSSH's format; return its public half, beside it (`.pub`).
 
-    The same as `ssh-keygen -t ecdsa -b 384 -N "" -f FILE`.
+    It does the same as `ssh-keygen -t ecdsa -b 384 -N "" -f FILE`.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_key(file, key, PrivateFormat.OpenSSH)
-    public = file.with_name(f"{file.name}.pub")
-    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    public.write_bytes(text + b"\n")
-    return public
+    _write_key(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public_file = file.with_name(f"{file.name}.pub")
+    public_text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public_file.write_bytes(public_text + b"\n")
+    return public_file
 
 
-def _certificate(
-    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, years: int
-) -> x509.CertificateBuilder:
+def _validity(years: int) -> tuple[datetime, datetime]:
+    """From an hour ago, since clocks differ."""
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=365 * years))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
+    return now - timedelta(hours=1), now + timedelta(days=365 * years)
 
 
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature, key_cert_sign=key_cert_sign, crl_sign=crl_sign,
-        content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-
-
-def _host(text: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ip_address(text))
-    except ValueError:
-        return x509.DNSName(text)
-
-
-def _write_key(file: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
-    text = key.private_bytes(Encoding.PEM, form, NoEncryption())
+def _write_key(file: Path, text: bytes) -> None:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(text)

@@ -1,12 +1,12 @@
-"""Programs that are kept running, and found again by the mark they carry.
+"""Programs that are kept running, and found again by two variables in their environment.
 
 Every process of a federation has `WECFL_FEDERATION` (the folder it belongs to) and `WECFL_SERVICE`
-(the program it is part of) in its environment, and hands both on to its children. So what belongs
-to a federation can be told from everything else, also when its parent is dead, its session another
-one or its number in use again: nothing is ever ended by its number alone.
+(the program it is part of) in its environment, and its children inherit both. So the processes of a
+federation can be told from all others even if their parent is dead, they changed their session, or
+a process number is in use again: no process is ever stopped by its number alone.
 
-This file is also the program that keeps another one running, one for each service. It is run by its
-path and imports nothing of `wecfl`, so that it stays small.
+This file is also a program, the keeper: it keeps one other program running, and each service has
+its own. It is run by its path and imports nothing of `wecfl`, so that it stays small.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from threading import Event
 
 import psutil
 
-__all__ = ["Service", "end", "found", "keep", "pause", "services", "start"]
+__all__ = ["Service", "find", "keep_running", "read_services", "restart_delay", "start", "stop"]
 
-FEDERATION, SERVICE = "WECFL_FEDERATION", "WECFL_SERVICE"
+FEDERATION_VARIABLE, SERVICE_VARIABLE = "WECFL_FEDERATION", "WECFL_SERVICE"
 
-STEADY = 30.0
-"""Seconds after which a program counts as running well: its next failure is its first again."""
+STEADY_SECONDS = 30.0
+"""A program that ran for longer than this counts as healthy: its next failure is its first."""
 
-PATIENCE = 15.0
-"""Seconds between asking a process to end and ending it."""
+TERMINATE_SECONDS = 15.0
+"""A process that was asked to end has this long before it is killed."""
 
-TICK = 0.2
+POLL_SECONDS = 0.2
+"""A keeper looks at its program this often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What was last written down about a program that is kept running."""
+    """What a keeper last wrote down about the program it keeps running."""
 
     name: str
     keeper: int
     pid: int | None = None
-    """None while it waits to be started again."""
+    """None while the program waits to be started again."""
     created: float = 0.0
-    """When the process began, by the system's clock: tells it from a later one of its number."""
+    """When the process began, by the system's clock; a later process of the same number differs."""
     restarts: int = 0
     exit: int | None = None
-    """How it last ended."""
+    """The exit code with which the program last ended."""
 
     @property
     def process(self) -> psutil.Process | None:
-        """The process itself; None if it is no longer there."""
+        """The process itself, or None if it no longer exists."""
         with suppress(psutil.Error):
             process = psutil.Process(self.pid) if self.pid else None
             if process and process.create_time() == self.created and _alive(process):
@@ -62,13 +63,13 @@ class Service:
         return None
 
 
-def pause(failures: int) -> float:
-    """Seconds to wait after so many failures in a row.
+def restart_delay(failures: int) -> float:
+    """Seconds to wait before the next start, after this many failures in a row.
 
-    For 60 seconds a SuperLink holds a SuperNode that was killed for online, and refuses it: with
-    this it is back at most 10 seconds later.
+    For 60 seconds the SuperLink believes that a killed SuperNode is still online, and refuses it.
+    With these delays the node is back at most 10 seconds after that.
 
-    >>> [pause(failures) for failures in range(1, 7)]
+    >>> [restart_delay(failures) for failures in range(1, 7)]
     [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     """
     return min(2.0 ** (failures - 1), 10.0)
@@ -77,26 +78,27 @@ def pause(failures: int) -> float:
 def start(
     folder: Path, name: str, command: Sequence[object], env: Mapping[str, str], place: Path
 ) -> None:
-    """Run a program in `place`, and keep it running, until its keeper is asked to end."""
-    marks = {FEDERATION: str(folder), SERVICE: name}
-    for each in ("services", "logs"):
-        (folder / each).mkdir(exist_ok=True)
+    """Run a program in the folder `place`, and keep it running until its keeper is stopped."""
+    marks = {FEDERATION_VARIABLE: str(folder), SERVICE_VARIABLE: name}
+    for subfolder in ("services", "logs"):
+        (folder / subfolder).mkdir(exist_ok=True)
     _file(folder, name).unlink(missing_ok=True)
     keeper = [sys.executable, "-P", __file__, str(folder), name, *map(str, command)]
     subprocess.run(keeper, env={**env, **marks}, cwd=place, check=True)
 
 
-def services(folder: Path) -> dict[str, Service]:
-    """What is kept running, or was when its keeper was killed, by name."""
+def read_services(folder: Path) -> dict[str, Service]:
+    """The programs that are kept running, or were until their keeper was killed, by name."""
     files = sorted((folder / "services").glob("*.json"))
     return {file.stem: Service(**json.loads(file.read_text("utf-8"))) for file in files}
 
 
-def found(folder: Path, service: str | None = None) -> list[psutil.Process]:
-    """The processes of a federation, or of one of its services, but for this one."""
-    kept = [each.process for each in services(folder).values() if service in (None, each.name)]
-    roots = [process for process in kept if process]  # nginx wipes its environment
-    wanted = {FEDERATION: str(folder), **({SERVICE: service} if service else {})}
+def find(folder: Path, service: str | None = None) -> list[psutil.Process]:
+    """The processes of a federation, or of one of its services, without the calling process."""
+    known = [each for each in read_services(folder).values() if service in (None, each.name)]
+    # nginx clears its environment, so it is found by what its keeper wrote down.
+    roots = [process for each in known if (process := each.process)]
+    wanted = {FEDERATION_VARIABLE: str(folder), **({SERVICE_VARIABLE: service} if service else {})}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             env = process.environ()
@@ -110,8 +112,8 @@ def found(folder: Path, service: str | None = None) -> list[psutil.Process]:
     return [process for process in every.values() if _alive(process)]
 
 
-def end(processes: Iterable[psutil.Process], patience: float = PATIENCE) -> None:
-    """Ask processes to end, wait, and end those that did not."""
+def stop(processes: Iterable[psutil.Process], patience: float = TERMINATE_SECONDS) -> None:
+    """Ask processes to end, wait `patience` seconds, and kill those that are still there."""
     left = list(processes)
     for process in left:
         with suppress(psutil.NoSuchProcess):
@@ -120,45 +122,45 @@ def end(processes: Iterable[psutil.Process], patience: float = PATIENCE) -> None
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, PATIENCE)
+    psutil.wait_procs(left, TERMINATE_SECONDS)
 
 
-def keep(folder: Path, name: str, command: Sequence[str]) -> None:
-    """Run a program again whenever it ends, until this process gets SIGTERM."""
-    asked = Event()  # never waited for: that is no thing to do where a signal may set it
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+def keep_running(folder: Path, name: str, command: Sequence[str]) -> None:
+    """Start a program again whenever it ends, until this process gets SIGTERM."""
+    stop_asked = Event()  # only polled: waiting for an event that a signal handler sets can hang
+    signal.signal(signal.SIGTERM, lambda *_: stop_asked.set())
     failures = restarts = 0
     last: int | None = None
-    while not asked.is_set():
+    while not stop_asked.is_set():
         child = subprocess.Popen(command, start_new_session=True)
         created = psutil.Process(child.pid).create_time()
         _write(folder, Service(name, os.getpid(), child.pid, created, restarts, last))
         began = time.monotonic()
-        while not asked.is_set() and child.poll() is None:
-            time.sleep(TICK)
-        steady = time.monotonic() - began > STEADY
+        while not stop_asked.is_set() and child.poll() is None:
+            time.sleep(POLL_SECONDS)
+        steady = time.monotonic() - began > STEADY_SECONDS
         _finish(folder, name, child)
         last = child.returncode
         failures = 1 if steady else failures + 1
-        restarts += not asked.is_set()
+        restarts += not stop_asked.is_set()
         _write(folder, Service(name, os.getpid(), None, 0.0, restarts, last))
-        if not asked.is_set():
-            print(f"{name} ended ({last}); again in {pause(failures):g} s", flush=True)
-        again = time.monotonic() + pause(failures)
-        while not asked.is_set() and time.monotonic() < again:
-            time.sleep(TICK)
+        if not stop_asked.is_set():
+            print(f"{name} ended ({last}); again in {restart_delay(failures):g} s", flush=True)
+        restart_at = time.monotonic() + restart_delay(failures)
+        while not stop_asked.is_set() and time.monotonic() < restart_at:
+            time.sleep(POLL_SECONDS)
     _file(folder, name).unlink(missing_ok=True)
 
 
 def _finish(folder: Path, name: str, child: subprocess.Popen[bytes]) -> None:
-    """End a program with all that came of it: what it left must not meet its successor."""
+    """Stop a program and all its children: they must be gone before it is started again."""
     child.terminate()
     with suppress(subprocess.TimeoutExpired):
-        child.wait(PATIENCE)
+        child.wait(TERMINATE_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    end(found(folder, name), patience=1.0)
+    stop(find(folder, name), patience=1.0)
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -180,7 +182,7 @@ def _write(folder: Path, service: Service) -> None:
 
 
 def _main() -> None:
-    """Leave the terminal, then keep running what the command line says."""
+    """Detach from the terminal, then keep the program of the command line running."""
     folder, name, *command = sys.argv[1:]
     if os.fork():
         os._exit(0)
@@ -189,7 +191,7 @@ def _main() -> None:
     log = os.open(Path(folder) / "logs" / f"{name}.log", flags, 0o600)
     for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, stream)
-    keep(Path(folder), name, command)
+    keep_running(Path(folder), name, command)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The proxy in front of a SuperLink: nginx with a configuration that lets only nodes through."""
+"""The proxy in front of a SuperLink: nginx, configured to pass only the calls of nodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from wecfl.errors import ConfigError, DeployError
 
 __all__ = ["nginx", "nginx_config", "render"]
 
-TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-"""Folders that nginx makes as it starts, each but the first two only if it was built for it."""
+NGINX_TEMP_FOLDERS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+"""nginx makes these folders when it starts; all but the first two only if built with the module."""
 
 templates = Environment(
     loader=PackageLoader("wecfl.deploy"),
@@ -26,32 +26,36 @@ templates = Environment(
 
 
 def render(name: str, **values: object) -> str:
-    """A file of `templates/`, filled in."""
+    """The text of a file of `templates/` with these values."""
     for value in values.values():
         if isinstance(value, str | Path) and set(str(value)) & set('"$\\\n%'):
-            raise ConfigError(f"can't use '{value}' in {name}: it holds one of \" $ \\ %")
+            raise ConfigError(
+                f"can't use '{value}' in {name}: it must not contain any of \" $ \\ %"
+            )
     return templates.get_template(name).render(values)
 
 
 def nginx() -> Path:
-    """Where the system's nginx is."""
+    """The path of the system's nginx."""
     places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
     if not (found := shutil.which("nginx", path=places)):
         raise DeployError(
-            "nginx, which keeps everyone but the nodes from the SuperLink, is not installed: "
+            "nginx is not installed; it lets only the nodes reach the SuperLink: "
             "'apt install nginx-light' on Debian or Ubuntu, 'brew install nginx' on macOS"
         )
     return Path(found)
 
 
 def nginx_config(folder: Path, port: int, superlink: int) -> str:
-    """For loopback, with all that nginx writes in `folder`: it need not be run by root."""
+    """The configuration for loopback. nginx writes only to `folder`, so it needs no root."""
     built = subprocess.run([nginx(), "-V"], capture_output=True, text=True, check=True).stderr
     return render(
         "nginx.conf",
         folder=folder,
         user="root" if os.geteuid() == 0 else "",
-        temporary=[each for each in TEMPORARY if f"--without-http_{each}_module" not in built],
+        temporary=[
+            name for name in NGINX_TEMP_FOLDERS if f"--without-http_{name}_module" not in built
+        ],
         listen=f"127.0.0.1:{port}",
         host="localhost",
         superlink=superlink,

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl import rng
-from wecfl.core.plan import Correction, Plan
+from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Job, Sent, perform
-from wecfl.core.state import F32, F64, Bool, Int, Split, Table
 from wecfl.core.task import Task
+from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -131,7 +131,7 @@ class BaseEngine(ABC):
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
-    def notes(self) -> dict[str, Any]:
+    def network_report(self) -> dict[str, Any]:
         """Nothing: all clients are here (`wecfl.core.engine.Engine`)."""
         return {}
 
@@ -256,7 +256,7 @@ class Walk:
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """Of a client with these samples that gets to so many steps of the round."""
-        whole = Plan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
+        whole = LocalPlan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
         return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
 
     def dropout(self, key: int) -> int:
@@ -314,7 +314,7 @@ class Block:
     def train(
         self,
         rows: F32,
-        plan: Plan,
+        plan: LocalPlan,
         *,
         correction: Correction = Correction(),  # noqa: B008  (frozen)
         velocity: F32 | None = None,

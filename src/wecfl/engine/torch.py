@@ -31,8 +31,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
-from wecfl.core.state import F32, Bool, Int
 from wecfl.core.task import Task
+from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples, Walk
 from wecfl.errors import EngineError, ModelError
@@ -50,7 +50,7 @@ class TorchEngine(LocalEngine):
     Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
 
     >>> from torch import nn
-    >>> from wecfl.bilevel.queries import tallies
+    >>> from wecfl.bilevel.evaluation import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> with TorchEngine(fed, nn.Linear(4, 4), workers=1) as engine:
     ...     tallies(engine, np.zeros((2, 20), np.float32), "test").shape

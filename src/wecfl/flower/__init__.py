@@ -1,16 +1,16 @@
-"""The same methods over a network: Flower carries messages, `core.rounds` stays the only loop.
+"""The same methods over a network: Flower carries the messages, `core.rounds` is the only loop.
 
-A user's app is two lines beside the data and the model (`wecfl deploy new DIR` writes it)::
+Beside the data and the model, a user's app is two lines (`wecfl deploy new DIR` writes them)::
 
     app = wecfl.flower.client_app(load_data, make_model, classes=10)     # client.py
     app = wecfl.flower.server_app(make_model, classes=10)                # server.py
 
-`FlowerEngine` is the engine that asks clients over the network; `Roster` is who they are.
+`FlowerEngine` is the engine that asks clients over the network; a `Roster` lists these clients.
 """
 
 from typing import TYPE_CHECKING
 
-from wecfl._later import later
+from wecfl._lazy_import import lazy_import
 
 try:
     import flwr  # noqa: F401
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from wecfl.flower.engine import FlowerEngine
     from wecfl.flower.roster import Roster
     from wecfl.flower.server import server_app
-else:  # a client, started anew for each message, does without
-    __getattr__, __dir__ = later(
+else:  # a client starts a new process for each message, and does not need these
+    __getattr__, __dir__ = lazy_import(
         __name__,
         {
             "FlowerEngine": "wecfl.flower.engine:FlowerEngine",

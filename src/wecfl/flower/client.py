@@ -1,7 +1,8 @@
-"""What runs at a client: its own data, its own model, its own state, through a local engine."""
+"""The client's app: its own data, model and memory, and a local engine that works on them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -9,108 +10,188 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from platformdirs import user_state_path
 from torch import nn
 
 from wecfl.bilevel.local import digest
-from wecfl.channel.privacy import NO_NETWORK
 from wecfl.core.program import Job, Sent
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
-from wecfl.errors import ConfigError, DataError
-from wecfl.flower.store import Store
-from wecfl.flower.wire import PROTOCOL, fingerprint, read_job, reply
+from wecfl.errors import DataError, WecflError
+from wecfl.flower.client_memory import ClientMemory
+from wecfl.flower.guard import Guard, PolicyRefusal, request_hash
+from wecfl.flower.messages import PROTOCOL_VERSION, fingerprint, read_job, refusal, reply
+from wecfl.flower.policy import Policy
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
 
 __all__ = ["LoadData", "MakeModel", "client_app"]
 
 LoadData = Callable[[Mapping[str, Any]], tuple[ArrayLike, ...]]
-"""From the node's configuration to (x, y), of which a part is held out for tests, or to
+"""Gets the node's configuration; returns (x, y), a part of which is kept for tests, or
 (x, y, x_test, y_test)."""
 
 MakeModel = Callable[[], nn.Module]
-"""The model, the same at all clients and at the server."""
+"""Makes the model, which is the same at all clients and at the server."""
 
-HOLDOUT = 0.2
+Handler = Callable[[Message, Context], Message]
+"""Answers a message of the server."""
+
+TEST_SHARE = 0.2
 """The share of (x, y) that is kept for tests."""
+
+CLIENT_FAILED_CODE = 2
+"""What Flower calls a client whose app failed."""
+
+log = logging.getLogger("wecfl")
 
 
 def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> ClientApp:
-    """The client's side of every method: it says who it is, and runs the programs it is asked for.
+    """The client's side of every method: it introduces itself, and runs the programs it is sent.
 
-    The node's configuration (`flower-supernode --node-config`) says who the client is:
-    `client-id`, its name; `partition-id`, its number for keyed randomness (else drawn from the
-    name); `state-dir`, where it keeps what must survive a round.
+    The node's configuration (`flower-supernode --node-config`) says who the client is: `client-id`
+    is its name, `partition-id` its number for keyed randomness (by default a hash of the name),
+    `state-dir` the folder for what it keeps between rounds, and `policy` the file that says what it
+    allows (`wecfl.flower.policy`).
     """
     app = ClientApp()
 
-    @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
-        here = _Here(context, load_data, make_model, classes)
-        told: dict[str, Any] = {
-            "name": here.name, "samples": here.samples, "key": here.key, "classes": classes,
-            "layout": fingerprint(here.layout), "protocol": PROTOCOL, "programs": digest(),
+        client = _LocalClient(context, load_data, make_model, classes)
+        config = dict(message.content.config_records["config"])
+        samples = client.guard.told_samples(config, client.samples)
+        client.guard.audit(None, request_hash(config, Sent()), "greeted", 0, samples=samples)
+        about: dict[str, Any] = {
+            "name": client.name, "samples": samples, "key": client.key, "classes": classes,
+            "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
+            "programs": digest(),
         }  # fmt: skip
-        return Message(RecordDict({"config": ConfigRecord(told)}), reply_to=message)
+        return Message(RecordDict({"config": ConfigRecord(about)}), reply_to=message)
 
     def answer(message: Message, context: Context) -> Message:
-        here = _Here(context, load_data, make_model, classes)
+        client = _LocalClient(context, load_data, make_model, classes)
         config = dict(message.content.config_records["config"])
         own, common = (
             {name: array.numpy() for name, array in message.content.array_records[kind].items()}
             for kind in ("own", "common")
         )
-        return Message(here.answer(config, Sent(own, common)), reply_to=message)
+        try:
+            return Message(client.answer(config, Sent(own, common)), reply_to=message)
+        except PolicyRefusal as reason:
+            return Message(refusal(str(reason)), reply_to=message)
 
-    app.train()(answer)
-    app.query("ask")(answer)
+    app.query("hello")(_discreet(hello))
+    app.train()(_discreet(answer))
+    app.query("ask")(_discreet(answer))
     return app
 
 
-class _Here:
-    """One client, as a federation of its own."""
+def _discreet(handler: Handler) -> Handler:
+    """A handler whose errors stay at the client if nothing may leave it in the clear.
+
+    The text of an error may hold data. A private node says only that it failed; its own log has the
+    rest.
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception:
+            config = dict(message.content.config_records.get("config", ConfigRecord()))
+            if not _is_private_failure(context, config):
+                raise
+            log.exception("wecfl: a request failed")
+            reason = "it failed, and its own log says why"
+            return Message(Error(code=CLIENT_FAILED_CODE, reason=reason), reply_to=message)
+
+    return handle
+
+
+def _is_private_failure(context: Context, config: Mapping[str, Any]) -> bool:
+    """Write a failure to the audit log, and say whether its reason must stay at the client.
+
+    It must if the policy or the ledger can't be read.
+    """
+    try:
+        guard = _guard(context)
+        guard.audit(None, "", "failed", 0)
+        return guard.is_private(config)
+    except WecflError:
+        return True
+
+
+def _name(context: Context) -> str:
+    return str(context.node_config.get("client-id", context.node_id))
+
+
+def _state_dir(context: Context) -> Path:
+    """The client's own folder."""
+    if chosen := context.node_config.get("state-dir"):
+        return Path(str(chosen))
+    safe_name = sha256(_name(context).encode()).hexdigest()[:16]
+    return user_state_path("wecfl") / "clients" / safe_name
+
+
+def _guard(context: Context) -> Guard:
+    """What decides which replies leave the client of a node."""
+    state_dir = _state_dir(context)
+    return Guard(state_dir, Policy.read(context.node_config, state_dir))
+
+
+class _LocalClient:
+    """One client, as a federation that has no other."""
 
     def __init__(
         self, context: Context, load_data: LoadData, make_model: MakeModel, classes: int
     ) -> None:
-        said = context.node_config
-        self.name = str(said.get("client-id", context.node_id))
-        number = said.get("partition-id")
+        node_config = context.node_config
+        self.name, self.state_dir = _name(context), _state_dir(context)
+        self.guard = _guard(context)
+        number = node_config.get("partition-id")
         self.key = (
             int.from_bytes(sha256(self.name.encode()).digest()[:4], "big")
             if number is None
             else int(number)
         )
-        place = said.get("state-dir")
-        safe = sha256(self.name.encode()).hexdigest()[:16]
-        self.place = Path(str(place)) if place else user_state_path("wecfl") / "clients" / safe
-        self.federation = _federation(load_data(said), classes, self.name, self.key)
+        self.federation = _federation(load_data(node_config), classes, self.name, self.key)
         self.samples = int(self.federation.sizes[0])
         self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
         self.layout = layout_of(self.model)
 
     def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:
-        """Run the program that is asked for, with what is kept here, and reply what it declares."""
-        if "clip" in config:
-            raise ConfigError(NO_NETWORK)
-        job = read_job(config)
-        store, sizes = self._store(config), self._sizes
-        found = store.load(job.tick)
-        due = {
+        """Run the program of a job, unless the guard refuses; reply what the program declares."""
+        job, lost_memory = read_job(config), False
+
+        def run() -> dict[str, NDArray[Any]]:
+            nonlocal lost_memory
+            rows, lost_memory = self._run(job, config, sent)
+            return rows
+
+        rows, totals = self.guard.answer(job, config, sent, run, self.layout.width)
+        samples = self.guard.told_samples(config, self.samples)
+        return reply(rows, samples=samples, restarted=int(lost_memory), **totals)
+
+    def _run(
+        self, job: Job, config: Mapping[str, Any], sent: Sent
+    ) -> tuple[dict[str, NDArray[Any]], bool]:
+        """What a program makes of the memory kept here, and whether memory was lost before."""
+        kept_memory = ClientMemory(self.state_dir, str(config["run"]), str(config["member"]))
+        found = kept_memory.load(job.tick)
+        sizes = {"P": self.layout.width, "trainable": self.layout.trainable}
+        declared = {
             name: (field.dtype, field.sized(sizes))
             for name, field in job.keeps(self.layout).items()
         }
         fitting = {
             name: rows
             for name, rows in found.items()
-            if name not in due or (str(rows.dtype), rows.shape) == due[name]
+            if name not in declared or (str(rows.dtype), rows.shape) == declared[name]
         }
-        memory = {name: fitting[name][None] for name in due if name in fitting}
+        memory = {name: fitting[name][None] for name in declared if name in fitting}
         with make_engine(
             "auto", self.federation, self.model,
             workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"],
@@ -118,29 +199,22 @@ class _Here:
             answers = engine.ask(job, self._completed(job, sent), None, memory)
         lost = False
         if job.keep:
-            after = {name: answers.memory[name][0] for name in due if name in answers.memory}
-            # What other programs keep stays.
-            store.save(job.tick + 1, {**fitting, **after}, keep=int(config["kept"]))
+            after = {name: answers.memory[name][0] for name in declared if name in answers.memory}
+            # The fields of other programs stay as they were.
+            kept_memory.save(job.tick + 1, {**fitting, **after}, keep=int(config["kept"]))
             lost = bool(config["known"]) and not after.keys() <= fitting.keys()
         rows = {name: made[0] for name, made in answers.rows.items()}
         if job.keep and "model" in rows:
             rows["model"] = rows["model"][self.layout.columns(job.shared)]
-        return reply(rows, samples=self.samples, restarted=int(lost))
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {"P": self.layout.width, "trainable": self.layout.trainable}
-
-    def _store(self, config: Mapping[str, Any]) -> Store:
-        return Store(self.place, str(config["run"]), str(config["member"]))
+        return rows, lost
 
     def _completed(self, job: Job, sent: Sent) -> Sent:
-        """(1, …), rows as wide as models: what does not travel is at first as in the model here."""
+        """(1, …), full rows: columns that are not sent start as in this client's own model."""
         columns, start = self.layout.columns(job.shared), row_of(self.model)
 
         def whole(name: str, rows: F32) -> F32:
             made = np.zeros((*rows.shape[:-1], len(start)), np.float32)
-            if name != "offset":  # which is no model
+            if name != "offset":  # an offset is not a model, so it starts at zero
                 made[...] = start
             made[..., columns] = rows
             return made
@@ -150,12 +224,12 @@ class _Here:
 
 
 def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) -> Federation:
-    """A federation of this client alone."""
+    """A federation that holds only this client."""
     if len(held) not in (2, 4):
         raise DataError(
             f"load_data must return (x, y) or (x, y, x_test, y_test), got {len(held)} values"
         )
     x, y, *tests = held
-    test: Any = ([tests[0]], [tests[1]]) if tests else HOLDOUT
+    test: Any = ([tests[0]], [tests[1]]) if tests else TEST_SHARE
     own = Federation.from_arrays([x], [y], test=test, names=[name], classes=classes)
     return replace(own, keys=np.array([key], np.int64))

@@ -1,12 +1,13 @@
-"""The engine that asks clients over a network: one message to each, and rounds that end."""
+"""The engine that asks clients over a network, with one message to each client."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf, isfinite
+from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, Message, RecordDict
@@ -15,13 +16,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.bilevel.local import digest
+from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.core.state import Reply
+from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import EMPTY
 from wecfl.errors import ConfigError, EngineError
-from wecfl.flower.roster import Place, Roster
-from wecfl.flower.wire import (
-    PROTOCOL,
+from wecfl.flower.ledger import append_line
+from wecfl.flower.messages import (
+    PROTOCOL_VERSION,
     Refused,
     Shapes,
     fingerprint,
@@ -30,6 +33,7 @@ from wecfl.flower.wire import (
     read_config,
     request,
 )
+from wecfl.flower.roster import Place, Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
 from wecfl.tasks import Classification
 
@@ -37,30 +41,33 @@ __all__ = ["FlowerEngine"]
 
 log = logging.getLogger("wecfl")
 
-Answer = TypeVar("Answer")
 Contents = Mapping[int, RecordDict]
-"""What to ask, by row."""
+"""The content of the message to each client, by row."""
 
-AGAIN = 60.0
-"""Seconds after which a node that did not answer a greeting is greeted again."""
-LOOK = 3.0
-"""Seconds between two looks at who is online."""
-SHORTEST = 5.0
-"""Seconds that a round waits at least for the rest, once it has a quorum."""
+GREETING_SECONDS = 60.0
+"""A node that did not answer a greeting for this long is greeted again."""
 
 
 class FlowerEngine:
     """Runs the clients of a roster over a Flower grid (implements `wecfl.core.engine.Engine`).
 
-    A round ends when everyone online has answered; or, once a `quorum` of them gave a valid answer,
-    after as long again as that took; or after `timeout` seconds. Training that has no quorum then
-    is asked for again, of those who are missing, `tries` times in all, before the run ends with an
-    error and can be resumed. Every answer is checked (`wecfl.flower.wire`), and what is refused is
-    written to the log with its reason.
+    A round ends when all clients that are online have answered. Once a `quorum` of them gave a
+    valid answer, it waits for the others as long again as that took, and at least `min_extra_wait`
+    seconds. In any case it ends after `timeout` seconds. If training has no quorum by then, the
+    missing clients are asked again, `tries` times in all; then the run ends with an error and can
+    be resumed. Every answer is checked (`wecfl.flower.messages`). An answer that is refused is
+    written to the log with the reason.
 
-    What clients keep – momentum, a personal model, columns that are not shared – is at their own
-    place; of private columns the server's rows hold the common start. `kept` says of how many
-    exchanges, so that the server can go back to a checkpoint.
+    Clients keep their memory (momentum, a personal model, columns that are not shared) on their own
+    disks; in private columns the server's rows hold the common start. Clients keep the memory of
+    the last `kept` exchanges, so that the server can go back to a checkpoint.
+
+    With `privacy`, clients clip and noise what they send, and count it (`wecfl.flower.guard`). The
+    largest ε that one of them reports is in the network report. The file `audit` gets one line for
+    each message that comes.
+
+    New replies are looked for every `poll` seconds, and nodes that came online every `look_every`
+    seconds.
     """
 
     name = "flower"
@@ -74,71 +81,85 @@ class FlowerEngine:
         *,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
-        least: int = 1,
+        min_clients: int = 1,
         timeout: float = 600.0,
         tries: int = 3,
         kept: int = 3,
         poll: float = 0.5,
+        look_every: float = 3.0,
+        min_extra_wait: float = 5.0,
+        privacy: Privacy | None = None,
+        audit: Path | None = None,
     ) -> None:
         if not 0 < quorum <= 1:
             raise ConfigError(f"quorum must lie in (0, 1], got {quorum}")
         if not timeout > 0:
             raise ConfigError(f"timeout must be positive, got {timeout}")
-        for name, value in (("least", least), ("tries", tries), ("kept", kept)):
+        for name, value in (("min_clients", min_clients), ("tries", tries), ("kept", kept)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        if least > len(roster):
-            raise ConfigError(f"{len(roster)} clients can't give {least} answers")
+        if min_clients > len(roster):
+            raise ConfigError(
+                f"at least {min_clients} valid replies are required, but there are only "
+                f"{len(roster)} clients: lower min-clients"
+            )
         self.layout = layout_of(model)
         self._grid, self._roster, self._model = grid, roster, model
-        self._quorum, self._least, self._timeout, self._tries = quorum, least, timeout, tries
-        self._poll = poll
+        self._quorum, self._min_clients = quorum, min_clients
+        self._timeout, self._tries = timeout, tries
+        self._poll, self._look_every, self._min_extra_wait = poll, look_every, min_extra_wait
         self._common: dict[str, Any] = {
             "run": roster.run, "batchnorm": batchnorm, "kept": kept,
         }  # fmt: skip
-        self._greeted: dict[int, float] = {}  # when, by node
-        self._greetings: dict[str, int] = {}  # nodes, by message
-        self._late: dict[str, float] = {}  # when they expire, by message
-        self._looked, self._online = -LOOK, frozenset[int]()
+        self.privacy, self._audit_file = privacy, audit
+        if privacy is not None:
+            self._common |= {
+                "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta
+            }  # fmt: skip
+        self._greeted: dict[int, float] = {}  # the time of the last greeting, by node
+        self._greetings: dict[str, int] = {}  # the node that was greeted, by message
+        self._late: dict[str, float] = {}  # the time when a late reply expires, by message
+        self._looked, self._online = -look_every, frozenset[int]()
         self._notes: dict[str, Any] = {}
 
     @property
     def sizes(self) -> Int:
-        """(m,), |D_i| as told at enrolment."""
+        """(m,), |D_i| as clients reported it when they joined."""
         return self._roster.sizes
 
     @property
     def workers(self) -> int:
-        """All clients, each at its own place."""
+        """One for each client."""
         return len(self._roster)
 
     @property
     def nodes(self) -> int:
-        """Each has its own."""
+        """One for each client."""
         return len(self._roster)
 
-    def notes(self) -> dict[str, Any]:
-        """Who joined, what was refused and why, and how many replies came late, since last asked.
+    def network_report(self) -> dict[str, Any]:
+        """Who joined, which replies were refused, and how many came late, since the last call.
 
-        `refused` holds the name of a client, or the number of an unknown node, and the reason.
+        An entry of `refused` is the name of a client, or the number of an unknown node, and the
+        reason.
         """
-        told, self._notes = self._notes, {}
-        return told
+        notes, self._notes = self._notes, {}
+        return notes
 
-    def enrol(self, least: int, wait: float) -> None:
-        """Let clients join: until all places are taken, or `least` of them when `wait` is over."""
+    def enrol(self, min_clients: int, wait: float) -> None:
+        """Wait until all places are taken, or `wait` seconds if `min_clients` are by then."""
         began = monotonic()
         while len(self._roster.nodes) < len(self._roster):
             self._greet()
             self._pull({})
-            late = monotonic() - began > wait
-            if late and len(self._roster.nodes) >= least:
+            time_is_up = monotonic() - began > wait
+            if time_is_up and len(self._roster.nodes) >= min_clients:
                 break
-            if late:
+            if time_is_up:
                 raise EngineError(
-                    f"{len(self._roster.nodes)} of at least {least} clients joined within "
-                    f"{wait:g} s ({len(self._online)} nodes are online): start more, or ask for "
-                    f"fewer"
+                    f"{len(self._roster.nodes)} of at least {min_clients} clients joined within "
+                    f"{wait:g} s ({len(self._online)} nodes are online): start more clients, or "
+                    f"lower min-clients"
                 )
             sleep(self._poll)
         log.info("wecfl: %d of %d clients joined", len(self._roster.nodes), len(self._roster))
@@ -146,13 +167,13 @@ class FlowerEngine:
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
         """One message to each client that is online (`wecfl.core.engine.Engine`).
 
-        Where memory is kept it insists on a quorum: it is training. Elsewhere who does not answer
-        in time is left out.
+        A job that keeps memory is training, so it insists on a quorum. In other jobs a client that
+        does not answer in time is left out.
         """
         whom = np.arange(len(self._roster)) if who is None else who
         n, packed, columns = len(whom), _Packed(), self.layout.columns(job.shared)
         if "models" in sent.own and job.shared != "all":
-            raise ConfigError("over a network, a soft vote can't keep columns private")
+            raise ConfigError("a soft vote over a network can't keep columns private: share all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}
         lr = np.broadcast_to(job.plan.lr, n)
         done = np.broadcast_to(job.plan.steps if job.plan.done is None else job.plan.done, n)
@@ -160,12 +181,12 @@ class FlowerEngine:
         contents: dict[int, RecordDict] = {}
         for j, i in enumerate(whom.tolist()):
             own = {name: packed(rows[j][..., columns]) for name, rows in sent.own.items()}
-            each = {
+            client_config = {
                 "lr": float(lr[j]),
                 "done": int(done[j]),
                 "known": job.met is not None and bool(job.met[j]),
             }
-            contents[i] = request(config | each, own, common)
+            contents[i] = request(config | client_config, own, common)
         shapes, declared = self._shapes(job, sent), job.program.replies
         kind = "train" if job.keep else "query.ask"
         answers, outcome = self._exchange(kind, job.round, contents, shapes, insist=job.keep)
@@ -186,7 +207,7 @@ class FlowerEngine:
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
-        """Of the arrays that must come."""
+        """The types and shapes of the arrays that a reply must have."""
         models = sent.common.get("models")
         sizes: dict[str, int | tuple[int, ...]] = {
             "P": len(np.arange(self.layout.width)[self.layout.columns(job.shared)]),
@@ -199,18 +220,18 @@ class FlowerEngine:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample."""
+        """The number of outputs of the model."""
         return self._roster.classes
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
+        """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
     def _exchange(
         self, kind: str, round: int, contents: Contents, shapes: Shapes, *, insist: bool = False
     ) -> tuple[dict[int, dict[str, Any]], dict[int, Reply]]:
-        """The valid answers by row, and what came of each row."""
+        """Ask clients and wait; the valid answers by row, and the outcome of each row."""
         answers: dict[int, dict[str, Any]] = {}
         replies = dict.fromkeys(contents, Reply.ABSENT)
         if not contents:
@@ -229,7 +250,7 @@ class FlowerEngine:
                 self._pull({})
                 sleep(self._poll)
             there = sum(row in asked or replies[row] != Reply.ABSENT for row in contents)
-            need = max(self._least, ceil(self._quorum * there))
+            need = max(self._min_clients, ceil(self._quorum * there))
             for row in asked:
                 replies[row] = Reply.LOST
             open_ = self._push(kind, round, asked, nodes)
@@ -244,8 +265,8 @@ class FlowerEngine:
             )  # fmt: skip
         raise EngineError(
             f"round {round + 1} got {len(answers)} valid replies of {there} clients in "
-            f"{self._tries} times {self._timeout:g} s, expected at least {need}; the rounds before "
-            f"are kept: start the run again when clients are back"
+            f"{self._tries} times {self._timeout:g} s, expected at least {need}; the earlier "
+            f"rounds are saved: start the run again when the clients are back"
         )
 
     def _collect(
@@ -256,7 +277,7 @@ class FlowerEngine:
         answers: dict[int, dict[str, Any]],
         replies: dict[int, Reply],
     ) -> None:
-        """Take what comes until the round ends; what stays open would be late."""
+        """Take replies until the round ends; replies that come after that are late."""
         began, reached = monotonic(), 0.0
         while open_:
             for row, message in self._pull(open_):
@@ -264,6 +285,8 @@ class FlowerEngine:
                 try:
                     answers[row], metrics = read_arrays(message, shapes, samples)
                     replies[row] = Reply.HEARD
+                    self._audit(message, self._roster.names[row], "used")
+                    self._note_spent(metrics)
                     if metrics.get("restarted"):
                         self._note("restarted", self._roster.names[row])
                         log.warning(
@@ -272,22 +295,25 @@ class FlowerEngine:
                         )
                 except Refused as reason:
                     replies[row] = reason.kind
+                    self._audit(message, self._roster.names[row], f"refused: {reason}")
                     self._refuse(self._roster.names[row], str(reason))
             spent = monotonic() - began
             if len(answers) >= need and not reached:
                 reached = spent
-            if spent > self._timeout or (reached and spent > reached + max(reached, SHORTEST)):
+            if spent > self._timeout or (
+                reached and spent > reached + max(reached, self._min_extra_wait)
+            ):
                 break
             if open_:
                 self._greet()
                 sleep(self._poll)
-        self._late |= dict.fromkeys(open_, monotonic() + self._timeout + AGAIN)
+        self._late |= dict.fromkeys(open_, monotonic() + self._timeout + GREETING_SECONDS)
 
     def _push(
         self, kind: str, round: int, asked: Contents, nodes: Mapping[int, int]
     ) -> dict[str, int]:
-        """Rows by the numbers of their messages."""
-        ttl = self._timeout + AGAIN
+        """Send the messages; returns the row of each, by the message's number."""
+        ttl = self._timeout + GREETING_SECONDS
         messages = [
             Message(
                 content, dst_node_id=nodes[row], message_type=kind, group_id=str(round), ttl=ttl
@@ -298,7 +324,7 @@ class FlowerEngine:
         return {number: row for number, row in zip(numbers, asked, strict=False) if number}
 
     def _pull(self, open_: dict[str, int]) -> list[tuple[int, Message]]:
-        """The replies to these messages, which are then no longer open; others are sorted out."""
+        """Take the replies to these messages out of `open_`; handle all other replies."""
         now, came = monotonic(), []
         self._late = {number: until for number, until in self._late.items() if until > now}
         numbers = [*open_, *self._late, *self._greetings]
@@ -311,29 +337,31 @@ class FlowerEngine:
             elif self._late.pop(number, None):
                 self._notes["late"] = self._notes.get("late", 0) + 1
             else:
-                self._refuse(f"node {message.metadata.src_node_id}", "it replies to no message")
+                self._refuse(
+                    f"node {message.metadata.src_node_id}",
+                    "it replies to a message that was not sent",
+                )
         return came
 
     def _reachable(self) -> dict[int, int]:
-        """Nodes by row, of the clients that are online now."""
+        """The nodes of the clients that are online now, by row."""
         self._greet()
         return {row: node for row, node in self._roster.nodes.items() if node in self._online}
 
     def _greet(self) -> None:
-        """Ask nodes that are new who they are; the answers come with others."""
+        """Ask new nodes who they are; `_pull` gets their answers."""
         now = monotonic()
-        if now - self._looked < LOOK:
+        if now - self._looked < self._look_every:
             return
         self._looked, self._online = now, frozenset(self._grid.get_node_ids())
         new = [
             node
             for node in sorted(self._online)
-            if self._roster.row(node) is None and now - self._greeted.get(node, -AGAIN) >= AGAIN
+            if self._roster.row(node) is None
+            and now - self._greeted.get(node, -GREETING_SECONDS) >= GREETING_SECONDS
         ]
-        messages = [
-            Message(request(self._common), dst_node_id=node, message_type="query.hello", ttl=AGAIN)
-            for node in new
-        ]
+        about: dict[str, Any] = {"message_type": "query.hello", "ttl": GREETING_SECONDS}
+        messages = [Message(request(self._common), dst_node_id=node, **about) for node in new]
         numbers = self._grid.push_messages(messages) if messages else []
         for node, number in zip(new, numbers, strict=False):
             self._greeted[node] = now
@@ -341,42 +369,72 @@ class FlowerEngine:
                 self._greetings[number] = node
 
     def _welcome(self, node: int, message: Message) -> None:
-        """Give a client its place, or say why not."""
+        """Give a client its place, or note why it can't have one."""
         try:
-            told = read_config(
+            hello = read_config(
                 message, name=str, samples=int, key=int, classes=int, layout=str, protocol=int,
                 programs=str,
             )  # fmt: skip
-            if (told["protocol"], told["programs"]) != (PROTOCOL, digest()):
-                raise Refused("it knows other programs than the server: install the same wecfl")
-            if told["layout"] != fingerprint(self.layout):
+            if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
+                raise Refused(
+                    "it knows other programs than the server: install the same version of wecfl"
+                )
+            if hello["layout"] != fingerprint(self.layout):
                 raise Refused("its model has other tensors than the server's")
-            if told["classes"] != self._roster.classes:
-                raise Refused(f"it has {told['classes']} classes, expected {self._roster.classes}")
+            if hello["classes"] != self._roster.classes:
+                raise Refused(f"it has {hello['classes']} classes, expected {self._roster.classes}")
             before = len(self._roster.places)
-            self._roster.join(Place(told["name"], node, told["key"], told["samples"]))
+            self._roster.join(Place(hello["name"], node, hello["key"], hello["samples"]))
         except Refused as reason:
+            self._audit(message, f"node {node}", f"refused: {reason}")
             self._refuse(f"node {node}", str(reason))
             return
+        self._audit(message, hello["name"], "greeted")
         if len(self._roster.places) > before:
-            self._note("joined", told["name"])
-        log.info("wecfl: client %s is there, with %d samples", told["name"], told["samples"])
+            self._note("joined", hello["name"])
+        log.info("wecfl: client %s is there, with %d samples", hello["name"], hello["samples"])
 
     def _refuse(self, who: str, reason: str) -> None:
         line = " ".join(reason.split())[:300]
         log.warning("wecfl: refused a reply of %s: %s", who, line)
         self._note("refused", [who, line])
 
+    def _note_spent(self, metrics: Mapping[str, float]) -> None:
+        """The largest privacy budget that a client's ledger has come to."""
+        if self.privacy is None:
+            return
+        before = self._notes.get("privacy", {"replies": 0, "epsilon": 0.0})
+        epsilon = metrics.get("epsilon", inf) if self.privacy.noise else inf
+        largest = inf if before["epsilon"] is None else max(before["epsilon"], epsilon)
+        self._notes["privacy"] = {
+            "replies": max(before["replies"], int(metrics.get("released", 0))),
+            "epsilon": largest if isfinite(largest) else None,
+        }
+
+    def _audit(self, message: Message, who: str, outcome: str) -> None:
+        """One line about a message that came."""
+        if self._audit_file is None:
+            return
+        size = sum(
+            len(array.data) for record in message.content.array_records.values()
+            for array in record.values()
+        ) if message.has_content() else 0  # fmt: skip
+        kind, round = message.metadata.message_type, message.metadata.group_id
+        append_line(
+            self._audit_file,
+            {"from": who, "kind": kind, "round": round, "bytes": size, "outcome": outcome[:300]},
+        )
+
     def _note(self, name: str, what: object) -> None:
         self._notes.setdefault(name, []).append(what)
 
 
 class _Packed:
-    """Arrays to send: those of a cluster are equal, so they are one, which travels once."""
+    """Packs arrays to send. Equal arrays, such as those of one cluster, are sent only once."""
 
     def __init__(self) -> None:
-        self._made: dict[bytes, Array] = {}
+        self._made: dict[tuple[tuple[int, ...], bytes], Array] = {}
 
     def __call__(self, array: F32) -> Array:
         held = np.ascontiguousarray(array)
-        return self._made.setdefault(held.tobytes(), Array(held))
+        return self._made.setdefault((held.shape, held.tobytes()), Array(held))

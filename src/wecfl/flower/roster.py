@@ -1,4 +1,4 @@
-"""Who takes part: places for the clients of a run, taken by name and kept."""
+"""The list of a run's clients: each has a place, which it takes by name and keeps."""
 
 from __future__ import annotations
 
@@ -12,45 +12,48 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.core.state import Clients, Int, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError
-from wecfl.flower.wire import Refused
+from wecfl.flower.messages import Refused
 from wecfl.folder.files import replace_file
 from wecfl.folder.parsing import read_json
 from wecfl.folder.schema import RosterSchema
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
-__all__ = ["FILE", "Place", "Roster"]
+__all__ = ["ROSTER_FILE", "Place", "Roster"]
 
-FILE = "roster.json"
-"""In the run folder: the run's name for its clients, and who they are."""
+ROSTER_FILE = "roster.json"
+"""In the run folder: the name of the run, as clients know it, and its clients."""
 
-MOST_SAMPLES = 10**9
-"""More than a client can hold: λ comes from the client, and no one may outweigh all others."""
+MAX_SAMPLES = 10**9
+"""No client holds more. λ comes from the client, and none may outweigh all others."""
 
-LONGEST_NAME = 200
+MAX_NAME_CHARACTERS = 200
+"""In the name of a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A client as it was when it joined; none of this changes later."""
+    """A client as it was when it joined; nothing of it changes later."""
 
     name: str
     node: int
-    """Flower's number of its node, which stays the same where the node has a registered key."""
+    """Flower's number of its node; it stays the same if the node has a registered key."""
     key: int
-    """Who it is, for keyed randomness."""
+    """The client's number for keyed randomness."""
     samples: int
     """|D_i|."""
 
 
 class Roster:
-    """m places for clients that join by name (a `wecfl.core.state.Clients`).
+    """m places for clients that join by name (a `wecfl.core.clients.Clients`).
 
-    A place that nobody has taken yet is a client never heard of: it counts in nothing. With
-    `pinned`, a name belongs to the node that joined with it; else to whoever uses it last, which
-    is for trials without node keys.
+    A place that nobody has taken yet stands for a client that was never heard of, and counts in
+    nothing. With `pinned`, a name belongs to the node that joined with it. Otherwise it belongs to
+    the node that used it last, which is meant for trials without node keys.
 
     >>> roster = Roster(2)
     >>> roster.join(Place("ward-1", node=7, key=0, samples=30))
@@ -60,8 +63,8 @@ class Roster:
     >>> roster.join(Place("ward-1", node=8, key=0, samples=30))
     Traceback (most recent call last):
     ...
-    wecfl.flower.wire.Refused: the name ward-1 belongs to another node (for trials without node \
-keys: pin-nodes = false)
+    wecfl.flower.messages.Refused: the name ward-1 belongs to another node (for trials without \
+node keys: pin-nodes = false)
     """
 
     def __init__(
@@ -73,16 +76,17 @@ keys: pin-nodes = false)
         self.run = secrets.token_hex(8)
         self.places: list[Place] = []
         self._nodes: dict[int, int] = {}
-        """Rows by node, of those that were greeted since the server started."""
+        """The row of each node that joined since the server started."""
         self._changed = False
 
     @classmethod
     def read(cls, folder: Path, m: int, **options: Any) -> Roster:
-        """The roster of a run that goes on."""
-        written = read_json(folder / FILE, RosterSchema)
+        """The roster of a run that is resumed."""
+        written = read_json(folder / ROSTER_FILE, RosterSchema)
         if written["clients"] != m:
             raise ConfigError(
-                f"{folder} was begun with clients = {written['clients']} and can't go on with {m}"
+                f"{folder} was begun with clients = {written['clients']} and can't continue with "
+                f"clients = {m}"
             )
         roster = cls(m, **options)
         roster.run = written["run"]
@@ -93,11 +97,13 @@ keys: pin-nodes = false)
         return roster
 
     def join(self, place: Place) -> int:
-        """Its row, old or new; an error if it can't have one."""
-        if not 1 <= place.samples <= MOST_SAMPLES:
-            raise Refused(f"samples must lie between 1 and {MOST_SAMPLES}, got {place.samples}")
-        if not 0 < len(place.name) <= LONGEST_NAME or not place.name.isprintable():
-            raise Refused(f"a name has 1 to {LONGEST_NAME} printable letters, got {place.name!r}")
+        """Return the row of a client, old or new; raise `Refused` if it can't have one."""
+        if not 1 <= place.samples <= MAX_SAMPLES:
+            raise Refused(f"samples must lie between 1 and {MAX_SAMPLES}, got {place.samples}")
+        if not 0 < len(place.name) <= MAX_NAME_CHARACTERS or not place.name.isprintable():
+            raise Refused(
+                f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, got {place.name!r}"
+            )
         if place.key < 0:
             raise Refused(f"key must not be negative, got {place.key}")
         row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
@@ -105,7 +111,7 @@ keys: pin-nodes = false)
             if len(self.places) == self._m:
                 raise Refused(f"all {self._m} places are taken")
             if any(known.key == place.key for known in self.places):
-                raise Refused(f"the key {place.key} is another client's")
+                raise Refused(f"the key {place.key} belongs to another client")
             row = len(self.places)
             self.places.append(place)
             self._changed = True
@@ -117,14 +123,14 @@ keys: pin-nodes = false)
             )
         if (known.key, known.samples) != (place.key, place.samples):
             raise Refused(
-                f"{place.name} joined with {known.samples} samples and the key {known.key}, and "
-                f"now has {place.samples} and {place.key}"
+                f"{place.name} joined with {known.samples} samples and the key {known.key}, but "
+                f"now has {place.samples} samples and the key {place.key}"
             )
         self._nodes = {node: i for node, i in self._nodes.items() if i != row} | {place.node: row}
         return row
 
     def sort(self) -> None:
-        """Before the first round: places by key, so that who came first does not matter."""
+        """Sort the places by key before the first round: the order of joining has no effect."""
         self.places.sort(key=lambda place: place.key)
         rows = {place.name: i for i, place in enumerate(self.places)}
         nodes = {place.node: rows[place.name] for place in self.places if place.node in self._nodes}
@@ -136,7 +142,7 @@ keys: pin-nodes = false)
 
     @property
     def nodes(self) -> Mapping[int, int]:
-        """Nodes by row, of the clients that were met since the server started."""
+        """The node of each client that joined since the server started, by row."""
         return {row: node for node, row in self._nodes.items()}
 
     def __len__(self) -> int:
@@ -144,27 +150,27 @@ keys: pin-nodes = false)
 
     @property
     def names(self) -> Sequence[str]:
-        """What clients call themselves."""
+        """(m,), the names that clients gave; "place i" where nobody has joined."""
         return tuple(
             self.places[i].name if i < len(self.places) else f"place {i}" for i in range(self._m)
         )
 
     @property
     def keys(self) -> Int:
-        """(m,), for keyed randomness; those of free places are larger than any."""
-        most = max((place.key for place in self.places), default=-1) + 1
+        """(m,), for keyed randomness; free places get keys above all that are taken."""
         taken = [place.key for place in self.places]
-        return np.array([*taken, *range(most, most + self._m - len(taken))], np.int64)
+        first = max(taken, default=-1) + 1
+        return np.array([*taken, *range(first, first + self._m - len(taken))], np.int64)
 
     @property
     def sizes(self) -> Int:
-        """(m,), |D_i|; 1 of a place that is free."""
+        """(m,), |D_i|; 1 for a free place."""
         taken = [place.samples for place in self.places]
         return np.array(taken + [1] * (self._m - len(taken)), np.int64)
 
     @property
     def groups(self) -> None:
-        """Unknown: to find them is what the run is for."""
+        """Unknown: the run is there to find them."""
 
     @property
     def held(self) -> None:
@@ -172,33 +178,33 @@ keys: pin-nodes = false)
 
     @property
     def fingerprint(self) -> str:
-        """Of the run they joined."""
+        """Identifies the run that the clients joined."""
         return sha256(self.run.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
-    """Writes the roster into the run folder, at the start and when someone has joined."""
+class RosterWriter:
+    """A `Watcher` that writes the roster into the run folder when clients have joined."""
 
     roster: Roster
     folder: Path
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """The run folder is there now."""
+        """Write the roster, because the run folder exists now."""
         self._write()
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Someone may have joined."""
+        """Write the roster again if a client has joined."""
         if self.roster._changed:
             self._write()
 
     def end(self, result: Result) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _write(self) -> None:
         roster = self.roster
         places = [asdict(place) for place in roster.places]
         written = {"run": roster.run, "clients": len(roster), "places": places}
         text = json.dumps(written, indent=2) + "\n"
-        replace_file(self.folder / FILE, [text.encode()])
+        replace_file(self.folder / ROSTER_FILE, [text.encode()])
         roster._changed = False

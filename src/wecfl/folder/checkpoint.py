@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from wecfl.core.state import State, under
+from wecfl.core.state import State
+from wecfl.core.types import under
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors
 

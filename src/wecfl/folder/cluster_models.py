@@ -22,7 +22,7 @@ from wecfl.folder.readers import read_summary
 from wecfl.layout import Layout
 from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
 from wecfl.models.onnx import to_onnx
-from wecfl.runs.newcomers import Blueprint
+from wecfl.runs.blueprint import Blueprint
 
 __all__ = ["ClusterModels", "ModelFormat", "export_model"]
 

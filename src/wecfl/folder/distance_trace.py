@@ -24,7 +24,8 @@ from wecfl.bilevel.representation import last_layer
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
-from wecfl.core.state import F32, F64, Real, State
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Real
 from wecfl.folder.files import replace_tensors
 from wecfl.folder.parsing import folder_errors, read_tensors
 

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from safetensors import safe_open
 
-from wecfl.config import Config, resolve
-from wecfl.core.state import Int, State
+from wecfl.config import Config
+from wecfl.core.state import State
+from wecfl.core.types import Int
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format
@@ -30,6 +31,7 @@ from wecfl.folder.schema import (
     RoundSchema,
     SummarySchema,
 )
+from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 
 __all__ = [

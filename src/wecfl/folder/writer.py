@@ -39,7 +39,8 @@ import pandas as pd
 import tomli_w
 
 from wecfl.config import Config
-from wecfl.core.state import Clients, State
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import FOLDER_FORMAT, Checkpoint, Manifest
@@ -212,7 +213,7 @@ class RunFolder:
             self._checkpoint()
         self._wait()
         with self._writing():
-            about = result.visit.blueprint.written()
+            about = result.newcomer_setup.blueprint.written()
             replace_tensors(self.path / "models.safetensors", result.tensors, about)
             if result.reference:
                 write_reference(result.reference, self.path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from wecfl import rng
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.errors import ModelError
 from wecfl.layout import Layout
 

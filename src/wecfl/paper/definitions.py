@@ -29,36 +29,40 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import INCIDENTAL, Config, one_line, resolve
+from wecfl.config import INCIDENTAL_KEYS, Config, one_line
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import method_of
+from wecfl.resolve import resolve
 
-__all__ = ["SHIPPED", "Cell", "Definition", "Run", "ordered", "read_definitions", "select"]
+__all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
 
 SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
-Layout = Literal["robustness", "newcomers", "found"]
+TableLayout = Literal["robustness", "newcomers", "found"]
 """Of a table that is not beside the paper's."""
 
-LISTS = ("alpha", "classes_per")
+LIST_KEYS = ("alpha", "classes_per")
 """Keys that are lists themselves, so that a list of them is one value."""
 
-MOST = 1000
-"""Cells of a set, and seeds of a cell."""
+MAX_CELLS = 1000
+"""The largest number of cells in a set."""
 
-VALIDATION = 0.2
+MAX_SEEDS = 1000
+"""The largest number of seeds of a cell."""
+
+VALIDATION_SHARE = 0.2
 """The share of the training data on which a learning rate is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlannedRun:
     """One run of the queue: a configuration with its seed, or one member of a soft vote.
 
-    >>> vote = Run(Config(method="fedavg+", clusters=2))
+    >>> vote = PlannedRun(Config(method="fedavg+", clusters=2))
     >>> [(part.config.method, part.config.clusters, part.member) for part in vote.parts]
     [('fedavg', 1, 0), ('fedavg', 1, 1)]
-    >>> vote.parts[0] == Run(Config(method="fedavg", clusters=1))       # shared with that row
+    >>> vote.parts[0] == PlannedRun(Config(method="fedavg", clusters=1))  # shared with that row
     True
     """
 
@@ -73,7 +77,7 @@ class Run:
     """The file of results it belongs to, if not one of its own."""
 
     @property
-    def parts(self) -> tuple[Run, ...]:
+    def parts(self) -> tuple[PlannedRun, ...]:
         """The members of a soft vote, each a run of its own; none for any other method."""
         members = method_of(self.config).members
         if members == 1:
@@ -81,7 +85,7 @@ class Run:
         # FedAvg+ is a vote of FedAvg: the same for any K, so K = 5 and K = 10 share their members.
         plain = {"method": self.config.method.removesuffix("+"), "clusters": 1}
         config = self.config.model_copy(update=plain)
-        return tuple(Run(config, j, pool=self.pool) for j in range(members))
+        return tuple(PlannedRun(config, j, pool=self.pool) for j in range(members))
 
     @property
     def hash(self) -> str:
@@ -90,11 +94,12 @@ class Run:
         Only those that are not the default count, so that a new choice leaves the old results
         valid.
 
-        >>> Run(Config(seed=3, workers=2)).hash == Run(Config()).hash != Run(Config(lr=0.1)).hash
+        >>> usual, faster = PlannedRun(Config()), PlannedRun(Config(lr=0.1))
+        >>> PlannedRun(Config(seed=3, workers=2)).hash == usual.hash != faster.hash
         True
         """
         said = self.config.completed().model_dump(
-            mode="json", exclude=set(INCIDENTAL), exclude_defaults=True
+            mode="json", exclude=set(INCIDENTAL_KEYS), exclude_defaults=True
         )
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -102,7 +107,7 @@ class Run:
     def stem(self) -> str:
         """The name of its files.
 
-        >>> Run(Config(method="fedavg", clusters=1, seed=2), member=3).stem
+        >>> PlannedRun(Config(method="fedavg", clusters=1, seed=2), member=3).stem
         'digits_clusterwise-dirichlet_fedavg_k1_seed2_m3_bdd1138e18ee'
         """
         config = self.config
@@ -151,19 +156,19 @@ class Cell:
         attack = [config.attack] if config.attack else []
         return [*named, config.aggregation, *attack, *_unseen(config), *self.label.split()]
 
-    def run(self, seed: int, **changes: Any) -> Run:
+    def run(self, seed: int, **changes: Any) -> PlannedRun:
         """The run of a seed."""
         config = self.config.model_copy(update={"seed": seed, **changes})
-        return Run(config, trace=self.trace, label=self.label, pool=self.pool)
+        return PlannedRun(config, trace=self.trace, label=self.label, pool=self.pool)
 
     @property
-    def candidates(self) -> list[Run]:
+    def candidates(self) -> list[PlannedRun]:
         """The runs by which the learning rate is chosen: test data have no part in it.
 
         >>> [run.config.lr for run in Cell(Config(), tune=(0.001, 0.01)).candidates]
         [0.001, 0.01]
         """
-        return [self.run(0, lr=lr, validation=VALIDATION) for lr in self.tune]
+        return [self.run(0, lr=lr, validation=VALIDATION_SHARE) for lr in self.tune]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class Definition:
     title: str
     paper: str | None
     """The table of the paper beside which it is shown."""
-    table: Layout | None
+    table: TableLayout | None
     """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.paper.tables`)."""
     figure: str | None
     """How it is drawn (`wecfl.paper.figures`); without `table` it is no table."""
@@ -241,7 +246,7 @@ class _Written(BaseModel):
 
     title: str
     paper: str | None = None
-    table: Layout | None = None
+    table: TableLayout | None = None
     figure: str | None = None
     together: bool = False
     base: dict[str, Any] = {}
@@ -254,7 +259,7 @@ class _Set(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     priority: int
-    seeds: Annotated[int, Field(ge=0, le=MOST)]
+    seeds: Annotated[int, Field(ge=0, le=MAX_SEEDS)]
     preset: str | None = None
     label: str = ""
     tune: list[Annotated[float, Field(ge=0)]] = []
@@ -277,11 +282,11 @@ def _definition(file: Path) -> Definition:
 def _cells(said: _Set, pool: str) -> tuple[Cell, ...]:
     choices = said.model_extra or {}
     lists = [
-        value if isinstance(value, list) and key not in LISTS else [value]
+        value if isinstance(value, list) and key not in LIST_KEYS else [value]
         for key, value in choices.items()
     ]
-    if prod(map(len, lists)) > MOST:
-        raise ConfigError(f"a set has {prod(map(len, lists))} cells, at most {MOST} are run")
+    if prod(map(len, lists)) > MAX_CELLS:
+        raise ConfigError(f"a set has {prod(map(len, lists))} cells, at most {MAX_CELLS} are run")
     return tuple(
         Cell(
             resolve(preset=said.preset, flags=dict(zip(choices, each, strict=True))),

@@ -13,21 +13,21 @@ from wecfl.data.client_rows import class_counts
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, unknown
 from wecfl.paper.definitions import Cell, Definition
-from wecfl.paper.queue import Store, Stored
-from wecfl.report.charts import AnyChart, styled
-from wecfl.report.figures import COLORS, panel_of_curves
-from wecfl.report.partition_figure import bars
+from wecfl.paper.result_store import ResultStore, StoredResult
+from wecfl.report.figures.curves import CURVE_COLORS, curves_panel
+from wecfl.report.figures.files import AnyChart, styled
+from wecfl.report.figures.partition import bars
 
 __all__ = ["FIGURES", "draw"]
 
 Clients = Callable[[Config], Federation]
-Found = list[tuple[Cell, list[Stored]]]
+Found = list[tuple[Cell, list[StoredResult]]]
 """The cells with results, and those of their seeds."""
 
 DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
-def draw(definition: Definition, store: Store, clients: Clients) -> AnyChart | None:
+def draw(definition: Definition, store: ResultStore, clients: Clients) -> AnyChart | None:
     """The figure of what is stored; None if nothing is."""
     if definition.figure == "partition":  # the one that needs data and no run
         return _partition([cell.config for cell in definition.cells], clients)
@@ -68,8 +68,8 @@ def _convergence(found: Found) -> AnyChart:
     )
     where = _setting(found[0][0].config)
     panels = [
-        panel_of_curves(records, "accuracy", title=f"{where}: accuracy"),
-        panel_of_curves(records, "macro_f1", title=f"{where}: macro-F1"),
+        curves_panel(records, "accuracy", title=f"{where}: accuracy"),
+        curves_panel(records, "macro_f1", title=f"{where}: macro-F1"),
     ]
     return styled(alt.hconcat(*panels, spacing=40).resolve_scale(color="shared"))
 
@@ -147,7 +147,7 @@ def _plane(seen: dict[str, list[float]], group: list[int] | None, title: str) ->
         .encode(
             x=alt.X("x:Q", axis=bare, scale=scale),
             y=alt.Y("y:Q", axis=bare, scale=scale),
-            color=alt.Color("cluster:N", scale=alt.Scale(range=COLORS), legend=None),
+            color=alt.Color("cluster:N", scale=alt.Scale(range=CURVE_COLORS), legend=None),
             tooltip=["client:O", "cluster:N", "group:N"],
         )
         .properties(width=165, height=165, view=alt.ViewConfig(stroke="#ddd"))
@@ -195,7 +195,9 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
             y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4)),
-            color=alt.Color("after:N", title=title_of, scale=alt.Scale(domain=names, range=COLORS)),
+            color=alt.Color(
+                "after:N", title=title_of, scale=alt.Scale(domain=names, range=CURVE_COLORS)
+            ),
             strokeDash=alt.StrokeDash(
                 "after:N", title=title_of, scale=alt.Scale(domain=names, range=dashes)
             ),

@@ -1,1 +1,1 @@
-"""Reports: tables and figures from run folders."""
+"""What a person looks at: the page, the figures, the tables, sentences, and trackers."""

@@ -9,7 +9,7 @@ from sklearn.manifold import TSNE
 
 from wecfl import rng
 from wecfl.bilevel.threads import one_thread
-from wecfl.core.state import F64
+from wecfl.core.types import F64
 
 __all__ = ["LEAST", "planes"]
 

@@ -1,1 +1,1 @@
-"""Runs: from a federation and a method to a result and a run folder."""
+"""A run in memory: its records, its result, attacks and newcomers."""

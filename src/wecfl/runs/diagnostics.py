@@ -1,4 +1,4 @@
-"""What the paper's theory speaks of, measured while a run goes on (`--diagnostics`)."""
+"""Diagnostics: the quantities of the paper's theory, measured during a run (`--diagnostics`)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any, final
 import numpy as np
 
 from wecfl import rng
-from wecfl.bilevel import criteria
+from wecfl.bilevel import bounds
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.queries import gradients
+from wecfl.bilevel.evaluation import gradients
+from wecfl.bilevel.objectives import gaps
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32, F64, Real, State
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Real
 
-__all__ = ["DRAWS", "Diagnostics"]
+__all__ = ["GRADIENT_DRAWS", "Diagnostics"]
 
-DRAWS = 4
-"""Mini-batch gradients of each client in a round, for U and σ²."""
+GRADIENT_DRAWS = 4
+"""The number of mini-batch gradients of each client in a round, for U and σ²."""
 
 
 @final
 class Diagnostics:
-    """Watches one run (of a soft vote, the first) and measures B, U, σ², β and the bounds.
+    """Watches a run (the first of a soft vote), and measures B, U, σ², β and the bounds.
 
-    A round costs two full gradients of every client more – at the models before the local steps
-    (q = 0) and after them (q = Q) – and `DRAWS` mini-batch gradients; none of these where a batch
-    holds all of a client's data. U, σ² and β are the largest seen so far; the bounds of a round
-    need no more than the U of that round (`U_round`).
+    In each round it costs two full gradients of every client, at the models before the local steps
+    (q = 0) and after them (q = Q), and `GRADIENT_DRAWS` mini-batch gradients. The latter are left
+    out where one batch holds all data of every client. U, σ² and β are the largest values so far;
+    the bounds of a round need only the U of that round (`U_round`).
 
-    `last` is the record of the round that `state` closed, for a run that goes on.
+    For a run that is resumed, `last` is the record of the round that ended with `state`.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Diagnostics:
         self._constants = {
             name: last["theory"][name] if last else 0.0 for name in ("U", "sigma2", "beta")
         }
-        # On the common start nobody has moved.
+        # At the common start no client has moved.
         self._gap = np.array(last["clients"]["gap"]) if last else np.zeros(len(state.labels))
         self._found: dict[str, Any] = {}
         self._clients: dict[str, list[float | None] | None] = {}
@@ -55,7 +57,7 @@ class Diagnostics:
         began = perf_counter()
         if step == "L":
             self._trained, self._trained_slope = state, self._gradients(state)
-            self._path_U = max(self._path_U, criteria.gradient_bound(self._trained_slope[None]))
+            self._path_U = max(self._path_U, bounds.gradient_bound(self._trained_slope[None]))
             self._see_secants(self._started, self._started_slope)
         elif step == "D":
             self._close(self._previous, state)
@@ -63,7 +65,7 @@ class Diagnostics:
         self._seconds += perf_counter() - began
 
     def round(self) -> tuple[dict[str, Any], dict[str, list[float | None] | None], float]:
-        """B and `theory` of the round's record, the rates of each client, the seconds it took."""
+        """B and `theory` of the round's record, the learning rates of clients, and the seconds."""
         measured, clients, seconds = self._found, self._clients, self._seconds
         self._clear()
         return measured, clients, seconds
@@ -73,17 +75,17 @@ class Diagnostics:
         self._seconds = 0.0
 
     def _begin(self, state: State) -> None:
-        """The local steps start from here, at a rate that is known."""
+        """Measure what is known where the local steps begin."""
         self._started, self._started_slope = state, self._gradients(state)
         sampled = self._sampled(state)
-        self._see(sigma2=criteria.gradient_variance(sampled, self._started_slope))
-        self._path_U = criteria.gradient_bound(sampled)  # of the local steps from here on
+        self._see(sigma2=bounds.gradient_variance(sampled, self._started_slope))
+        self._path_U = bounds.gradient_bound(sampled)  # of the local steps that follow
 
     def _close(self, before: State, state: State) -> None:
-        """The models are sent: all about the local steps of this round is known, the next begin."""
+        """Measure the rest when the models are sent, and begin the next round."""
         started, slopes = self._started, (self._started_slope, self._trained_slope)
         lr = np.broadcast_to(self._setting.rates(started), len(state.labels))
-        gap, squares = self._gap, [criteria.squared_norms(slope) for slope in slopes]
+        gap, squares = self._gap, [bounds.squared_norms(slope) for slope in slopes]
         path_U = self._path_U
         self._begin(state)
         U = max(path_U, self._path_U)
@@ -91,20 +93,20 @@ class Diagnostics:
         self._see_secants(state, self._started_slope)
         models_only = self._setting.method.distance is squared_euclidean
         if models_only:
-            self._gap = criteria.gaps(before, self._setting.method, self._setting.engine)
+            self._gap = gaps(before, self._setting.method, self._setting.engine)
         k, labels, share = len(state.centers), before.labels, self._importance
-        B = [criteria.clusterability(slope, labels, share, k) for slope in slopes]
+        B = [bounds.clusterability(slope, labels, share, k) for slope in slopes]
         worst: F64 = np.maximum(*B)[labels]
         least: F64 = np.minimum(*squares)
         steps = self._setting.plan.steps
         sigma2, beta = self._constants["sigma2"], self._constants["beta"]
-        moved = np.linalg.norm(self._parameters(before.models - before.own), axis=1)
-        now = criteria.squared_norms(self._started_slope)
+        moved = np.linalg.norm(self._parameters(before.models - before.own_centers), axis=1)
+        now = bounds.squared_norms(self._started_slope)
         together = all(len(np.unique(started.labels[labels == c])) == 1 for c in np.unique(labels))
         self._clients = {
             "lr": _plain(lr),
-            "lr_bound_1": _plain(criteria.lr_bound_1(gap, steps, path_U)) if models_only else None,
-            "lr_bound_2": _plain(criteria.lr_bound_2(least, worst, U, sigma2, beta)),
+            "lr_bound_1": _plain(bounds.lr_bound_1(gap, steps, path_U)) if models_only else None,
+            "lr_bound_2": _plain(bounds.lr_bound_2(least, worst, U, sigma2, beta)),
             "gap": _plain(self._gap),
         }
         self._found = {
@@ -117,9 +119,9 @@ class Diagnostics:
                     "0": float(np.average(squares[0], weights=share)),
                     "Q": float(np.average(squares[1], weights=share)),
                 },
-                "lemma_4": criteria.drift_bound(worst, share, float(lr.max()), steps, U),
-                "convexity": criteria.convexity_bound(now, moved, share),
-                "lemma_5": criteria.descent_bound(
+                "lemma_4": bounds.drift_bound(worst, share, float(lr.max()), steps, U),
+                "convexity": bounds.convexity_bound(now, moved, share),
+                "lemma_5": bounds.descent_bound(
                     least, share, lr, steps=steps, beta=beta, sigma2=sigma2
                 ),
                 "together": together,
@@ -131,8 +133,8 @@ class Diagnostics:
             self._constants[name] = max(self._constants[name], value)
 
     def _see_secants(self, state: State, slope: F32) -> None:
-        """β and the least curvature between the trained models and others."""
-        smooth, curved = criteria.secants(
+        """Update β and the smallest curvature, between the trained models and those of `state`."""
+        smooth, curved = bounds.secants(
             self._parameters(self._trained.models), self._trained_slope,
             self._parameters(state.models), slope,
         )  # fmt: skip
@@ -143,11 +145,13 @@ class Diagnostics:
         return gradients(self._setting.engine, state.models)
 
     def _sampled(self, state: State) -> F32:
-        """(draws, m, trainable), mini-batch gradients; where a batch holds all, the full ones."""
+        """(draws, m, trainable), mini-batch gradients; full gradients if a batch holds all data."""
         engine, seed = self._setting.engine, self._setting.seed
         if self._setting.plan.batch >= engine.sizes.max():
             return self._started_slope[None]
-        seeds = [rng.derive(seed, "diagnostics", state.round, draw) for draw in range(DRAWS)]
+        seeds = [
+            rng.derive(seed, "diagnostics", state.round, draw) for draw in range(GRADIENT_DRAWS)
+        ]
         draws = [
             gradients(engine, state.models, batches=1, seed=each, round=state.round)
             for each in seeds

@@ -1,14 +1,14 @@
-"""Clients that come after the training: which cluster is theirs, and is any of them?
+"""Newcomers, clients that come after the training: which cluster fits them, and whether one does.
 
-All members of a run made their first local update from one common start, which shows best how alike
-they are. So a newcomer makes the same update from the same start, and is compared with the mean g
-of each cluster's members after theirs (`Reference`, decision 15):
+All members of a run made their first local update from the same initial model, which shows best how
+similar they are. So a newcomer makes the same update from the same model, and is compared with the
+mean g of each cluster's members after their first update (`Reference`, decision 15):
 
     cluster     k = argmin_k ‖g − G_k‖
     confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
     novel       ‖g − G_k‖ > limit, which all but one in forty members keep to
 
-or, without training, by the loss of each cluster's model on its data in the place of the distance.
+Without training, the loss of each cluster's model on the newcomer's data can replace the distance.
 """
 
 from __future__ import annotations
@@ -23,135 +23,97 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.queries import losses, risk, tallies
+from wecfl.bilevel.evaluation import losses, risk, tallies
 from wecfl.bilevel.representation import Columns, last_layer
 from wecfl.channel.privacy import Privacy
+from wecfl.core.channel import Channel
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
 from wecfl.core.method import Method
-from wecfl.core.plan import Plan
-from wecfl.core.presence import Channel
+from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32, F64, Clients, Int, State
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
-from wecfl.models import Model, Module, Vote, auto, build, fill
+from wecfl.models import Module, Vote, fill
+from wecfl.runs.blueprint import Blueprint
 
 __all__ = [
-    "NOT_WHOLE",
-    "NO_BUDGET",
+    "NO_WHOLE_MODELS",
+    "OVER_BUDGET",
+    "Assigner",
     "Assignment",
-    "Blueprint",
     "By",
-    "Reception",
+    "NewcomerSetup",
     "Reference",
-    "Visit",
-    "columns",
+    "compared_columns",
 ]
 
 By = Literal["update", "losses"]
 """What a newcomer is compared by: its model after one local update, or the clusters' losses."""
 
-ALARMS = 0.025
-"""The share of newcomers like the members that may be taken for novel."""
-NOT_WHOLE = (
-    "the clusters of {} have no whole models, since clients keep their own or a part of it: there "
-    "is nothing that a newcomer, or whoever serves it, could use"
+FALSE_ALARM_RATE = 0.025
+"""The share of newcomers that are taken for novel although they are like the members."""
+NO_WHOLE_MODELS = (
+    "the clusters of {} have no whole models, since clients keep all or a part of their model: "
+    "there is no model that a newcomer could use"
 )
-"""Why the models of some methods are of no use to others."""
-NO_BUDGET = (
-    "newcomers are compared with every member's reply to the common start; with clip, and "
-    "participation below 1 or several starts, that is one more than the privacy budget counts"
+"""The error for methods whose cluster models are not complete."""
+OVER_BUDGET = (
+    "newcomers need one more reply of every member, which the privacy budget does not count with "
+    "clip and participation below 1 or several initial models: leave out newcomers"
 )
-"""Why some private runs can't receive newcomers."""
+"""The error for private runs that can't assign newcomers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """Where a newcomer belongs."""
+    """The cluster of a newcomer, and how sure that is."""
 
     client: str
     samples: int
-    """That it was looked at with; the others are held out."""
+    """The number of samples that it was assigned by; the others are held out."""
     cluster: int
     confidence: float | None
     """1 − the nearest over the second-nearest distance; None if there is one cluster only."""
     distance: float
-    """From its cluster; or the loss of its model."""
+    """The distance from its cluster, or the loss of the cluster's model."""
     limit: float | None
-    """Beyond which a client is unlike any cluster; None if there are no two alike members."""
+    """The distance beyond which a client is novel; None if no cluster has two members."""
     accuracy: float
-    """Of its cluster's model on the data that were held out."""
+    """The accuracy of the cluster's model on the data that were held out."""
     macro_f1: float
     by: By
     model: Module
-    """That of its cluster, ready to predict."""
+    """The model of its cluster, ready to predict."""
 
     @property
     def novel(self) -> bool:
-        """It is unlike any cluster: further from the nearest than members are from theirs."""
+        """Whether no cluster fits: its distance is beyond that of nearly all members."""
         return self.limit is not None and self.distance > self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """What it takes to build the models of a run again, beside their tensors.
-
-    >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
-    Blueprint(model='mlp', shape=(1, 8, 8), classes=10)
-    """
-
-    model: str
-    """A name of `wecfl.models.MODELS`, or the class of a module of the user's own."""
-    shape: tuple[int, ...]
-    """Of a sample."""
-    classes: int
-
-    @classmethod
-    def of(cls, model: Model, module: Module, federation: Clients) -> Blueprint:
-        """Of the module that was made for a federation."""
-        name = model if isinstance(model, str) else type(module).__name__
-        name = auto(federation.shape) if name == "auto" else name
-        return cls(name, federation.shape, federation.classes)
-
-    def written(self) -> dict[str, str]:
-        """As metadata of a safetensors file."""
-        shape = " ".join(map(str, self.shape))
-        return {"model": self.model, "shape": shape, "classes": str(self.classes)}
-
-    @classmethod
-    def read(cls, about: Mapping[str, str]) -> Blueprint:
-        """From such metadata."""
-        shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
-        if min(*shape, classes) < 1:
-            raise ValueError(f"no model takes samples of shape {shape} and gives {classes} classes")
-        return cls(about["model"], shape, classes)
-
-    def build(self, seed: int = 0) -> Module:
-        """A module of this kind, as a run with this seed begins with it."""
-        return build(self.model, shape=self.shape, classes=self.classes, seed=seed)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Visit:
-    """How a client is trained outside of the rounds: once, as in the first of them."""
+class NewcomerSetup:
+    """How newcomers are trained: with one local update, as in the first round."""
 
     method: Method
     blueprint: Blueprint
     module: Module
-    plan: Plan
+    plan: LocalPlan
     seed: int
     engine: Literal["auto", "native", "torch"]
     options: Mapping[str, Any]
-    """Of the engine."""
+    """The options of the engine."""
     member: int = 0
     privacy: Privacy | None = None
 
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
-        """The setting of these clients, while it lasts; on their engine, if there is one."""
+        """Yield the setting of these clients; on `engine`, if there is one already."""
         channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner: Engine = engine or stack.enter_context(
@@ -162,25 +124,25 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What newcomers are compared with: means over clusters, and how far members are off them."""
+    """What newcomers are compared with: the mean of each cluster, and the distances of members."""
 
     clusters: Int
     """(n,), the clusters that have members."""
     centers: F32
-    """(n, p), the mean g of their members after one local update from the start."""
+    """(n, p), the mean g of their members after one local update from the initial model."""
     distances: F64
-    """How far each member was from the mean of the *other* ones of its cluster, sorted."""
+    """The distance of each member from the mean of the *other* members of its cluster, sorted."""
     losses: F64
-    """Of each member's cluster model on the member's test data, sorted."""
+    """The loss of the cluster's model on each member's test data, sorted."""
     lr: float
     """η of that local update."""
 
     @classmethod
     def of(cls, setting: Setting, state: State) -> Reference:
-        """Of all members of a run, as the last round left them.
+        """The reference of all members of a run, with their clusters in its last round.
 
-        Everyone is asked, also who was absent in the first round; who was there says the same
-        again. Refused replies are left out.
+        All members make the update, also those that were absent in the first round; those that took
+        part repeat it exactly. Refused replies are left out.
         """
         always = replace(setting.channel, participation=1.0, dropout=0.0)
         setting = replace(setting, channel=always)
@@ -191,13 +153,13 @@ class Reference:
         importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
         clusters, centers, distances = np.unique(labels), [], []
         for k in clusters:
-            own, counted = points[labels == k], importance[heard][labels == k]
-            centers.append(np.average(own, axis=0, weights=counted))
-            if len(own) > 1:
+            members, weight = points[labels == k], importance[heard][labels == k]
+            centers.append(np.average(members, axis=0, weights=weight))
+            if len(members) > 1:
                 # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
-                away = np.sqrt(squared_euclidean(own, centers[-1][None])[:, 0])
-                distances.append(away * counted.sum() / (counted.sum() - counted))
-        served = risk(setting.engine, state.own, "test")
+                away = np.sqrt(squared_euclidean(members, centers[-1][None])[:, 0])
+                distances.append(away * weight.sum() / (weight.sum() - weight))
+        served = risk(setting.engine, state.own_centers, "test")
         return cls(
             clusters,
             np.array(centers, np.float32),
@@ -207,26 +169,26 @@ class Reference:
         )
 
     def limit(self, by: By) -> float | None:
-        """The least value that all but a share `ALARMS` of the members stay below.
+        """The smallest value that all members but a share of `FALSE_ALARM_RATE` stay below.
 
-        Of n members it is the ⌈(1 − ALARMS)·(n + 1)⌉-th: then a newcomer that is exchangeable with
-        them lies beyond it with at most that probability (split conformal prediction); the largest
-        one where there are too few of them to promise it.
+        With α = `FALSE_ALARM_RATE` and n members it is the ⌈(1 − α)·(n + 1)⌉-th: a newcomer that is
+        exchangeable with the members then lies beyond it with probability α at most (split
+        conformal prediction). Where n is too small for that promise, it is the largest value.
         """
         known = self.distances if by == "update" else self.losses
         if not len(known):
             return None
-        return float(known[min(ceil((1 - ALARMS) * (len(known) + 1)), len(known)) - 1])
+        return float(known[min(ceil((1 - FALSE_ALARM_RATE) * (len(known) + 1)), len(known)) - 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reception:
-    """All it takes to receive newcomers."""
+class Assigner:
+    """Assigns newcomers to the clusters of a run."""
 
-    visit: Visit
+    setup: NewcomerSetup
     reference: Reference
     centers: F32
-    """(J, K, P), the clusters' models of each soft-voted run."""
+    """(J, K, P), the models of the clusters, for each run of a soft vote."""
 
     def assign(
         self,
@@ -237,29 +199,29 @@ class Reception:
         by: By = "update",
         name: str = "newcomer",
     ) -> Assignment:
-        """One newcomer from its samples (`wecfl.Result.assign`)."""
-        kind, seed = self.visit.blueprint, self.visit.seed
+        """Assign one newcomer by its samples (`wecfl.Result.assign`)."""
+        kind, seed = self.setup.blueprint, self.setup.seed
         newcomer = Federation.from_arrays(
             [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
             classes=kind.classes, names=[name], seed=seed,
         )  # fmt: skip
         if newcomer.shape != kind.shape:
             raise DataError(
-                f"client {name}: its samples have shape {newcomer.shape}, those of the members "
-                f"{kind.shape}; bring them to that shape"
+                f"client {name}: samples must have shape {kind.shape}, as those of the members, "
+                f"got {newcomer.shape}"
             )
         return self.receive(newcomer, by)[0]
 
     def receive(
         self, newcomers: Federation, by: By = "update", engine: Engine | None = None
     ) -> list[Assignment]:
-        """Each of these clients, by itself: where it belongs, and how well it would be served.
+        """Assign each of these clients on its own, and test the model of its cluster on its data.
 
-        `engine` runs the newcomers, if there is one already.
+        `engine` trains the newcomers, if there is one already.
         """
         if by not in ("update", "losses"):
-            raise ConfigError(f"newcomers are compared by 'update' or by 'losses', got '{by}'")
-        with self.visit.of(newcomers, engine) as setting:
+            raise ConfigError(f"by must be 'update' or 'losses', got '{by}'")
+        with self.setup.of(newcomers, engine) as setting:
             far = self._updates(setting, newcomers) if by == "update" else self._losses(setting)
             nearest = self.reference.clusters[far.argmin(axis=1)]
             models = np.ascontiguousarray(self.centers[:, nearest])
@@ -284,8 +246,8 @@ class Reception:
         ]
 
     def model(self, cluster: int) -> Module:
-        """The module that serves a cluster."""
-        members = [fill(self.visit.module, rows[cluster]) for rows in self.centers]
+        """The model of a cluster, as a module."""
+        members = [fill(self.setup.module, rows[cluster]) for rows in self.centers]
         return members[0] if len(members) == 1 else Vote(members).eval()
 
     def _updates(self, setting: Setting, newcomers: Federation) -> F64:
@@ -297,42 +259,42 @@ class Reception:
         once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
             state, _ = _first_update(once)
-            told = state.heard
+            finite = state.heard
         except DivergedError:
-            told = np.zeros(len(newcomers), np.bool_)
-        if not told.all():
+            finite = np.zeros(len(newcomers), np.bool_)
+        if not finite.all():
             raise DataError(
-                f"client {newcomers.names[int(np.argmin(told))]}: its model is not finite after "
-                "one local update; scale its data as the members' are"
+                f"client {newcomers.names[int(np.argmin(finite))]}: its model is not finite after "
+                "one local update; scale its data as those of the members"
             )
         return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
 
     def _losses(self, setting: Setting) -> F64:
-        """(m, n), L(Ω_k, D_i), of the first soft-voted run."""
+        """(m, n), L(Ω_k, D_i), for the first run of a soft vote."""
         return losses(setting.engine, self.centers[0][self.reference.clusters])
 
 
 def _first_update(setting: Setting) -> tuple[State, float]:
-    """The state after one local update of everyone from the common start, and its η."""
+    """The state after one local update of all clients from the initial model, and its η."""
     engine, m = setting.engine, len(setting.engine.sizes)
     start = engine.starts([setting.member], setting.seed)
     state = State(0, None, start, np.zeros(m, np.int64))
     if setting.rate:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(known={"lr": lr})
-    eta = float(np.max(setting.rates(state)))  # in the first round the same for everyone
+    eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
     return exchange(state, setting), eta
 
 
-def columns(method: Method, layout: Layout) -> Columns:
-    """What clients are compared by: the columns that are clustered, or else the last layer."""
+def compared_columns(method: Method, layout: Layout) -> Columns:
+    """The columns that clients are compared by: those of the clustering, or else the last layer."""
     chosen = method.representation
     return chosen if isinstance(chosen, Columns) else last_layer(layout)
 
 
 def _compared(setting: Setting, state: State) -> F32:
     engine = setting.engine
-    return columns(setting.method, engine.layout).clients(state, engine, setting.seed)
+    return compared_columns(setting.method, engine.layout).clients(state, engine, setting.seed)
 
 
 def _confidence(far: F64) -> float | None:

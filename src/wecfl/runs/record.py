@@ -1,4 +1,4 @@
-"""What is written down about each round: one dictionary, the line of `metrics.jsonl`."""
+"""The record of a round: one dictionary, which is a line of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -10,36 +10,32 @@ from typing import Any
 import numpy as np
 
 from wecfl import metrics
-from wecfl.bilevel.criteria import F, R
-from wecfl.bilevel.queries import served_tallies, tallies
+from wecfl.bilevel.evaluation import served_tallies, tallies
+from wecfl.bilevel.objectives import F, R
 from wecfl.bilevel.representation import Columns
 from wecfl.core.engine import Engine
-from wecfl.core.program import hidden
+from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32, F64, Int, Int8, Real, Reply, State
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
-from wecfl.runs.assault import Assault
 from wecfl.runs.diagnostics import Diagnostics
+from wecfl.runs.simulated_attack import SimulatedAttack
 
 __all__ = [
     "CLUSTERING_KEYS",
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
-    "KEYS",
+    "RECORD_KEYS",
     "Record",
     "Recorder",
-    "last_choice",
-    "last_parts",
-    "last_rounds",
-    "replies",
     "served",
-    "settled",
 ]
 
 Record = dict[str, Any]
-"""What is known about a round, under the names of `KEYS`."""
+"""What is known about a round, by the keys in `RECORD_KEYS`."""
 
-KEYS = {
+RECORD_KEYS = {
     "round": "t, from 1",
     "accuracy": "fraction of right predictions of a client on its test data; |D_i|-weighted mean",
     "macro_f1": "mean F1 of a client over classes in truth or prediction; |D_i|-weighted mean",
@@ -54,38 +50,41 @@ KEYS = {
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
     "clients": "accuracy and macro_f1 of each client",
 }
-"""The keys of a record, documented."""
+"""The keys of a record, and what they mean."""
 
 CONDITION_KEYS = {
     "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
-    "network": "over a network: who joined, what was refused and why, how many replies came late",
+    "network": "over a network: who joined, what was refused and why, how many replies came late, "
+    "and the privacy budget that was spent",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
-"""The further keys of a record where something is between clients and server; `clients` then also
-holds `reply`, what came of each local update (`wecfl.core.state.Reply`). Under attack, the
-scores are the honest clients'."""
+"""Further keys of a record, where replies can be missing or forged. `clients` then also holds
+`reply`, what became of each local update (`wecfl.core.state.Reply`). Under attack, the scores are
+those of the honest clients."""
 
 CLUSTERING_KEYS = {
     "notes": "what the clustering wrote down: why there are so many clusters",
 }
-"""The further key of a record where the clustering says how many clusters there are."""
+"""A further key of a record, where the clustering decides how many clusters there are."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
     "theory": "U, sigma2, beta, and what the lemmas allow in this round",
 }
-"""The further keys of a record with `diagnostics`; `clients` also holds rates and their bounds."""
+"""Further keys of a record with `diagnostics`. `clients` then also holds rates and bounds."""
 
 
 class Recorder:
-    """Watches the steps of a round and makes its record.
+    """Watches the steps of a round, and makes its record.
 
-    Clients are tested every `score_every` rounds, and in the last of `rounds`; in between their
-    scores are unknown.
+    Clients are tested every `score_every` rounds, and in the last of `rounds`. In other rounds
+    their scores are unknown. With None they are never tested, since a score would leave its client
+    in the clear.
 
-    Under an `assault` scores are those of honest clients; `trap` is an engine for its bait.
+    Under an `attack` the scores are those of the honest clients. `trigger_engine` tests the models
+    on samples with the trigger of a backdoor.
     """
 
     def __init__(
@@ -94,24 +93,24 @@ class Recorder:
         groups: Int | None,
         *,
         objectives: bool = True,
-        score_every: int = 1,
+        score_every: int | None = 1,
         rounds: int = 0,
-        assault: Assault | None = None,
-        trap: Engine | None = None,
+        attack: SimulatedAttack | None = None,
+        trigger_engine: Engine | None = None,
     ) -> None:
         self._setting, self._method, self._engine = setting, setting.method, setting.engine
         self._groups = groups
         self._objectives = objectives
         self._every, self._last = score_every, rounds
-        self._assault, self._trap = assault, trap
-        self._honest = 1 if assault is None else ~assault.attackers
+        self._attack, self._trigger_engine = attack, trigger_engine
+        self._honest = 1 if attack is None else ~attack.attackers
         self._before: Int | None = None
         self._diagnostics: Diagnostics | None = None
         self._previous: State | None = None
         self._clear()
 
     def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
-        """Before the first round to be watched: the assignment, and what else measures."""
+        """Called before the first round, with the assignment and the diagnostics, if any."""
         self._before, self._diagnostics = labels, diagnostics
 
     def _clear(self) -> None:
@@ -133,7 +132,7 @@ class Recorder:
         self._add_seconds("objectives", perf_counter() - began)
 
     def round(self, states: Sequence[State]) -> Record:
-        """After the last step: the record of the round, soft-voted over `states`."""
+        """The record of the round, after its last step; `states` are those of a soft vote."""
         began = perf_counter()
         state, before = states[0], self._before
         task = self._engine.task
@@ -173,11 +172,11 @@ class Recorder:
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
-        if notes := self._engine.notes():
-            record["network"] = notes
-        if self._assault:
+        if report := self._engine.network_report():
+            record["network"] = report
+        if self._attack:
             stack = served(states, self._engine.layout, self._method.shared)
-            record["attack"] = self._assault.measured(state.labels, stack, self._trap)
+            record["attack"] = self._attack.measured(state.labels, stack, self._trigger_engine)
         self._add_seconds("score", perf_counter() - began)
         if self._diagnostics:
             record["silhouette"] = compared and metrics.silhouette(compared[0], state.labels)
@@ -191,11 +190,11 @@ class Recorder:
         return record
 
     def _scored(self, round: int) -> bool:
-        """Every so many rounds, and in the last one."""
-        return round % self._every == 0 or round == self._last
+        """Whether clients are tested in this round."""
+        return self._every is not None and (round % self._every == 0 or round == self._last)
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
-        """(m, …), tallies at each moment; a soft vote is one of models sent."""
+        """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""
         if len(states) > 1:
             stack = served(states, self._engine.layout, self._method.shared)
             return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
@@ -203,10 +202,10 @@ class Recorder:
         return served_tallies(self._engine, self._method, states[0], plan, self._setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
-        """(m, p) and (K, p), clients and centers, copied: the models are large.
+        """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.
 
-        By the representation; where only the clients could tell it (IFCA's losses), by all
-        parameters, which is costly and left to `diagnostics`.
+        It is the method's representation. Where only clients know that (IFCA's losses), it is all
+        parameters; these are large, so they are compared only with `diagnostics`.
         """
         chosen = self._method.representation
         if chosen.asks and not self._diagnostics:
@@ -222,8 +221,8 @@ class Recorder:
 
 
 def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
-    """(m, P), the models sent, with the columns that clients keep; (J, m, P) of a soft vote."""
-    private, rows = hidden(layout, shared), [state.sent for state in states]
+    """(m, P), the models sent, with the clients' private columns; (J, m, P) for a soft vote."""
+    private, rows = private_columns(layout, shared), [state.sent for state in states]
     for state, models in zip(states, rows, strict=True):
         if private is not None and "private" in state.memory:
             begun = state.memory["begun"]
@@ -232,101 +231,11 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
 
 
 def _known(scores: F64) -> list[float | None]:
-    """Scores in six digits; None where a client did not tell."""
+    """Scores in six digits; None where a score is unknown."""
     return [None if np.isnan(score) else round(float(score), 6) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:
-    """A number, or several; JSON knows no NaN."""
+    """A number, or a list of several; None for NaN, which JSON does not have."""
     several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
     return several if len(several) > 1 else several[0]
-
-
-def replies(records: Sequence[Record], m: int) -> Int8:
-    """(rounds, m), what came of each client's local update in each round (`Reply`).
-
-    >>> replies([{"clients": {}}, {"clients": {"reply": [0, 1]}}], 2).tolist()
-    [[0, 0], [0, 1]]
-    """
-    heard = [int(Reply.HEARD)] * m
-    told = [record["clients"].get("reply", heard) for record in records]
-    return np.array(told, np.int8).reshape(len(records), m)
-
-
-def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:
-    """Means over the last rounds, as the paper's tables take them.
-
-    >>> last_rounds([{"accuracy": a, "macro_f1": a, "ari": None} for a in (0.0, 0.5, 0.6, 0.7)])
-    {'accuracy': 0.6, 'macro_f1': 0.6, 'ari': None}
-    """
-    means: dict[str, float | None] = {}
-    for key in ("accuracy", "macro_f1", "ari"):
-        values = [record[key] for record in records[-count:] if record[key] is not None]
-        means[key] = round(float(np.mean(values)), 12) if values else None
-    return means
-
-
-def last_parts(
-    records: Sequence[Record], name: str, count: int = 3
-) -> dict[str, dict[str, float | None]]:
-    """What a part of the records came to, as means over the last rounds; nothing without it.
-
-    >>> attacks = [{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)]
-    >>> last_parts(attacks, "attack")
-    {'attack': {'isolated': 0.75, 'exposed': None}}
-    >>> last_parts([{}], "before")
-    {}
-    """
-    told = [record[name] for record in records[-count:] if name in record]
-    if not told:
-        return {}
-    values = {key: [each[key] for each in told if each[key] is not None] for key in told[0]}
-    return {
-        name: {
-            key: round(float(np.mean(each)), 6) if each else None for key, each in values.items()
-        }
-    }
-
-
-def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
-    """What became of the choice of K, where the clustering made it; nothing elsewhere.
-
-    `k` is kept since the round `since` and settled in the round `settled`. `best` is the K with the
-    largest `silhouette`, when it was last looked for.
-
-    >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
-    >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
-    {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
-    >>> last_choice([{"round": 1}])
-    {}
-    """
-    told = [(each["round"], each["notes"]) for each in records if "k" in each.get("notes", {})]
-    if not told:
-        return {}
-    looked = [(t, notes) for t, notes in told if "silhouette" in notes]
-    k = int(told[-1][1]["k"])
-    others = [t for t, notes in told if notes["k"] != k]
-    curve = looked[-1][1]["silhouette"] if looked else None
-    scores = [-1.0 if score is None else score for score in (curve or [])]
-    best = int(np.argmax(scores)) if scores else 0
-    return {
-        "choice": {
-            "k": k,
-            "since": max(others, default=told[0][0] - 1) + 1,
-            "settled": min((t for t, notes in told if notes["settled"]), default=None),
-            "best": best + 1,
-            "silhouette": scores[best] if best else None,
-        }
-    }
-
-
-def settled(records: Sequence[Record]) -> int | None:
-    """The round whose assignment was kept to the end; None while clients still move.
-
-    >>> settled([{"round": t, "churn": churn} for t, churn in enumerate((0.8, 0.1, 0, 0), start=1)])
-    2
-    >>> settled([{"round": 1, "churn": 0.8}])
-    """
-    moved = [record["round"] for record in records if record["churn"]]
-    last = max(moved, default=1)
-    return last if records and (not moved or last < records[-1]["round"]) else None

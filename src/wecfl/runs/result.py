@@ -1,4 +1,4 @@
-"""What a run found."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,16 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from wecfl.channel.privacy import Privacy
+from wecfl.core.clients import Clients
 from wecfl.core.method import Method
-from wecfl.core.state import F32, Clients, Int, Reply, State
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
-from wecfl.runs.kept_out import outcome
-from wecfl.runs.newcomers import (
-    Assignment,
-    By,
-    Reception,
-    Reference,
-    Visit,
-)
-from wecfl.runs.record import (
-    Record,
-    last_choice,
-    last_parts,
-    last_rounds,
-    replies,
-    served,
-    settled,
-)
+from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
+from wecfl.runs.record import Record, served
+from wecfl.runs.simulated_newcomers import newcomer_summary
+from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
@@ -44,7 +33,7 @@ Status = Literal["finished", "interrupted", "failed"]
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found: the groups, a model for each, and how well each client is served.
+    """The result of a run: the clusters, a model for each, and the scores of each client.
 
     >>> from wecfl import Config, run_config
     >>> result = run_config(Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False))
@@ -59,27 +48,27 @@ class Result:
     method: Method
     federation: Clients
     records: list[Record]
-    """One per round, as in `metrics.jsonl` (`wecfl.runs.record.KEYS`)."""
+    """One record for each round, as in `metrics.jsonl` (`wecfl.runs.record.RECORD_KEYS`)."""
     states: tuple[State, ...]
-    """The final state; several for a soft vote."""
+    """The final state; one for each run of a soft vote."""
     architecture: Module
     engine: str
-    """What trained the clients, as part of the reproducibility key."""
+    """The engine that trained the clients, on which the bits of the result depend."""
     seconds: float
     seed: int
-    visit: Visit
-    """How a newcomer is trained."""
+    newcomer_setup: NewcomerSetup
+    """How newcomers are trained."""
     refer: Callable[[State], Reference]
-    """Asks all members for what newcomers are compared with."""
+    """Makes what newcomers are compared with, by one local update of all members."""
     status: Status = "finished"
     folder: Path | None = None
     privacy: Privacy | None = None
     reference: Reference | None = None
-    """What newcomers are compared with; None: nobody has asked for it yet."""
+    """What newcomers are compared with; None: it was not made yet."""
     newcomers: pd.DataFrame | None = None
-    """One row per client that was kept out of the training: its data, cluster and scores."""
+    """A row for each client that was kept out of the training: its data, cluster and scores."""
     unseen: int | None = None
-    """The generating group that was kept out as a whole."""
+    """The hidden group that was kept out of the training as a whole."""
 
     @property
     def labels(self) -> Int:
@@ -92,13 +81,13 @@ class Result:
         return self.states[0].centers
 
     def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """The model that serves a client, or that of a cluster, ready to predict."""
+        """The model of a client, or that of a cluster, ready to predict."""
         if (client is None) == (cluster is None):
-            raise ConfigError("name one: model(client=17) or model(cluster=3)")
+            raise ConfigError("give either client or cluster: model(client=17) or model(cluster=3)")
         kind, number = ("client", client) if cluster is None else ("cluster", cluster)
         count = len(self.labels if cluster is None else self.centers)
         if number is None or not 0 <= number < count:
-            raise ConfigError(f"no {kind} {number}: they are numbered 0 to {count - 1}")
+            raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number}")
         rows = [
             self._served(state)[number] if cluster is None else state.centers[number]
             for state in self.states
@@ -107,7 +96,7 @@ class Result:
         return members[0] if len(members) == 1 else Vote(members).eval()
 
     def _served(self, state: State) -> F32:
-        """(m, P), the rows that answer for clients, where the server knows them."""
+        """(m, P), the models that predict for clients, as far as the server has them."""
         if self.method.serve.needs_memory and "personal" in state.memory:
             begun = state.memory["begun"]
             return np.where(begun[:, None], state.memory["personal"], state.sent)
@@ -121,15 +110,16 @@ class Result:
         test: float | tuple[ArrayLike, ArrayLike] = 0.2,
         by: By = "update",
     ) -> Assignment:
-        """Where a client belongs that took no part, and the model it should use.
+        """The cluster and the model for a client that took no part in the training.
 
         Args:
-            x: its samples, in the form in which those of the members were given.
-            y: their labels.
-            test: the share of them that is held out to tell how good the model is for it; or
-                samples and labels for that.
-            by: `update`, by one local update from the start that all members began with; or
-                `losses`, by how well each cluster's model does on its data, without training.
+            x: The samples of the client, in the same form as those of the members.
+            y: Their labels.
+            test: The share of them that is held out to test the model; or samples and labels for
+                the test.
+            by: `update`, to compare clients by one local update from the initial model of all
+                members; or `losses`, to compare the losses of the clusters' models, without
+                training.
 
         >>> from wecfl import Config, run_config
         >>> from wecfl.from_config import federation_of
@@ -141,13 +131,15 @@ class Result:
         (np.True_, False, True)
 
         """
-        return self.reception.assign(x, y, test=test, by=by)
+        return self.assigner.assign(x, y, test=test, by=by)
 
     @cached_property
-    def reception(self) -> Reception:
-        """All it takes to receive newcomers; if need be, all members are asked for one update."""
+    def assigner(self) -> Assigner:
+        """Assigns newcomers. If need be, all members first make one local update for it."""
         reference = self.reference or self.refer(self.states[0])
-        return Reception(self.visit, reference, np.stack([state.centers for state in self.states]))
+        return Assigner(
+            self.newcomer_setup, reference, np.stack([state.centers for state in self.states])
+        )
 
     @property
     def tensors(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -162,7 +154,7 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Means of the last three rounds, groups found, time and status, as in `summary.json`."""
+        """Means of the last three rounds, clusters, time and status, as in `summary.json`."""
         return {
             "method": self.method.name,
             "engine": self.engine,
@@ -171,31 +163,43 @@ class Result:
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
             "settled": settled(self.records),
-            **self._told,
+            **self._extras,
             "seconds": round(self.seconds, 3),
             "seed": self.seed,
             "status": self.status,
         }
 
     @property
-    def _told(self) -> dict[str, Any]:
-        """What a run that chose K, or one with attackers or privacy, has to tell besides."""
-        told: dict[str, Any] = last_choice(self.records)
+    def _extras(self) -> dict[str, Any]:
+        """Further entries of the summary: the choice of K, attacks, privacy and newcomers."""
+        extras: dict[str, Any] = last_choice(self.records)
         for name in ("before", "attack"):
-            told |= last_parts(self.records, name)
-        if self.privacy:
+            extras |= last_parts(self.records, name)
+        spent = [
+            record["network"]["privacy"]
+            for record in self.records
+            if "privacy" in record.get("network", {})
+        ]
+        if self.privacy and spent:  # what the clients' own ledgers say
+            epsilons = [total["epsilon"] for total in spent]
+            extras["privacy"] = {
+                "epsilon": None if None in epsilons else max(epsilons),
+                "delta": self.privacy.delta,
+                "replies": max(total["replies"] for total in spent),
+            }
+        elif self.privacy:
             took_part = replies(self.records, len(self.federation)) != Reply.ABSENT
-            # Of each soft-voted run a client sends a model.
-            most = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
-            epsilon = self.privacy.epsilon(most)
-            told["privacy"] = {
+            # A client sends a model for each run of a soft vote.
+            replied = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
+            epsilon = self.privacy.epsilon(replied)
+            extras["privacy"] = {
                 "epsilon": epsilon if isfinite(epsilon) else None,
                 "delta": self.privacy.delta,
-                "replies": most,
+                "replies": replied,
             }
         if self.newcomers is not None:
-            told["newcomers"] = outcome(self.newcomers, self.clients, self.unseen)
-        return told
+            extras["newcomers"] = newcomer_summary(self.newcomers, self.clients, self.unseen)
+        return extras
 
     @property
     def history(self) -> pd.DataFrame:
@@ -216,5 +220,5 @@ class Result:
         return pd.DataFrame(columns | {"cluster": self.labels} | shown)
 
     def table(self) -> pd.DataFrame:
-        """The result in one line: accuracy, macro-F1, groups found, ARI, seconds."""
+        """The summary as a table with one row."""
         return pd.DataFrame([self.summary]).set_index("method")

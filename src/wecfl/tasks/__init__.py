@@ -1,4 +1,4 @@
-"""What is learned, and how it is judged."""
+"""Tasks: what is learned, and how it is judged."""
 
 from wecfl.tasks.classification import Classification
 

@@ -1,4 +1,4 @@
-"""Classification: cross-entropy of one logit per class, judged by truth and prediction."""
+"""Classification: a model has one logit for each class, and is trained by cross-entropy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ __all__ = ["Classification"]
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """One of C classes for every sample (a `wecfl.core.task.Task`).
+    """Every sample belongs to one of C classes (a `wecfl.core.task.Task`).
 
     >>> task = Classification()
     >>> outputs, targets = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
@@ -33,7 +33,7 @@ class Classification:
     kernel: ClassVar[str | None] = "cross-entropy"
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """(C, C), truth by prediction."""
+        """(C, C), counts by true and predicted class."""
         return outputs, outputs
 
     def losses(self, outputs: F64, targets: Int) -> F64:
@@ -46,26 +46,26 @@ class Classification:
     def objective(
         self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> Tensor:
-        """The same by torch, to be differentiated."""
+        """The mean or sum of the losses as a torch tensor, which can be differentiated."""
         from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
         return cross_entropy(outputs, targets, reduction=reduction)
 
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
-        """(m, C, C), how often each class was taken for each other one."""
+        """(m, C, C), how often each class was predicted as each class."""
         classes = outputs.shape[1]
         cells = (owners * classes + targets) * classes + outputs.argmax(axis=1)
         shape = (clients, classes, classes)
         return np.bincount(cells, minlength=prod(shape)).reshape(shape).astype(np.float64)
 
     def complaint(self, tally: F64) -> str:
-        """What is wrong with a tally that a client sent; empty if nothing is."""
+        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
         if (tally < 0).any() or (tally != np.floor(tally)).any():
             return "counts must be whole numbers and not negative"
         return ""
 
     def scores(self, tallies: F64) -> dict[str, Any]:
-        """(m,) each, `accuracy` and `macro_f1`; NaN of a client that told nothing."""
+        """`accuracy` (m,) and `macro_f1` (m,); NaN for a client without a tally."""
         from wecfl import metrics  # noqa: PLC0415  (with scikit-learn, which clients do without)
 
         counts = tallies.astype(np.int64)

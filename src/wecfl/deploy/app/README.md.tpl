@@ -5,7 +5,7 @@ Clustered federated learning over a network, with [Flower](https://flower.ai) an
 - `PACKAGE/task.py`: **fill in** `load_data()`, `make_model()` and `CLASSES`.
 - `pyproject.toml`: the method and its choices, under `[tool.flwr.app.config]`.
 
-Try it on this machine, in the folder above this one:
+To try it on this machine, run in the folder above this one:
 
     wecfl deploy up APP-NAME --nodes 4
     wecfl deploy run APP-NAME

@@ -1,4 +1,4 @@
-# A Flower app that finds groups of clients: https://flower.ai runs it, wecfl is what it runs.
+# An app of Flower (https://flower.ai) that runs a method of wecfl.
 [build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -20,8 +20,8 @@ publisher = "wecfl"
 serverapp = "PACKAGE.server:app"
 clientapp = "PACKAGE.client:app"
 
-# What a run does: any choice of `wecfl run` that does not describe a simulation, and how the network
-# is dealt with. flwr run … --run-config "rounds=20 clusters=3" overrides it.
+# The settings of a run: any choice of `wecfl run` that does not describe a simulation, and those of
+# the network. flwr run … --run-config "rounds=20 clusters=3" overrides them.
 [tool.flwr.app.config]
 method = "wecfl"         # fedavg, fedprox, ifca, fesem, wecfl, … (wecfl methods)
 clusters = 2             # K
@@ -31,10 +31,10 @@ batch = 32
 lr = 0.05
 seed = 0
 
-clients = 4              # how many there will be in all
-min-clients = 2          # fewest to begin with, and fewest valid replies of a round
+clients = 4              # number of clients in all
+min-clients = 2          # least number of clients to begin with, and of valid replies in a round
 enrolment = 120.0        # seconds to wait for all clients to join
-quorum = 0.75            # share of valid replies that lets a round end without the rest
-timeout = 600.0          # seconds after which a round ends anyway
+quorum = 0.75            # share of valid replies with which a round can end without the rest
+timeout = 600.0          # seconds after which a round ends in any case
 pin-nodes = true         # a client's name belongs to the node that joined with it
-out = "run"              # the run folder on the server; if it holds a run, that one goes on
+out = "run"              # the run folder on the server; a run that is in it continues

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from wecfl import memory, rng
-from wecfl.core.state import F32, Int
 from wecfl.core.task import Task
+from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples
 from wecfl.engine.native.chain import Unsupported, chain
@@ -52,7 +52,7 @@ class NativeEngine(LocalEngine):
     of them. `isa` chooses an instruction set (default: the best of this machine). Raises
     `Unsupported` where the model has a layer the kernels don't know.
 
-    >>> from wecfl.bilevel.queries import tallies
+    >>> from wecfl.bilevel.evaluation import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> engine = NativeEngine(fed, nn.Linear(4, 4))
     >>> tallies(engine, np.zeros((2, 20), np.float32), "test").shape

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import Int, Table
 from wecfl.core.task import Task
+from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.local import EMPTY, BaseEngine, table_for
 from wecfl.engine.ray.actor import Actor
@@ -53,7 +53,8 @@ class RayEngine(BaseEngine):
     Arguments as of `BaseEngine`; `workers` are actors, by default one per core of the cluster.
     `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
     Ray is started here, and ended by `close`. `inside` says what actors compute with, as for
-    `wecfl.make_engine`. Use it as a context manager.
+    `wecfl.make_engine`. In one step the actor of a shard is replaced `max_replacements` times at
+    most. Use it as a context manager.
 
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
@@ -74,6 +75,7 @@ class RayEngine(BaseEngine):
         address: str | None = None,
         inside: Literal["auto", "native", "torch"] = "auto",
         progress: Progress | None = None,
+        max_replacements: int = DEATHS,
     ) -> None:
         super().__init__(
             federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
@@ -82,6 +84,7 @@ class RayEngine(BaseEngine):
             check_address(address)
         self._ray = imported()
         self._progress = progress or (lambda work, done, total: None)
+        self._max_replacements = max_replacements
         self._shards: list[_Shard] = []
         self._name = ""
         options = {"batchnorm": batchnorm, "batch": batch, "workers": 1, "task": task}
@@ -254,10 +257,11 @@ class RayEngine(BaseEngine):
     def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
         """Give a shard to a new actor, on a node that is alive; it has loaded nothing yet."""
         count = len(shard.clients)
-        if deaths[shard] == DEATHS:
+        if deaths[shard] == self._max_replacements:
             raise EngineError(
-                f"{DEATHS + 1} actors in a row died with the same {count} clients during '{work}' "
-                f"({first_line(error)}); if the nodes are short of memory, use fewer workers"
+                f"{deaths[shard] + 1} actors in a row died with the same {count} clients during "
+                f"'{work}' ({first_line(error)}); if the nodes are short of memory, use fewer "
+                f"workers"
             )
         deaths[shard] += 1
         logging.getLogger("wecfl").warning(

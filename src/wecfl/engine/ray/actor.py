@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from wecfl.core.program import Job, Sent
-from wecfl.core.state import Int, Table
+from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import EngineError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 
 __all__ = ["Packed", "distinct"]
 

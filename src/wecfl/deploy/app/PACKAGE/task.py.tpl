@@ -8,12 +8,12 @@ CLASSES = 10
 
 
 def load_data(config):
-    """This client's own samples (n, …) and labels 0 … CLASSES - 1, as NumPy arrays.
+    """Return this client's own samples (n, …) and labels 0 … CLASSES - 1 as NumPy arrays.
 
-    `config` is the node's configuration (flower-supernode --node-config), for paths and the like.
-    Return (x, y), of which a fifth is kept for tests, or (x, y, x_test, y_test).
+    Return (x, y), a fifth of which is kept for tests, or (x, y, x_test, y_test). `config` is the
+    node's configuration (flower-supernode --node-config): put paths and the like there.
 
-    For a start: scikit-learn's digits, shared out so that there are two kinds of clients.
+    This example gives scikit-learn's digits to two kinds of clients.
     """
     partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
     fed = wecfl.Federation.from_dataset("digits", partition, clients=config["num-partitions"])
@@ -22,5 +22,5 @@ def load_data(config):
 
 
 def make_model():
-    """The model, the same on all clients and on the server."""
+    """Return the model, which must be the same on all clients and on the server."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))

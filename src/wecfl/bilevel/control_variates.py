@@ -1,0 +1,68 @@
+"""Control variates: a correction for the drift between a client's gradients and its cluster's.
+
+SCAFFOLD (Karimireddy et al., ICML 2020) lets every client i step along g − c_i + c, where c_i is
+its own mean gradient in its last round and c the mean of all c_i. The server knows the model x that
+a client received, the model y that came back, the K steps in between and their η, so it can hold
+c_i itself (option II of the paper):
+
+    c_i ← c_i − c + (x − y) / (K·η),   c_k = Σ_{i∈k} λ_i c_i / Σ_{i∈k} λ_i.
+
+The paper gives all clients the same weight. Here both c and the mean of the models use λ, so that
+the run minimizes its own objective R; with equal λ this is the paper's method. Clients upload
+nothing more, a lost reply changes nothing, a straggler counts the steps that it completed, and a
+client that changes its cluster keeps its c_i.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wecfl.bilevel.means import cluster_means
+from wecfl.bilevel.threads import one_thread
+from wecfl.core.ask import Ask
+from wecfl.core.plan import LocalPlan
+from wecfl.core.setting import Setting
+from wecfl.core.state import State
+from wecfl.core.types import Table
+from wecfl.errors import ConfigError
+from wecfl.layout import Layout
+
+__all__ = ["CONTROLLED", "check", "learn", "offset"]
+
+
+def offset(state: State, setting: Setting) -> Table:
+    """(m, P), c_k − c_i, which is added to every gradient; nothing before the first replies."""
+    if "control" not in state.known:
+        return {}
+    controls, labels = state.known["control"], state.labels
+    with one_thread():
+        means = cluster_means(controls, labels, setting.importance, len(state.centers))
+    return {"offset": (means[labels] - controls).astype(np.float32)}
+
+
+def learn(before: State, after: State, sent: Table, plan: LocalPlan) -> State:
+    """The state with new c_i of the clients that were heard; the others keep theirs."""
+    heard, m = after.heard, len(after.labels)
+    steps = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
+    length = steps * np.asarray(plan.lr, np.float64) * np.ones(m)
+    heard &= length > 0  # without a step there is no gradient
+    pull = before.models[heard].astype(np.float64) - after.models[heard]
+    pull /= length[heard, None]
+    controls = np.zeros(after.models.shape, np.float32)
+    if "control" in before.known:
+        controls[:] = before.known["control"]
+        pull -= sent["offset"][heard]
+    controls[heard] = pull
+    return after.replace(known={**after.known, "control": controls})
+
+
+def check(plan: LocalPlan, layout: Layout) -> None:
+    """Raise an error for momentum: option II needs that the steps are along plain gradients."""
+    if plan.momentum:
+        raise ConfigError(
+            f"control variates need plain gradient steps: set momentum to 0, got {plan.momentum:g}"
+        )
+
+
+CONTROLLED = Ask(send=offset, learn=learn, check=check)
+"""A local update with control variates, in the place of "L"."""

@@ -1,0 +1,95 @@
+"""Learning rates that are set in every round (`wecfl.core.components.Rate`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wecfl.bilevel.bounds import gradient_bound, lr_bound_1, secants
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.evaluation import gradients
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.plan import LocalPlan
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64
+from wecfl.errors import ConfigError
+
+__all__ = ["check_theory", "theory"]
+
+PROBES = 4
+"""The number of gradient probes for β, the largest curvature."""
+PROBE_LENGTH = 1e-2
+"""The length of a probe, relative to that of the model: short enough for the Hessian, and long
+enough for float32."""
+
+
+def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
+    """Theorem 1's bound for each client, η_i = ‖ω_i − Ω_k‖ / (Q·U).
+
+    U is measured in every round: the largest norm over the clients of one mini-batch gradient at
+    the model that they are sent. In the first round no client has moved yet, F is 0, and the
+    theorem gives η = 0. There η = 1/β, for which the bound of the descent lemma (Lemma 5) is best,
+    with β from a few gradient probes (decision 10).
+
+    >>> from types import SimpleNamespace
+    >>> from wecfl import Layout
+    >>> from wecfl.core.program import Answers
+    >>> def ask(job, sent, who, memory):
+    ...     slope = sent.own["model"] * np.float32([1, 4])
+    ...     return Answers({"gradient": slope}, np.zeros(2, np.int8))
+    >>> engine = SimpleNamespace(layout=Layout.of([("w", (2,), ["head"])]), ask=ask)
+    >>> models = np.array([[1, 1], [2, 0]], np.float32)
+    >>> state = State(0, {"model": models}, np.zeros((1, 2)), np.zeros(2, int))
+    >>> theory(np.zeros(2), state, engine, LocalPlan(), seed=0).round(4).tolist()     # 1/β
+    [0.25, 0.25]
+    >>> later = state.replace(round=1)
+    >>> theory(np.array([0.0, 8.0]), later, engine, LocalPlan(), seed=0).round(4)
+    array([0.   , 0.194], dtype=float32)
+    """
+    if state.round == 0:
+        beta = _largest_curvature(state, engine)
+        return np.full(len(gap), 1 / beta if beta > 0 else 0.0, dtype=np.float32)
+    sampled = gradients(engine, state.models, batches=1, seed=seed, round=state.round)
+    bound = lr_bound_1(gap, plan.steps, gradient_bound(sampled[None]))
+    return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # no gradient, no step
+
+
+def check_theory(method: Method, plan: LocalPlan) -> None:
+    """Raise an error if Theorem 1 does not cover the method or the plan.
+
+    >>> from wecfl import methods
+    >>> check_theory(methods.wecfl(k=3), LocalPlan(momentum=0.9))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: lr theory needs plain gradient steps: set momentum to 0, got 0.9
+    """
+    for name in ("momentum", "weight_decay"):
+        if value := getattr(plan, name):
+            raise ConfigError(
+                f"lr theory needs plain gradient steps: set {name} to 0, got {value:g}"
+            )
+    if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
+        raise ConfigError(
+            f"lr theory needs a method that compares clients by their models, in the order "
+            f"L, E, M, D; {method.name} does not: give lr as a number"
+        )
+
+
+def _largest_curvature(state: State, engine: Engine) -> float:
+    """β near the models: power iteration, where a difference of gradients stands for H·v."""
+    trainable = engine.layout.trainable
+    here = state.models[:, :trainable].astype(np.float64)
+    slope = gradients(engine, state.models).astype(np.float64)
+    length = np.linalg.norm(here, axis=1, keepdims=True)
+    reach = PROBE_LENGTH * np.where(length > 0, length, 1)
+    direction, beta = slope, 0.0
+    for _ in range(PROBES):
+        norm = np.linalg.norm(direction, axis=1, keepdims=True)
+        direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
+        probe = state.models.copy()
+        probe[:, :trainable] = here + reach * direction
+        there = gradients(engine, probe.copy()).astype(np.float64)
+        found, _curved = secants(probe[:, :trainable], there, here, slope)
+        beta = max(beta, float(np.nanmax(found, initial=0.0)))
+        direction = there - slope
+    return beta

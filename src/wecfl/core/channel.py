@@ -1,0 +1,251 @@
+"""The channel between clients and server: absence, lost replies, attacks, noise and refusals.
+
+It acts in every exchange (`core/exchange.py`). It decides which clients take part, how many steps
+each of them completes, and what reaches the server. Every random draw is keyed by (seed, purpose,
+round, client).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wecfl import memory, rng
+from wecfl.core.plan import LocalPlan
+from wecfl.core.program import Job
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F32, F64, Bool, Int, Int8, Real
+from wecfl.errors import ConfigError, DivergedError
+from wecfl.layout import Layout
+
+__all__ = ["Channel", "Forging", "Protection", "Updates"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Updates:
+    """The updates of one round: what clients received, and what they would send back honestly.
+
+    >>> updates = Updates(start=np.zeros((2, 3), "f4"), trained=np.ones((2, 3), "f4"),
+    ...                   attackers=np.array([False, True]), labels=np.array([0, 0]),
+    ...                   keys=np.array([0, 1]), trainable=2, seed=0, round=0)
+    >>> updates.updates.tolist()
+    [[1.0, 1.0]]
+    >>> updates.sent(np.array([[5, 6]])).tolist()
+    [[1.0, 1.0, 1.0], [5.0, 6.0, 1.0]]
+    """
+
+    start: F32
+    """(m, P), the models that clients received."""
+    trained: F32
+    """(m, P), the models after training."""
+    attackers: Bool
+    """(m,), the clients that lie."""
+    labels: Int
+    """(m,), the cluster whose model each client received."""
+    keys: Int
+    """(m,), a number for each client, by which its random draws are keyed."""
+    trainable: int
+    """How many leading columns are parameters, as in `Layout`."""
+    seed: int
+    round: int
+
+    @property
+    def updates(self) -> F32:
+        """(a, trainable), the honest updates of the a attackers."""
+        columns = slice(self.trainable)
+        updates: F32 = self.trained[self.attackers, columns] - self.start[self.attackers, columns]
+        return updates
+
+    def sent(self, updates: Real) -> F32:
+        """(m, P), `trained`, where these updates (a, trainable) replace those of the attackers."""
+        rows = memory.empty(self.trained.shape)
+        rows[...] = self.trained
+        columns = slice(self.trainable)
+        rows[self.attackers, columns] = self.start[self.attackers, columns] + updates
+        return rows
+
+
+class Forging(Protocol):
+    """What attackers do to the updates they send (`wecfl.channel.attacks`)."""
+
+    def forge(self, updates: Updates) -> F32:
+        """(m, P), what the server receives instead of `updates.trained`."""
+
+
+class Protection(Protocol):
+    """What honest clients do to their update before they send it (`wecfl.channel.privacy`)."""
+
+    def __call__(
+        self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int
+    ) -> F32:
+        """(m, P), the rows of these clients as they are sent; the other rows are unchanged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channel:
+    """What happens to clients and replies on the way; by default, nothing.
+
+    >>> Channel(participation=0.5).present(4, round=0).tolist()
+    [False, False, True, True]
+    """
+
+    participation: float = 1.0
+    """The share of clients that take part in a round, at least one of them."""
+    dropout: float = 0.0
+    """The probability that a client trains but its reply is lost."""
+    stragglers: float = 0.0
+    """The probability that a client completes fewer than Q steps; any number is equally likely."""
+    attack: Forging | None = None
+    """What attackers send instead of their models."""
+    attackers: Bool | None = None
+    """(m,), the clients that lie."""
+    privacy: Protection | None = None
+    """What honest clients do to their update before they send it."""
+    refuse_above: float = 100.0
+    """An update that is this many times longer than the median of the round is refused."""
+    min_cluster: int = 1
+    """A center is made of at least so many models; with fewer it stays as it is."""
+    keys: Int | None = None
+    """(m,), a number for each client, by which its random draws are keyed; None: its position."""
+    seed: int = 0
+    """The seed of absence, loss and stragglers; all runs of a soft vote share it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must lie in (0, 1], got {self.participation}")
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not self.refuse_above > 1:
+            raise ConfigError(f"refuse_above must be greater than 1, got {self.refuse_above}")
+        if self.min_cluster < 1:
+            raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
+
+    def check(self, plan: LocalPlan, m: int) -> None:
+        """Raise an error if this is impossible with the plan or with m clients."""
+        if self.stragglers and plan.steps < 2:
+            raise ConfigError(f"stragglers need at least 2 steps, got {plan.steps}: raise steps")
+        if self.min_cluster > m:
+            raise ConfigError(
+                f"min_cluster is {self.min_cluster}, but there are only {m} clients: lower it"
+            )
+
+    def present(self, m: int, round: int, purpose: str = "participation") -> Bool:
+        """(m,), which clients take part in the exchange after `round` rounds.
+
+        Every client draws a number, and those with the smallest numbers take part. So the order of
+        the clients does not matter.
+        """
+        present = np.ones(m, dtype=np.bool_)
+        if self.participation < 1:
+            count = max(1, int(np.round(self.participation * m)))
+            draws = self._draws(purpose, m, round)
+            present[np.argsort(draws, kind="stable")[count:]] = False
+        return present
+
+    def steps(self, plan: LocalPlan, m: int, round: int) -> Int | None:
+        """(m,), how many of the Q steps each client completes; None: all of them."""
+        if not self.stragglers:
+            return None
+        draws = self._draws("stragglers", m, round)
+        # Below `stragglers` the draw is uniform: it also says how many steps are completed.
+        few = 1 + np.floor(draws / self.stragglers * (plan.steps - 1)).astype(np.int64)
+        return np.where(draws < self.stragglers, few, plan.steps)
+
+    def received(
+        self,
+        sent: State,
+        rows: Mapping[str, NDArray[Any]],
+        who: Int,
+        outcome: Int8,
+        *,
+        job: Job,
+        layout: Layout,
+    ) -> tuple[dict[str, NDArray[Any]], Int8 | None]:
+        """What the server has after an exchange: replies (m, …), and what became of each client.
+
+        `sent` is the state with the models that clients received, `rows` (n, …) is what the clients
+        in `who` replied, and `outcome` (m,) is what is known about each client so far. Where no
+        usable reply came, a model stays as it was sent, and any other array is zero. The outcome
+        is None if all clients were heard.
+        """
+        m, replied, outcome = len(outcome), outcome == Reply.HEARD, outcome.copy()
+        declared = job.program.replies
+        replies = {name: _spread(array, who, m) for name, array in rows.items() if name != "model"}
+        if self.dropout:
+            lost = replied & (self._draws("reply", m, sent.round) < self.dropout)
+            outcome[lost] = Reply.LOST
+        if "model" in declared and declared["model"].update:
+            trained = rows["model"]
+            if len(who) < m:
+                trained = sent.fresh(np.arange(m))
+                trained[who] = rows["model"]
+            trained = self._forged(sent, trained, replied, layout.trainable, job)
+            self._judge(_lengths(trained, sent), outcome, sent.round)
+            heard = outcome == Reply.HEARD
+            replies["model"] = (
+                trained if heard.all() else np.where(heard[:, None], trained, sent.models)
+            )
+        for name in {*replies} - {"model"}:
+            flat = replies[name].reshape(m, -1)
+            finite = np.isfinite(flat).all(axis=1)
+            outcome[(outcome == Reply.HEARD) & ~finite] = Reply.NOT_FINITE
+            flat[outcome != Reply.HEARD] = 0
+        return replies, None if (outcome == Reply.HEARD).all() else outcome
+
+    def _forged(self, sent: State, trained: F32, replied: Bool, trainable: int, job: Job) -> F32:
+        """(m, P), the models as honest clients and attackers send them."""
+        keys = np.arange(len(replied)) if self.keys is None else self.keys
+        liars = np.zeros_like(replied) if self.attackers is None else replied & self.attackers
+        if self.privacy:
+            trained = self.privacy(
+                sent.models, trained, replied & ~liars, keys, round=sent.round, seed=job.seed
+            )
+        if self.attack and liars.any():
+            trained = self.attack.forge(
+                Updates(
+                    sent.models, trained, liars, sent.labels, keys, trainable, job.seed, sent.round
+                )
+            )
+        return trained
+
+    def _judge(self, length: F64, outcome: Int8, round: int) -> None:
+        """Mark in `outcome` the updates that are not finite, or far longer than the others."""
+        arrived, finite = outcome == Reply.HEARD, np.isfinite(length)
+        if arrived.any() and not finite[arrived].any():
+            raise DivergedError(
+                f"training diverged: none of the {arrived.sum()} models of round {round + 1} is "
+                f"finite; lower lr"
+            )
+        median = np.median(length[arrived & finite]) if arrived.any() else 0.0
+        outcome[arrived & ~finite] = Reply.NOT_FINITE
+        if median > 0:
+            outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
+
+    def _draws(self, purpose: str, m: int, round: int) -> F64:
+        """(m,), a random number in [0, 1) for each client."""
+        keys = range(m) if self.keys is None else self.keys
+        return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
+
+
+def _lengths(trained: F32, sent: State) -> F64:
+    """(m,), the length of each update; NaN or infinite where the model is."""
+    squares = np.empty(len(trained))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, after in enumerate(trained):
+            update = after - sent.model(i)  # a row at a time stays in the cache
+            squares[i] = np.einsum("p,p->", update, update)
+            if not np.isfinite(squares[i]):  # squares may overflow where the row does not
+                squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
+    return np.sqrt(squares)
+
+
+def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:
+    """(m, …), the rows (n, …) of the clients in `who`, and zeros for the others."""
+    spread = np.zeros((m, *rows.shape[1:]), rows.dtype)
+    spread[who] = rows
+    return spread

@@ -1,0 +1,146 @@
+"""The components that a method is made of: what each of them must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from wecfl.core.engine import Engine
+from wecfl.core.plan import LocalPlan
+from wecfl.core.program import Sent, Site
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int, Real, Table
+from wecfl.layout import Layout
+
+__all__ = [
+    "Aggregation",
+    "Clustering",
+    "Clusters",
+    "Distance",
+    "Importance",
+    "Rate",
+    "Representation",
+    "Serving",
+    "View",
+]
+
+
+class Representation(Protocol):
+    """What stands for a client and for a cluster when clients are clustered: g_i and G_k."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether clients must be asked for g_i, since it does not follow from the models."""
+
+    def check(self, shared: str, layout: Layout) -> None:
+        """Raise an error if clients would be compared by columns that they do not share."""
+
+    def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
+        """(m, p), g_i of all clients; or of those only for which `who` (m,) is true."""
+
+    def centers(self, state: State, engine: Engine) -> Real:
+        """(K, p), G_k of the models Ω_k."""
+
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+        """(m,), d(g_i, G_{labels_i}), of which F is the mean; G is as the last E-step moved it."""
+
+
+Distance = Callable[[Any, Any], F64]
+"""d: (m, p) and (K, p) → (m, K)."""
+
+Importance = Callable[[Int], F64]
+"""λ: data sizes |D_i| (m,) → importance (m,)."""
+
+Rate = Callable[[F64, State, Engine, LocalPlan, int], F32]
+"""Gives η (m,) for the next local update. It is called in the D-step with the distances ‖g_i − G_k‖
+(m,) before it, the state after it, the engine, the plan and the seed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What the server sees when it clusters: the n clients that it knows, and K centers.
+
+    >>> points, centers = np.array([[3.0], [5.0]]), np.array([[1.0], [4.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, 1]))
+    >>> view.updates.tolist()
+    [[2.0], [1.0]]
+    """
+
+    points: Real
+    """(n, p), g_i."""
+    centers: Real
+    """(K, p), G_k."""
+    importance: F64
+    """(n,), λ_i."""
+    labels: Int
+    """(n,), the cluster of each client, whose model it was sent."""
+    heard: Bool | None = None
+    """(n,), the clients heard in this round; the others count where they were last. None: all."""
+    round: int = 0
+    """t, the number of local updates done so far."""
+    notes: Mapping[str, F64] = field(default_factory=dict)
+    """What the clustering wrote down in the previous round."""
+
+    @property
+    def updates(self) -> Real:
+        """(n, p), g_i − G_{labels_i}: how the last local update changed the model received."""
+        return np.asarray(self.points - self.centers[self.labels])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clusters:
+    """What a clustering found.
+
+    >>> Clusters(np.array([0, 1]), np.eye(2)).labels.tolist()
+    [0, 1]
+    """
+
+    labels: Int
+    """(n,), the cluster of each client of the view."""
+    centers: Real
+    """(K', p), the centers G after the clustering."""
+    notes: Mapping[str, F64] = field(default_factory=dict)
+    """A few named numbers for the next round and for the reader of the record."""
+
+
+class Serving(Protocol):
+    """Which models predict for a client: a frozen dataclass that runs at the client."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+
+    needs_memory: ClassVar[bool]
+    """Whether it needs what the client keeps (`State.memory`)."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """When a client is tested: `before` and `after` adaptation. The last one counts."""
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """For each moment (n, P) models, or (n, J, P) models whose mean logits decide."""
+
+
+class Clustering(Protocol):
+    """The lower level of the problem: labels and new centers G from what the server sees.
+
+    A cluster keeps its number. K may grow, K' ≥ K: new clusters are numbered from K on. A cluster
+    that ends has no clients any more, and keeps its center.
+    """
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """Labels of all clients of the view, and K' centers."""
+
+
+class Aggregation(Protocol):
+    """The M-step: one center for each cluster; a cluster without members keeps its center.
+
+    What it has to remember about a cluster is in `state.cluster`.
+    """
+
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """The state with new centers, made from `state.models`, `state.labels` and λ."""

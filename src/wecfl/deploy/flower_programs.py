@@ -1,0 +1,52 @@
+"""Flower's own programs: where they are, the environment they run in, and calls of `flwr`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from wecfl.errors import DeployError
+
+__all__ = ["call_flwr", "flower_environment", "flower_program"]
+
+INSTALL_COMMAND = "pip install 'wecfl[flower]'"
+
+
+def flower_program(name: str) -> Path:
+    """The program `name`, which pip installs beside this Python."""
+    file = Path(sys.executable).parent / name
+    if not file.exists():
+        raise DeployError(f"Flower is not installed beside {sys.executable}: {INSTALL_COMMAND}")
+    return file
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of a program whose own folder is `home` and that calls nobody outside."""
+    programs = str(Path(sys.executable).parent)  # they call each other by name
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+
+
+def call_flwr(home: Path, words: Sequence[str | Path]) -> dict[str, Any]:
+    """Call `flwr` with these words, and return its answer; its error becomes a `DeployError`."""
+    command = [flower_program("flwr"), *words, "--format", "json"]
+    env = {**flower_environment(home), "COLUMNS": "1000"}  # or it breaks the lines of its messages
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    with suppress(json.JSONDecodeError):
+        answer: dict[str, Any] = json.loads(done.stdout)
+        if answer.get("success"):
+            return answer
+        raise DeployError(f"flwr {words[0]}: {answer.get('error-message', answer)}")
+    raise DeployError(f"flwr {words[0]}: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,0 +1,188 @@
+"""The messages between server and clients, and the checks that a reply must pass before use.
+
+A request has three records: the arrays that are the client's `own`, those that are `common` to all,
+and a `config`, which names a program. A reply has two: `arrays`, as the program declares them, and
+`metrics`, which holds `samples`, |D_i|. Arrays are in NumPy's own format, never pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from io import BytesIO
+from math import inf, prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from wecfl.bilevel.local import decoded, encoded
+from wecfl.core.plan import LocalPlan
+from wecfl.core.program import Job
+from wecfl.core.state import Reply
+from wecfl.layout import Layout
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Refused",
+    "Shapes",
+    "fingerprint",
+    "job_config",
+    "read_arrays",
+    "read_config",
+    "read_job",
+    "refusal",
+    "reply",
+    "request",
+]
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The type and the shape of each array that a reply must have, by name."""
+
+PROTOCOL_VERSION = 2
+"""The version of requests and replies; it must be the same on both sides."""
+
+NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
+
+MAX_NPY_HEADER_BYTES = 256
+"""NumPy's format may take this many bytes beside the numbers."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A reply can't be used: the reason, and the kind as which it is counted."""
+
+    def __init__(self, reason: str, kind: Reply = Reply.MALFORMED) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def fingerprint(layout: Layout) -> str:
+    """A hash of the names and shapes of a model's tensors."""
+    return sha256(repr([(e.name, e.shape) for e in layout.entries]).encode()).hexdigest()
+
+
+def request(
+    config: Mapping[str, Any],
+    own: Mapping[str, Array] = NO_ARRAYS,
+    common: Mapping[str, Array] = NO_ARRAYS,
+) -> RecordDict:
+    """A message of the server. Requests may share an array, which is then sent once."""
+    return RecordDict(
+        {
+            "own": ArrayRecord(dict(own)),
+            "common": ArrayRecord(dict(common)),
+            "config": ConfigRecord(dict(config)),
+        }
+    )
+
+
+def job_config(job: Job) -> dict[str, Any]:
+    """The part of a job's configuration that is the same for all clients."""
+    plan = job.plan
+    return {
+        "program": json.dumps(encoded(job.program)), "seed": str(job.seed), "round": job.round,
+        "tick": job.tick, "shared": job.shared, "keep": job.keep, "steps": plan.steps,
+        "batch": plan.batch, "momentum": plan.momentum, "keep_momentum": plan.keep_momentum,
+        "weight_decay": plan.weight_decay,
+    }  # fmt: skip
+
+
+def read_job(config: Mapping[str, Any]) -> Job:
+    """The job of one client, from the configuration of its request."""
+    plan = LocalPlan(
+        steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
+        momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
+        weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),
+    )  # fmt: skip
+    return Job(
+        decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),
+        int(config["tick"]), str(config["shared"]), bool(config["keep"]),
+    )  # fmt: skip
+
+
+def refusal(reason: str) -> RecordDict:
+    """The answer of a client that does not do what it is asked for."""
+    return RecordDict({"refusal": ConfigRecord({"reason": reason})})
+
+
+def reply(arrays: Mapping[str, NDArray[Any]], **metrics: float) -> RecordDict:
+    """A message of a client."""
+    held = {name: Array(np.array(array, order="C")) for name, array in arrays.items()}
+    return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
+
+
+def read_config(message: Message, **kinds: type) -> dict[str, Any]:
+    """The configuration in a reply to `hello`: it must have exactly these keys and types."""
+    record = _content(message, "config")["config"]
+    if set(record) != set(kinds):
+        raise Refused(f"expected {sorted(kinds)}, got {sorted(map(str, record))[:9]}")
+    for key, kind in kinds.items():
+        if type(record[key]) is not kind:
+            raise Refused(f"{key} must be {kind.__name__}, got {type(record[key]).__name__}")
+    return dict(record)
+
+
+def read_arrays(
+    message: Message, shapes: Shapes, samples: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
+    """The arrays of a reply, which must have these shapes, and its metrics.
+
+    `samples` is |D_i| as the client reported it when it joined: its weight does not change later.
+    Where a client adds noise, `released` and `epsilon` are the totals of its ledger.
+    """
+    content = _content(message, "arrays", "metrics")
+    arrays, metrics = content["arrays"], content["metrics"]
+    if set(arrays) != set(shapes):
+        raise Refused(f"expected {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
+    for name, value in metrics.items():
+        if name == "epsilon":
+            if type(value) is not float or not 0 <= value < inf:
+                raise Refused("epsilon must be finite and not negative")
+        elif type(value) is not int or not 0 <= value < 1 << 53:
+            raise Refused("metrics must be whole numbers")
+    if metrics.get("samples") != samples:
+        raise Refused(f"it had {samples} samples when it joined, but now {metrics.get('samples')}")
+    found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
+    for name, array in found.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise Refused(f"{name} holds NaN or infinity", Reply.NOT_FINITE)
+    return found, dict(metrics)
+
+
+def _content(message: Message, *names: str) -> Mapping[str, Any]:
+    """The records of a reply, which must have exactly these."""
+    if message.has_error():
+        raise Refused(f"it failed: {message.error.reason or message.error.code}")
+    content = message.content
+    if set(content) == {"refusal"} and isinstance(content["refusal"], ConfigRecord):
+        raise Refused(f"its policy: {content['refusal'].get('reason')!s}"[:300])
+    kinds = {"arrays": ArrayRecord, "config": ConfigRecord, "metrics": MetricRecord}
+    if set(content) != set(names) or not all(isinstance(content[n], kinds[n]) for n in names):
+        raise Refused(f"expected records {sorted(names)}, got {sorted(map(str, content))[:9]}")
+    return content
+
+
+def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Decode an array; declaration, size and header must all say this type and shape."""
+    declared = (array.stype, array.dtype, tuple(array.shape))
+    if declared != ("numpy.ndarray", dtype, shape):
+        raise Refused(f"{name} must be {dtype} {shape}, got {declared[1]} {declared[2]}"[:200])
+    size = np.dtype(dtype).itemsize * prod(shape)
+    if not size < len(array.data) <= size + MAX_NPY_HEADER_BYTES:
+        raise Refused(f"{name} must take {size} bytes and a header, got {len(array.data)}")
+    stream = BytesIO(array.data)
+    try:
+        if npy.read_magic(stream) != (1, 0):
+            raise ValueError("another version of the format")
+        written = npy.read_array_header_1_0(stream)
+    except ValueError as error:
+        raise Refused(f"{name} is not an array: {error}"[:200]) from None
+    if written != (shape, False, np.dtype(dtype)):
+        raise Refused(f"{name} must be {dtype} {shape}, its header says {written}"[:200])
+    if len(array.data) - stream.tell() != size:
+        raise Refused(f"{name} must hold {size} bytes, got {len(array.data) - stream.tell()}")
+    return np.frombuffer(array.data, dtype, offset=stream.tell()).reshape(shape)

@@ -1,0 +1,149 @@
+"""The methods by name, each one value of `Method`: the paper's seven, and those it names.
+
+A method learns one model for all clients (`one_model`), one for each cluster (`per_cluster`), or
+gives each client a model of its own (`per_client`).
+
+>>> from wecfl import methods
+>>> methods.wecfl(k=10).clustering
+KMeans(fresh=10, warm=True)
+>>> from wecfl.bilevel.local import Train
+>>> mine = methods.fedavg.replace(name="mine", local=Train(mu=0.1))          # a new method
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from wecfl.core.method import Method
+from wecfl.errors import ConfigError, unknown
+from wecfl.methods.description import components, differences, structure
+from wecfl.methods.one_model import (
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavg_plus,
+    fedavgm,
+    fedprox,
+    fedprox_plus,
+    fedyogi,
+    scaffold,
+)
+from wecfl.methods.per_client import ditto, fedavg_ft, fedper, fedrep, lg_fedavg, local
+from wecfl.methods.per_cluster import NumberOfClusters, cfl, fesem, flhc, ifca, wecfl
+
+__all__ = [
+    "METHODS",
+    "cfl",
+    "components",
+    "differences",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavg_ft",
+    "fedavg_plus",
+    "fedavgm",
+    "fedper",
+    "fedprox",
+    "fedprox_plus",
+    "fedrep",
+    "fedyogi",
+    "fesem",
+    "flhc",
+    "ifca",
+    "lg_fedavg",
+    "local",
+    "named",
+    "options",
+    "scaffold",
+    "structure",
+    "wecfl",
+]
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": lambda: fedavg,
+    "fedprox": fedprox,
+    "fedavg+": fedavg_plus,
+    "fedprox+": fedprox_plus,
+    "ifca": ifca,
+    "fesem": fesem,
+    "wecfl": wecfl,
+    "cfl": cfl,
+    "flhc": flhc,
+    "fedavgm": fedavgm,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "scaffold": scaffold,
+    "local": local,
+    "fedavg-ft": fedavg_ft,
+    "ditto": ditto,
+    "fedper": fedper,
+    "lg-fedavg": lg_fedavg,
+    "fedrep": fedrep,
+}
+"""The functions that make the methods, by name. Their parameters are the methods' options."""
+
+
+def options(name: str) -> Mapping[str, Parameter]:
+    """The options of a method, as parameters of the function that makes it.
+
+    >>> {name: option.default for name, option in options("cfl").items()}
+    {'eps1': 0.4, 'eps2': 1.0}
+    """
+    if name not in METHODS:
+        raise ConfigError(unknown("method", name, METHODS))
+    return signature(METHODS[name], eval_str=True).parameters
+
+
+def named(name: str, **chosen: Any) -> Method:
+    """The method of that name, with these options; an error for an option that it does not have.
+
+    >>> named("wecfl", k=3).k
+    3
+    >>> named("cfl", eps=0.1)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown option of cfl 'eps'; did you mean 'eps2'?
+    """
+    known = options(name)
+    for option in chosen:
+        if not known:
+            raise ConfigError(f"{name} has no option '{option}': it has no options")
+        if option not in known:
+            raise ConfigError(unknown(f"option of {name}", option, known))
+    if missing := [
+        option
+        for option, parameter in known.items()
+        if parameter.default is parameter.empty and option not in chosen
+    ]:
+        raise ConfigError(f"{name} needs its option '{missing[0]}'")
+    return METHODS[name](
+        **{option: _fitting(name, known[option], value) for option, value in chosen.items()}
+    )
+
+
+def _fitting(name: str, option: Parameter, value: Any) -> Any:
+    """The value of an option, in the type that the method asks for."""
+    if option.annotation is option.empty:  # the user's own method, without types
+        return value
+    try:
+        return TypeAdapter(option.annotation).validate_python(value)
+    except ValidationError as error:
+        if value == "auto":
+            choosing = [method for method in METHODS if _takes_auto(method)]
+            raise ConfigError(
+                f"{name} needs a number of clusters: only {' and '.join(choosing)} choose it"
+            ) from None
+        problem = error.errors()[0]["msg"].replace("Input", "it", 1)
+        raise ConfigError(f"{option.name} of {name}: {problem}, got {value!r}") from None
+
+
+def _takes_auto(name: str) -> bool:
+    """Whether the method can choose K itself."""
+    known = options(name)
+    return "k" in known and known["k"].annotation == NumberOfClusters

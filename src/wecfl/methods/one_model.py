@@ -1,0 +1,123 @@
+"""Methods that learn one model for all clients."""
+
+from __future__ import annotations
+
+from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.clustering import Nearest
+from wecfl.bilevel.control_variates import CONTROLLED
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.importance import data_size
+from wecfl.bilevel.local import Train
+from wecfl.bilevel.optimizer import Adaptive, Momentum, adagrad, adam, yogi
+from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.serving import Center
+from wecfl.core.method import Method
+
+__all__ = [
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavg_plus",
+    "fedavgm",
+    "fedprox",
+    "fedprox_plus",
+    "fedyogi",
+    "scaffold",
+]
+
+FEDPROX_MU = 0.95
+"""The paper's FedProx coefficient (its text calls it λ)."""
+
+fedavg = Method(
+    name="fedavg",
+    representation=Columns("head"),
+    distance=squared_euclidean,
+    clustering=Nearest(),
+    importance=data_size,
+    aggregation=Mean(),
+    local=Train(),
+    serve=Center(),
+)
+"""FedAvg: one cluster, λ_i = |D_i| (McMahan et al., AISTATS 2017)."""
+
+
+def fedprox(mu: float = FEDPROX_MU) -> Method:
+    """FedProx: FedAvg whose clients stay near the model they received (Li et al., MLSys 2020).
+
+    >>> fedprox(0.1).local
+    Train(mu=0.1)
+    """
+    return fedavg.replace(name="fedprox", local=Train(mu))
+
+
+def fedavg_plus(k: int) -> Method:
+    """FedAvg+: k independent FedAvg runs, whose logits are averaged (the paper's soft voting).
+
+    >>> fedavg_plus(5).members
+    5
+    """
+    return fedavg.replace(name="fedavg+", members=k)
+
+
+def fedprox_plus(k: int, mu: float = FEDPROX_MU) -> Method:
+    """FedProx+: k independent FedProx runs, whose logits are averaged.
+
+    >>> fedprox_plus(5).name
+    'fedprox+'
+    """
+    return fedprox(mu).replace(name="fedprox+", members=k)
+
+
+def fedavgm(server_lr: float = 1.0, beta: float = 0.9) -> Method:
+    """FedAvgM: the server steps with momentum (Hsu et al., 2019).
+
+    >>> fedavgm().aggregation.beta
+    0.9
+    """
+    return fedavg.replace(name="fedavgm", aggregation=Momentum(server_lr, beta))
+
+
+def fedadagrad(server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Method:
+    """FedAdagrad: the server steps by Adagrad (Reddi et al., ICLR 2021).
+
+    >>> fedadagrad().aggregation.second.__name__
+    'adagrad'
+    """
+    return fedavg.replace(
+        name="fedadagrad", aggregation=Adaptive(adagrad, server_lr, beta1, tau=tau)
+    )
+
+
+def fedadam(
+    server_lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Method:
+    """FedAdam: the server steps by Adam (Reddi et al., ICLR 2021).
+
+    >>> fedadam(tau=0.1).aggregation.tau
+    0.1
+    """
+    return fedavg.replace(name="fedadam", aggregation=Adaptive(adam, server_lr, beta1, beta2, tau))
+
+
+def fedyogi(
+    server_lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Method:
+    """FedYogi: the server steps by Yogi (Reddi et al., ICLR 2021).
+
+    >>> fedyogi().aggregation.second.__name__
+    'yogi'
+    """
+    return fedavg.replace(name="fedyogi", aggregation=Adaptive(yogi, server_lr, beta1, beta2, tau))
+
+
+def scaffold() -> Method:
+    """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020).
+
+    Clients take plain gradient steps, so its default momentum is 0.
+
+    >>> scaffold().plan
+    {'momentum': 0.0}
+    """
+    return fedavg.replace(
+        name="scaffold", steps=(CONTROLLED, "E", "M", "D"), plan={"momentum": 0.0}
+    )

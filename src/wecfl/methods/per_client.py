@@ -1,0 +1,68 @@
+"""Methods that give each client a model of its own."""
+
+from __future__ import annotations
+
+from wecfl.bilevel.aggregation import Stay
+from wecfl.bilevel.local import Alone, Ditto, Parts
+from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.serving import Personal, Tuned
+from wecfl.core.method import Method
+from wecfl.methods.one_model import fedavg
+
+__all__ = ["ditto", "fedavg_ft", "fedper", "fedrep", "lg_fedavg", "local"]
+
+
+def local() -> Method:
+    """Local training only: every client continues from its own model, and nothing is averaged.
+
+    >>> local().serve
+    Personal()
+    """
+    return fedavg.replace(name="local", local=Alone(), serve=Personal(), aggregation=Stay())
+
+
+def fedavg_ft(tuning_steps: int | None = None) -> Method:
+    """FedAvg, whose model each client fine-tunes before it is used; tested before and after.
+
+    >>> fedavg_ft(5).serve
+    Tuned(steps=5)
+    """
+    return fedavg.replace(name="fedavg-ft", serve=Tuned(tuning_steps))
+
+
+def ditto(lam: float = 1.0) -> Method:
+    """Ditto: a personal model that is pulled towards the common one (Li et al., ICML 2021).
+
+    >>> ditto(0.5).local
+    Ditto(lam=0.5)
+    """
+    return fedavg.replace(name="ditto", local=Ditto(lam), serve=Personal())
+
+
+def fedper() -> Method:
+    """FedPer: the last layer stays at the client (Arivazhagan et al., 2019).
+
+    >>> fedper().shared
+    '~classifier'
+    """
+    return fedavg.replace(
+        name="fedper", shared="~classifier", representation=Columns("~classifier")
+    )
+
+
+def lg_fedavg() -> Method:
+    """LG-FedAvg: only the last layer is shared (Liang et al., 2020).
+
+    >>> lg_fedavg().shared
+    'classifier'
+    """
+    return fedavg.replace(name="lg-fedavg", shared="classifier")
+
+
+def fedrep(head_steps: int | None = None) -> Method:
+    """FedRep: FedPer, but head and body are trained one after the other (Collins, ICML 2021).
+
+    >>> fedrep(3).local
+    Parts(first='classifier', steps=3)
+    """
+    return fedper().replace(name="fedrep", local=Parts("classifier", head_steps))

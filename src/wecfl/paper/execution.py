@@ -1,0 +1,145 @@
+"""One run of the queue, done and kept: training, or a soft vote of runs that were trained."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from wecfl.config import Config
+from wecfl.core.state import F32, State
+from wecfl.data.federation import Federation
+from wecfl.errors import DivergedError
+from wecfl.experiment import Experiment
+from wecfl.folder.writer import RECORDED_PACKAGES
+from wecfl.paper.definitions import PlannedRun
+from wecfl.paper.figure_data import FigureData
+from wecfl.paper.result_store import ResultStore, StoredResult
+from wecfl.runs.record import Record
+from wecfl.runs.summary import last_parts, last_rounds
+from wecfl.runs.watcher import OnRound
+
+__all__ = ["perform"]
+
+AVERAGED_ROUNDS = 3
+"""The last rounds, over which the paper's tables average and whose models a soft vote needs."""
+
+
+def perform(
+    run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound] = ()
+) -> StoredResult | None:
+    """Do a run and keep its result; None for a soft vote whose members are not all there yet.
+
+    That training diverged is a result as well: a table has to say so, and a choice to avoid it.
+    """
+    began, code = perf_counter(), _commit()
+    try:
+        outcome = (
+            _vote(run, store, federation) if run.parts else _train(run, store, federation, watch)
+        )
+    except DivergedError as error:
+        outcome = {"engine": run.config.engine, **_scores([]), "error": str(error)}
+    if outcome is None:
+        return None
+    seconds = {"seconds": round(perf_counter() - began, 1)}
+    made_by = {"made_by": {"commit": code, **_environment(run.config)}}
+    return store.write(run, {**outcome, **seconds, **made_by})
+
+
+def _train(
+    run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound]
+) -> StoredResult:
+    last: deque[F32] = deque(maxlen=AVERAGED_ROUNDS)
+    pictures = FigureData(run.config, federation) if run.trace else None
+
+    def keep(record: Record, states: Sequence[State]) -> None:
+        last.append(states[0].centers)
+
+    experiment = Experiment.of(run.config, federation, watch=[keep, *watch])
+    observe = pictures.step if pictures else None
+    result = experiment.run(members=[run.member], observe=observe)
+    if result.method.k == 1:
+        store.write_models(run, np.concatenate(last))
+    traced = {"trace": pictures.data(result.records)} if pictures else {}
+    late = {key: each for key, each in result.summary.items() if key == "newcomers"}
+    return {"engine": result.engine, **_scores(result.records), **late, **traced}
+
+
+def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> StoredResult | None:
+    """The scores of a soft vote in the last rounds, from the models of its members."""
+    if not all(store.complete(part) for part in run.parts):
+        return None
+    stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
+    first = run.config.rounds - len(stacks) + 1
+    with Experiment.of(run.config, federation).open() as opened:
+        labels = np.zeros(len(opened.engine.sizes), dtype=np.int64)
+        records = [
+            opened.recorder.round([State(t, None, row[None], labels) for row in rows])
+            for t, rows in enumerate(stacks, first)
+        ]
+        return {"engine": opened.engine.name, **_scores(records)}
+
+
+def _scores(records: Sequence[Record]) -> StoredResult:
+    """Means of the last rounds, and the curve."""
+    curve = {
+        key: [None if record[key] is None else round(record[key], 5) for record in records]
+        for key in ("round", "accuracy", "macro_f1", "ari", "clusters")
+    }
+    means = {
+        key: None if mean is None else round(mean, 6)
+        for key, mean in last_rounds(records, AVERAGED_ROUNDS).items()
+    }
+    return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
+
+
+def _environment(config: Config) -> dict[str, Any]:
+    return {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "packages": {name: version(name) for name in RECORDED_PACKAGES},
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "workers": config.workers,
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of this code, if it runs from its repository; with `-dirty` if it was changed.
+
+    Asked once: what runs is the code as it was when the process began.
+    """
+
+    def git(*words: str) -> str:
+        told = subprocess.run(
+            ["git", "-C", str(Path(__file__).parents[1]), *words],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return told.stdout.strip()
+
+    try:
+        git(
+            "ls-files", "--error-unmatch", f"paper/{Path(__file__).name}"
+        )  # else another project's repository
+        changed = git("status", "--porcelain", "--", ".", ":/native")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

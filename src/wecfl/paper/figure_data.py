@@ -1,0 +1,99 @@
+"""What the pictures of a run need, as small numbers: t-SNE, cosines, F, R and B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics.pairwise import cosine_similarity
+
+from wecfl.bilevel.distance import distances
+from wecfl.config import Config
+from wecfl.core.state import State
+from wecfl.core.types import F64, Int, Real
+from wecfl.data.federation import Federation
+from wecfl.models import layout_of, make
+from wecfl.report.tsne import planes
+from wecfl.runs.record import Record
+
+__all__ = ["FigureData"]
+
+FIRST_ROUNDS = 5
+"""The paper shows the clients in the first five rounds."""
+COMPARED_CLIENTS = 20
+"""Clients of one cluster whose cosines the paper shows."""
+
+
+class FigureData:
+    """Watches the steps of a run; clients are seen after E, before the server aggregates them.
+
+    At that point the rows of `models` are what the local updates made of them, and `labels` is
+    the cluster each was assigned to.
+    """
+
+    def __init__(self, config: Config, federation: Federation) -> None:
+        model = make(
+            config.model, shape=federation.shape, classes=federation.classes, seed=config.seed
+        )
+        self._columns = layout_of(model).columns(config.representation)
+        self._config = config
+        self._groups = federation.groups
+        self._distances: list[F64] = []
+        self._labels: list[Int] = []
+        self._cosine: dict[str, Any] = {}
+
+    def step(self, step: str, state: State, seconds: float) -> None:
+        """After each step (an `Observer` of `rounds.iterate`)."""
+        if step != "E" or not state.round:
+            return
+        clients, centers = state.models[:, self._columns], state.whole.get("moved")
+        centers = state.centers[:, self._columns] if centers is None else centers
+        if state.round <= FIRST_ROUNDS:
+            self._distances.append(distances(clients))
+            self._labels.append(state.labels)
+        if state.round == self._config.rounds:
+            self._cosine = self._cosines(clients, centers, state.labels)
+
+    def data(self, records: Sequence[Record]) -> dict[str, Any]:
+        """What was seen, with the objectives of the rounds' records."""
+        placed = planes(self._distances, self._config.seed)
+        diagnosed = bool(records) and "B" in records[0]
+        return {
+            "group": None if self._groups is None else self._groups.tolist(),
+            "rounds": [
+                {
+                    "round": t,
+                    "cluster": labels.tolist(),
+                    "x": plane[:, 0].round(2).tolist(),
+                    "y": plane[:, 1].round(2).tolist(),
+                }
+                for t, (labels, plane) in enumerate(zip(self._labels, placed, strict=True), 1)
+            ],
+            "cosine": self._cosine,
+            **{name: _by_step([record[name] for record in records]) for name in ("F", "R")},
+            **({"B": _by_step([_largest(each["B"]) for each in records])} if diagnosed else {}),
+        }
+
+    def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:
+        """Of all centers, and of some clients of the largest cluster."""
+        used, sizes = np.unique(labels, return_counts=True)
+        largest = used[sizes.argmax()]
+        members = np.flatnonzero(labels == largest)[:COMPARED_CLIENTS]
+        return {
+            "clusters": used.tolist(),
+            "centers": cosine_similarity(centers[used]).round(7).tolist(),
+            "cluster": int(largest),
+            "members": members.tolist(),
+            "clients": cosine_similarity(clients[members]).round(7).tolist(),
+        }
+
+
+def _largest(sides: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """Of the clusters that have clients."""
+    return {side: max(b for b in each if b is not None) for side, each in sides.items()}
+
+
+def _by_step(values: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    steps = values[0] if values else ()
+    return {step: [float(f"{each[step]:.6g}") for each in values] for step in steps}

@@ -1,0 +1,1 @@
+"""The tables: the rows, the tables to read that are made of them, and their files."""

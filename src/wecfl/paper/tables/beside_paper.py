@@ -1,0 +1,124 @@
+"""Tables beside the paper's own: our scores, the published figures and the gap between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isnan
+from typing import Any
+
+import pandas as pd
+
+from wecfl.paper.definitions import SHIPPED, Cell
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
+
+__all__ = ["differing", "frame", "published", "tables", "tables_by_method"]
+
+SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
+
+
+def published(table: str) -> pd.DataFrame:
+    """A table of the paper, in percent, indexed by data set, partition, k and method.
+
+    >>> published("table1").loc[("cifar-10", "clusterwise-dirichlet", 10, "wecfl"), "accuracy"]
+    np.float64(70.95)
+    """
+    rows = pd.DataFrame(json.loads((SHIPPED / "paper.json").read_text(encoding="utf-8"))["rows"])
+    return (
+        rows[rows["table"] == table]
+        .drop(columns="table")
+        .set_index(["dataset", "partition", "k", "method"])
+    )
+
+
+def frame(cells: Sequence[Cell], store: ResultStore, paper_table: str | None) -> pd.DataFrame:
+    """One row per cell, in percent: mean and std over the stored seeds, the paper's, the gap.
+
+    `accuracy_gap` and `macro_f1_gap` are differences in units of the paper's ±.
+    """
+    frame = pd.DataFrame([score_row(cell, store)[0] for cell in cells])
+    if paper_table:
+        key = ["dataset", "partition", "k", "method"]
+        paper = published(paper_table).add_prefix("paper_")
+        order = {cell: place for place, cell in enumerate(paper.index)}
+        frame = frame.join(paper, on=key)
+        frame["place"] = [order.get(tuple(row), len(order)) for row in frame[key].to_numpy()]
+        frame = frame.sort_values("place", kind="stable").drop(columns="place")
+        for name in SCORES:
+            gap = frame[name] - frame[f"paper_{name}"]
+            frame[f"{name}_gap"] = gap / frame[f"paper_{name}_std"].astype(float)
+    return frame.reset_index(drop=True)
+
+
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """One table for each data set and partition."""
+    for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
+        yield _table(f"{dataset}, {partition}", rows, {"method": "method", "k": "K"})
+
+
+def tables_by_method(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """One table for each method, for its own page: narrow, so that only words are broken."""
+    named = frame.assign(data=frame["dataset"] + ", " + frame["partition"])
+    if frame["label"].any():  # these rows are beside each other, not beside the paper's
+        named = named.drop(columns=[name for name in map(str, named) if name.startswith("paper_")])
+    whole = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+    for method, rows in named.groupby("method", sort=False):
+        table = _table(str(method), rows, {"data": "data", "k": "K"})
+        unbroken = [[text.replace(" ± ", whole) for text in row] for row in table.rows]
+        yield replace(table, rows=unbroken)
+
+
+def _table(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> TextTable:
+    """The scores of some rows, beside the paper's if there are any; `names` say which is which."""
+    paper = "paper_accuracy" in rows
+    names = {**names, **({"label": "what"} if rows["label"].any() else {})}
+    found = bool(rows["ari"].notna().any())
+    heads = [*names.values()]
+    for head in SCORES.values():
+        heads += [head, "paper", "Δ/±"] if paper else [head]
+    heads += ["ARI", "n"] if found else ["n"]
+    texts = [
+        [
+            *(str(row[name]) for name in names),
+            *(text for name in SCORES for text in _texts(row, name, paper)),
+            *([score(row["ari"], row["ari_std"], 1)] if found else []),
+            str(row["n"]),
+        ]
+        for row in rows.to_dict("records")
+    ]
+    return TextTable(title, heads, texts)
+
+
+def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
+    ours = score(row[name], row[f"{name}_std"]) if row["n"] else NOT_RUN
+    ours = "diverged" if row["n"] and isnan(row[name]) else ours
+    if not paper:
+        return [ours]
+    gap = row[f"{name}_gap"]
+    theirs = score(row[f"paper_{name}"], row[f"paper_{name}_std"])
+    return [ours, theirs, "–" if isnan(gap) else f"{gap:+.1f}"]
+
+
+def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
+    """The cells further than `limit` of the paper's ± from its figure, in a sentence.
+
+    Nothing for rows that are no longer the paper's experiment (ablations, tuned ones).
+    """
+    if "accuracy_gap" not in frame or frame["label"].any():
+        return ""
+    far = [
+        f"{row['dataset']} {row['partition']} {row['method']} K = {row['k']} "
+        f"({name.replace('_f1', '-F1')} {gap:+.1f})"
+        for row in frame.to_dict("records")
+        for name in SCORES
+        if abs(gap := row[f"{name}_gap"]) > limit
+    ]
+    known = int(frame["accuracy_gap"].notna().sum())
+    told = "; ".join(far) if far else "none"
+    return (
+        f"More than {limit:g} of the paper's ± away, of {known} cells run and given a ±: {told}.\n"
+    )

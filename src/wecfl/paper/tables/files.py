@@ -1,0 +1,120 @@
+"""The tables as files beside the results, and inside the pages that ask for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from wecfl.paper.definitions import Cell, Definition, TableLayout
+from wecfl.paper.queue import machine_seconds
+from wecfl.paper.result_store import ResultStore, StoredResult
+from wecfl.paper.tables import beside_paper, found_clusters, newcomers, robustness
+from wecfl.paper.tables.text_table import TextTable, markdown_rows
+
+__all__ = ["fill", "frame_of", "text_tables", "write"]
+
+MakeFrame = Callable[[Sequence[Cell], ResultStore], pd.DataFrame]
+"""Makes one row per cell from the stored results."""
+MakeTables = Callable[[pd.DataFrame], Iterator[TextTable]]
+"""Makes the tables to read from those rows."""
+
+LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
+    "robustness": (robustness.frame, robustness.tables),
+    "newcomers": (newcomers.frame, newcomers.tables),
+    "found": (found_clusters.frame, found_clusters.tables),
+}
+"""Tables that do not stand beside the paper's, by the name in their definition."""
+
+
+def frame_of(
+    definition: Definition, store: ResultStore, cells: Sequence[Cell] | None = None
+) -> pd.DataFrame:
+    """One row per cell, in percent; `n` is the number of stored seeds (0: not run)."""
+    cells = definition.cells if cells is None else cells
+    if definition.table:
+        make_frame, _ = LAYOUTS[definition.table]
+        return make_frame(cells, store)
+    return beside_paper.frame(cells, store, definition.paper)
+
+
+def text_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[TextTable]:
+    """The tables to read that are made of the rows."""
+    if definition.table:
+        _, make_tables = LAYOUTS[definition.table]
+        return make_tables(frame)
+    return beside_paper.tables(frame)
+
+
+def cost(store: ResultStore) -> str:
+    """What the stored results took, as Markdown: runs and hours by data set, and the machine."""
+    results = store.all()
+    if not results:
+        return "Nothing is stored yet.\n"
+    rows = []
+    by_dataset: dict[str, list[StoredResult]] = {}
+    for stored in results:
+        by_dataset.setdefault(stored["config"]["dataset"], []).append(stored)
+    for dataset, each in by_dataset.items():
+        hours = sum(map(machine_seconds, each)) / 3600
+        engines = ", ".join(sorted({stored["engine"] for stored in each}))
+        machines = {(stored["made_by"]["cpu"], stored["made_by"]["cores"]) for stored in each}
+        machine = ", ".join(f"{cpu}, {cores} cores" for cpu, cores in sorted(machines))
+        rows.append([dataset, str(len(each)), f"{hours:.1f}", engines, machine])
+    return markdown_rows(["data set", "runs", "hours", "engine", "processor"], rows)
+
+
+def write(definition: Definition, store: ResultStore) -> list[Path]:
+    """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
+
+    These are RESULTS.md, NAME.md and methods/*.md beside the folder of results. They ask with
+    the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME:
+    that of the definition; with a method behind it, the rows of that method; or ``cost``).
+    ``RESULTS/note.md``, if there, is what must be said of all tables beside the paper's.
+    """
+    base, frame = store.folder / definition.name, frame_of(definition, store)
+    note = store.folder / "note.md"
+    remark = note.read_text("utf-8") if definition.paper and note.exists() else ""
+    tables = list(text_tables(definition, frame))
+    markdown = "\n".join(table.markdown() for table in tables)
+    text = _joined(markdown, beside_paper.differing(frame), remark)
+    made = f"Made by `wecfl reproduce {definition.name} --show` from the results beside it.\n"
+    files = {
+        ".md": f"# {definition.title}\n\n{made}\n{text}",
+        ".csv": frame.round(6).to_csv(index=False),
+        ".tex": "\n".join(table.latex(definition.title) for table in tables),
+    }
+    for suffix, content in files.items():
+        base.with_suffix(suffix).write_text(content, encoding="utf-8")
+    asked = {definition.name: text, "cost": cost(store)}
+    if definition.paper:
+        for table in beside_paper.tables_by_method(frame):
+            rows = markdown_rows(table.heads, table.rows)
+            asked[f"{definition.name} {table.title}"] = _joined(rows, remark)
+    own = store.folder.with_name(f"{definition.name}.md")
+    methods = sorted(store.folder.with_name("methods").glob("*.md"))
+    for page in (store.folder.with_suffix(".md"), own, *methods):
+        old = page.read_text(encoding="utf-8") if page.exists() else ""
+        new = old
+        for name, content in asked.items():
+            new = fill(new, name, content)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+    return [base.with_suffix(suffix) for suffix in files]
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def fill(page: str, name: str, text: str) -> str:
+    r"""The page with `text` between its marks.
+
+    >>> fill("Before <!-- a -->old<!-- /a --> after", "a", "new")
+    'Before <!-- a -->\n\nnew\n<!-- /a --> after'
+    """
+    marks = rf"<!-- {re.escape(name)} -->.*?<!-- /{re.escape(name)} -->"
+    new = f"<!-- {name} -->\n\n{text}\n<!-- /{name} -->"
+    return re.sub(marks, lambda _: new, page, flags=re.S)

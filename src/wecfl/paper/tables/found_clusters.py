@@ -1,0 +1,100 @@
+"""How many clusters were found, beside how many groups there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from wecfl.config import Config
+from wecfl.paper.definitions import Cell
+from wecfl.paper.result_store import ResultStore, StoredResult
+from wecfl.paper.tables.scores import Row, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
+
+__all__ = ["frame", "tables"]
+
+RIGHT = 0.99
+"""The ARI from which on the groups are found."""
+
+
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
+    """One row per cell: scores, groups, and the clusters found with each seed."""
+    return pd.DataFrame([_row(cell, store) for cell in cells])
+
+
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
+    stored = sorted(stored, key=lambda each: each["seed"])
+    config = cell.config
+    grouped = config.partition.startswith("clusterwise")
+    right = [_right(each, config.groups if grouped else None) for each in stored]
+    auto = usual["k"] == "auto"
+    return usual | {
+        "label": "",
+        "criterion": _criterion(config) if auto else "",
+        "groups": config.groups if grouped else 0,
+        "found": _each(stored, "clusters", "d"),
+        "aris": _each(stored, "ari", ".2f") if grouped else "",
+        "right": sum(right) if auto else np.nan,
+    }
+
+
+def _criterion(config: Config) -> str:
+    """What decides how many clusters there are."""
+    return {
+        "cfl": f"ε {config.eps1:g}, {config.eps2:g}",
+        "flhc": f"cut at {config.threshold:g}",
+    }.get(config.method, config.criterion)
+
+
+def _right(stored: StoredResult, groups: int | None) -> bool:
+    """The groups are found; or, where there are none, nothing is."""
+    found = _last(stored, "clusters")
+    right: bool = (
+        found == 1 if groups is None else found == groups and _last(stored, "ari") >= RIGHT
+    )
+    return right
+
+
+def _each(stored: Sequence[StoredResult], name: str, form: str) -> str:
+    """As it was with each seed."""
+    ends = [_last(each, name) for each in stored]
+    return " ".join("–" if end is None else format(end, form) for end in ends)
+
+
+def _last(stored: StoredResult, name: str) -> Any:
+    """As it was in the last round; None if there was none, as training diverged."""
+    curve: list[Any] = stored["curve"].get(name, [])
+    return curve[-1] if curve else None
+
+
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """One block for each data set and partition."""
+    for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
+        by = ["criterion"] if rows["criterion"].nunique() > 1 else []
+        grouped = bool(rows["groups"].any())
+        heads = ["method", "K", *by, *(["groups"] if grouped else []), "clusters found"]
+        heads += [*(["ARI"] if grouped else []), "right", "accuracy %", "macro-F1 %", "n"]
+        records = rows.sort_values("groups", kind="stable").to_dict("records")
+        texts = [_texts(record, by, grouped) for record in records]
+        yield TextTable(f"{dataset}, {partition}", heads, texts)
+
+
+def _texts(each: Row, by: Sequence[str], grouped: bool) -> list[str]:
+    done, n = bool(each["n"]), each["n"]
+    right = "–" if np.isnan(each["right"]) or not done else f"{each['right']:.0f} of {n}"
+    return [
+        each["method"],
+        str(each["k"]),
+        *(each[name] or "–" for name in by),
+        *([str(each["groups"])] if grouped else []),
+        each["found"].replace(" ", ", ") if done else NOT_RUN,
+        *([each["aris"].replace(" ", ", ") or "–"] if grouped else []),
+        right,
+        *(score(each[name], each[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
+        str(n),
+    ]

@@ -1,0 +1,68 @@
+"""How clients fare that come after the training, over many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isnan
+
+import numpy as np
+import pandas as pd
+
+from wecfl.paper.definitions import Cell
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
+
+__all__ = ["frame", "tables"]
+
+MEASURED = dict.fromkeys(("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0)
+"""Shares of `wecfl.runs.newcomers.outcome` in percent; `gap` is newcomer minus member."""
+NOBODY = "–"
+
+
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
+    """One row per cell, in percent."""
+    return pd.DataFrame([_row(cell, store) for cell in cells])
+
+
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
+    told = [_told(result["newcomers"]) for result in stored if "newcomers" in result]
+    unseen = cell.config.unseen
+    more = {"rounds": cell.config.rounds, "unseen": NOBODY if unseen is None else str(unseen)}
+    return usual | more | dict(averaged(told, MEASURED))
+
+
+def _told(found: Row) -> Row:
+    scores = {"newcomer": found["accuracy"], "member": found["members"]}
+    known = None not in scores.values()
+    gap = scores["newcomer"] - scores["member"] if known else None
+    return {**found, **scores, "gap": gap}
+
+
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """For each data set a line for every group that nobody saw, and the mean of those run."""
+    heads = ["unseen group", "right group %", "accuracy %", "a member's %", "difference",
+             "unseen found novel %", "others taken for novel %", "ARI of members", "n"]  # fmt: skip
+    for (dataset, k, rounds), rows in frame.groupby(["dataset", "k", "rounds"], sort=False):
+        lines = [_line(row) for row in rows.to_dict("records")]
+        done = rows[rows["n"] > 0]
+        if len(done) > 1:
+            means = [done[name].mean() for name in MEASURED]
+            texts = ["–" if isnan(mean) else f"{mean:z.1f}" for mean in means]
+            ari = f"{done['ari'].mean():.2f}"
+            lines.append(["**mean**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
+        yield TextTable(f"{dataset}, WeCFL with K = {k}, {rounds} rounds", heads, lines)
+
+
+def _line(row: Row) -> list[str]:
+    if not row["n"]:
+        return [row["unseen"], *[NOT_RUN] * (len(MEASURED) + 1), "0"]
+    scores = [score(row[name], row[f"{name}_std"], digits=1) for name in MEASURED]
+    return [row["unseen"], *scores, score(row["ari"], row["ari_std"]), str(row["n"])]
+
+
+def _span(counts: pd.Series[int]) -> str:
+    least, most = np.min(counts), np.max(counts)
+    return str(most) if least == most else f"{least}–{most}"

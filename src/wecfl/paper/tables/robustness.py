@@ -1,0 +1,93 @@
+"""What is left of the accuracy when clients lie: methods × attacks × aggregations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isnan
+
+import pandas as pd
+
+from wecfl.paper.definitions import Cell
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
+
+__all__ = ["frame", "tables"]
+
+MEASURED = {"isolated": 100.0, "exposed": 100.0, "success": 100.0}
+"""Shares of `wecfl.runs.record.CONDITION_KEYS`' attack, in percent."""
+
+
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
+    """One row per cell: scores of honest clients, and whom the attackers share clusters with."""
+    return pd.DataFrame([_row(cell, store) for cell in cells])
+
+
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
+    told = [result["attack"] for result in stored if "attack" in result]
+    label = usual.pop("label")
+    attack = {"attack": label or cell.config.attack, "aggregation": cell.config.aggregation}
+    return usual | attack | dict(averaged(told, MEASURED))
+
+
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """Accuracy by attack and aggregation for each method; how often a backdoor opens; clusters."""
+    columns = list(dict.fromkeys(frame["aggregation"]))
+    for (method, k), rows in frame.groupby(["method", "k"], sort=False):
+        lines = [
+            [str(attack), *_scores(each, columns, "accuracy", best=max), _seeds(each)]
+            for attack, each in rows.groupby("attack", sort=False)
+        ]
+        title = f"Accuracy of honest clients in %, {_named(method, k)}"
+        yield TextTable(title, ["attack", *columns, "n"], lines)
+    opened = frame[frame["attack"] == "backdoor"]
+    if len(opened):
+        lines = [
+            [_named(method, k), *_scores(each, columns, "success", best=min), _seeds(each)]
+            for (method, k), each in opened.groupby(["method", "k"], sort=False)
+        ]
+        title = "Triggers of the backdoor that work on honest clients, in %"
+        yield TextTable(title, ["method", *columns, "n"], lines)
+    plain = frame[(frame["aggregation"] == "mean") & (frame["k"] > 1)]
+    if len(plain):
+        heads = ["method", "attack", "isolated %", "exposed %", "ARI", "accuracy %", "n"]
+        by_method = plain.groupby(["method", "k"], sort=False)
+        lines = [_defence(each) for _, rows in by_method for each in rows.to_dict("records")]
+        yield TextTable("Clustering as a defence (aggregation: mean)", heads, lines)
+
+
+def _defence(each: Row) -> list[str]:
+    shares = [_score(each, name) for name in ("isolated", "exposed")]
+    ari = score(each["ari"], each["ari_std"]) if each["n"] else NOT_RUN
+    start = [_named(each["method"], each["k"]), each["attack"]]
+    return [*start, *shares, ari, _score(each, "accuracy"), str(each["n"])]
+
+
+def _scores(
+    rows: pd.DataFrame, columns: Sequence[str], name: str, best: Callable[[list[float]], float]
+) -> list[str]:
+    """In the order of the columns, the best in bold if all are of as many seeds."""
+    found: dict[str, Row] = {each["aggregation"]: each for each in rows.to_dict("records")}
+    texts = [_score(found[column], name) if column in found else "–" for column in columns]
+    means = [round(found[column][name], 1) for column in columns if column in found]
+    known = [mean for mean in means if not isnan(mean)]
+    alike = len(known) > 1 and rows["n"].nunique() == 1
+    top = f"{best(known):.1f}" if alike else None
+    return [f"**{text}**" if text.split(" ")[0] == top else text for text in texts]
+
+
+def _score(each: Row, name: str) -> str:
+    if not each["n"]:
+        return NOT_RUN
+    return score(each[name], each[f"{name}_std"], digits=1)
+
+
+def _seeds(rows: pd.DataFrame) -> str:
+    least, most = rows["n"].min(), rows["n"].max()
+    return str(most) if least == most else f"{least}–{most}"
+
+
+def _named(method: object, k: object) -> str:
+    return str(method) if k == 1 else f"{method}, K = {k}"

@@ -1,0 +1,54 @@
+"""A cell of a table: what the stored seeds of a run come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from wecfl.paper.definitions import Cell, PlannedRun
+from wecfl.paper.queue import chosen_run
+from wecfl.paper.result_store import ResultStore, StoredResult
+
+__all__ = ["Row", "averaged", "score_row"]
+
+Row = dict[Any, Any]
+"""One of the records of a data frame."""
+
+
+def score_row(cell: Cell, store: ResultStore) -> tuple[Row, list[StoredResult]]:
+    """Its choices and scores (in percent; mean and std over the stored seeds), and those seeds."""
+    run = chosen_run(cell, 0, store)
+    stored = store.seeds(run) if run else []
+    label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
+    choices = {
+        "dataset": cell.config.dataset,
+        "partition": cell.config.partition,
+        "k": cell.config.clusters,
+        "method": cell.config.method,
+        "label": label,
+        "n": len(stored),
+    }
+    scores = {"accuracy": 100.0, "macro_f1": 100.0, "ari": 1.0}
+    return choices | dict(averaged(stored, scores)), stored
+
+
+def averaged(
+    told: Sequence[Mapping[str, Any]], factors: Mapping[str, float]
+) -> Iterator[tuple[str, float]]:
+    """Mean and std of each score, times its factor; NaN where there is none.
+
+    >>> dict(averaged([{"ari": 0.5}, {"ari": None}, {"ari": 1.0}], {"ari": 1}))["ari"]
+    0.75
+    """
+    for name, factor in factors.items():
+        values = [factor * each[name] for each in told if each.get(name) is not None]
+        yield name, float(np.mean(values)) if values else nan
+        yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
+
+
+def _tuned(cell: Cell, run: PlannedRun | None) -> str:
+    rates = ", ".join(f"{lr:g}" for lr in cell.tune)
+    return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"

@@ -1,0 +1,1 @@
+"""Figures as files: PNG, SVG, PDF or a page of their own."""

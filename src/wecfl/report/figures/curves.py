@@ -1,0 +1,74 @@
+"""A panel of curves: a score over the rounds, one line for each experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+
+__all__ = ["CURVE_COLORS", "PANEL_HEIGHT", "curves_panel"]
+
+PANEL_HEIGHT = 260
+"""Pixels."""
+NAME_GAP = 15
+"""Pixels between the names of two curves."""
+CURVE_COLORS = (
+    "#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b",
+    "#499894", "#9c755f", "#d37295", "#79706e", "#b6992d",
+)  # fmt: skip
+"""Tableau's, but for those too light to write a name in."""
+
+
+def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerChart:
+    """A score over the rounds, one line for each `name`, the mean of its rows; named at its end."""
+    names = records["name"].unique().tolist()
+    curves = records.groupby(["name", "round"], sort=False)[score].mean().reset_index()
+    color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=CURVE_COLORS))
+    top = min(1.0, 1.05 * curves[score].max())
+    lines = (
+        alt.Chart(curves, title=title)
+        .mark_line(strokeWidth=2.5, point=curves["round"].nunique() == 1)
+        .encode(
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
+            y=alt.Y(
+                f"{score}:Q",
+                title=score.replace("_f1", "-F1"),
+                axis=alt.Axis(format="%", gridOpacity=0.4),
+                scale=alt.Scale(domain=[0, top], nice=False),
+            ),
+            color=color,
+            tooltip=["name:N", "round:Q", alt.Tooltip(f"{score}:Q", format=".1%")],
+        )
+    )
+    ends = curves.sort_values("round").groupby("name").tail(1).assign(round=curves["round"].max())
+    ends = ends.sort_values(score)
+    ends["place"] = _apart(ends[score].tolist(), gap=NAME_GAP / PANEL_HEIGHT * top)
+    labels = (
+        alt.Chart(ends)
+        .mark_text(align="left", dx=8, fontSize=12)
+        .encode(x="round:Q", y="place:Q", text="name:N", color=color)
+    )
+    layers: alt.LayerChart = (lines + labels).properties(width=340, height=PANEL_HEIGHT)
+    return layers
+
+
+def _apart(values: Sequence[float], gap: float) -> list[float]:
+    """Rising values moved as little as leaves a gap between neighbours.
+
+    >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
+    [0.0, 4.0, 6.0, 9.0]
+    """
+    # Neighbours that come too close form a block around the mean of its members.
+    blocks: list[list[float]] = []
+    for value in values:
+        block = [value]
+        while blocks and _spread(block, gap)[0] - _spread(blocks[-1], gap)[-1] < gap:
+            block = blocks.pop() + block
+        blocks.append(block)
+    return [place for block in blocks for place in _spread(block, gap)]
+
+
+def _spread(block: Sequence[float], gap: float) -> list[float]:
+    first = sum(block) / len(block) - gap * (len(block) - 1) / 2
+    return [first + gap * i for i in range(len(block))]

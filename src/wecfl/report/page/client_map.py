@@ -1,0 +1,144 @@
+"""The map of the clients: a chart that moves them from round to round, and room for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from wecfl.core.state import F64, Int
+from wecfl.report.page.line_charts import COLOR_COUNT, Spec, as_spec
+
+__all__ = ["client_map", "spread_apart"]
+
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross"]
+MAP_SIZE = (1500, 1000)
+"""Width and height. Places are whole numbers: short, and precise enough for any screen."""
+
+
+def client_map(
+    planes: Sequence[F64],
+    *,
+    labels: Int,
+    groups: Int | None,
+    accuracy: F64,
+    names: Sequence[str],
+    sizes: Int,
+) -> Spec:
+    """Clients in the plane. The signal `t` moves them (t = 1.5 is half way from frame 1 to 2), `by`
+    colours them by `cluster` or `group`; those that have just moved to another cluster have a ring.
+
+    `planes` holds one (m, 2) per frame, `labels` and `accuracy` (NaN: unknown) are (frames, m).
+
+    >>> spec = client_map(
+    ...     [np.eye(2)] * 2, labels=np.zeros((2, 2), int), groups=None,
+    ...     accuracy=np.array([[1, np.nan], [1, 0.5]]), names=["a", "b"], sizes=np.array([5, 6]))
+    >>> [p["value"] for p in spec["params"] if p["name"] in "XA"]
+    [[[1398, 102], [1398, 102]], [[1.0, None], [1.0, 0.5]]]
+    """
+    gap = min(280 / len(names) ** 0.5, 34.0)  # the size of a client: many need smaller ones
+    whole = np.round(np.stack(spread_apart(planes, *MAP_SIZE, gap=gap))).astype(int)
+    arrays = {
+        "X": whole[:, :, 0].tolist(),
+        "Y": whole[:, :, 1].tolist(),
+        "L": np.asarray(labels).tolist(),
+        "G": None if groups is None else np.asarray(groups).tolist(),
+        "A": [[None if np.isnan(a) else round(float(a), 3) for a in frame] for frame in accuracy],
+        "names": list(names),
+        "samples": np.asarray(sizes).tolist(),
+    }
+    between = (
+        "{0}[floor(t)][datum.i] + (t - floor(t)) * ({0}[ceil(t)][datum.i] - {0}[floor(t)][datum.i])"
+    )
+    base = (
+        alt.Chart(alt.sequence(0, len(names), as_="i"))
+        .transform_calculate(
+            x=between.format("X"),
+            y=between.format("Y"),
+            cluster="L[round(t)][datum.i]",
+            group="G ? G[datum.i] : null",
+            key="by == 'group' ? G[datum.i] : datum.cluster",
+            color=f"datum.key % {COLOR_COUNT}",
+            shape=f"floor(datum.key / {COLOR_COUNT}) % {len(SHAPES)}",
+            moved="L[round(t)][datum.i] != L[max(round(t) - 1, 0)][datum.i]",
+            client="names[datum.i]",
+            samples="samples[datum.i]",
+            accuracy="A[round(t)][datum.i]",
+            said="'client ' + datum.client + ', cluster ' + datum.cluster",
+        )
+        .encode(
+            x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[0]], nice=False)),
+            y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[1]], nice=False)),
+        )
+    )
+    told = [
+        alt.Tooltip("client:N"), alt.Tooltip("cluster:O"),
+        *([alt.Tooltip("group:O")] if groups is not None else []),
+        alt.Tooltip("samples:Q"), alt.Tooltip("accuracy:Q", format=".1%"),
+    ]  # fmt: skip
+    hue = alt.Scale(
+        domain=list(range(COLOR_COUNT)), range=[f"var(--c{c})" for c in range(COLOR_COUNT)]
+    )
+    form = alt.Scale(domain=list(range(len(SHAPES))), range=SHAPES)
+    ring, edge = alt.value("var(--ink)"), alt.value("var(--paper)")
+    radius = alt.expr(f"PI * pow(width * {gap / MAP_SIZE[0] / 2}, 2)")
+    dots = base.mark_point(filled=True, opacity=0.9, size=radius).encode(
+        color=alt.Color("color:O", legend=None, scale=hue),
+        shape=alt.Shape("shape:N", legend=None, scale=form),
+        stroke=alt.when("datum.moved").then(ring).otherwise(edge),
+        strokeWidth=alt.when("datum.moved").then(alt.value(2)).otherwise(alt.value(0.5)),
+        tooltip=told,
+        description="said:N",
+    )
+    tops = base.transform_aggregate(top="argmax(y)", groupby=["key"]).transform_calculate(
+        x="datum.top.x", y="datum.top.y"
+    )
+    style: dict[str, Any] = {
+        "fontSize": alt.expr("width < 500 ? 12 : 15"),
+        "fontWeight": 700,
+        "dy": -12,
+    }
+    halo: dict[str, Any] = {"stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round"}
+    numbers = [tops.mark_text(**style, **more).encode(text="key:N") for more in (halo, {})]
+    spec = as_spec(alt.layer(dots, *numbers).properties(width="container", height="container"))
+    values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
+    # Not through Altair, which looks at each of ten thousands of numbers several times.
+    return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
+
+
+def spread_apart(planes: Iterable[F64], width: float, height: float, gap: float) -> list[F64]:
+    """The planes, each filling a rectangle, with clients moved aside so that none hides another.
+
+    Clients of one group nearly coincide. Where two are closer than `gap` they push each other away,
+    starting from the arrangement of the round before, so that it stays recognizable.
+
+    >>> [placed] = spread_apart([np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]])], 100, 100, gap=10)
+    >>> bool(np.linalg.norm(placed[0] - placed[1]) > 9)
+    True
+    """
+    placed: list[F64] = []
+    aside: F64 | None = None
+    for plane in planes:
+        low, high = plane.min(axis=0), plane.max(axis=0)
+        # t-SNE's own extent means nothing; a margin leaves room to be moved aside.
+        part = np.where(high > low, (plane - low) / np.where(high > low, high - low, 1), 0.5)
+        places = 3 * gap + part * (np.array([width, height]) - 6 * gap)
+        if aside is None:  # points that coincide need a direction: a sunflower's
+            angle = np.arange(len(plane)) * np.pi * (3 - np.sqrt(5))
+            aside = gap / 100 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        moved = places + aside
+        for _ in range(60):
+            between = moved[:, None] - moved
+            length = np.hypot(between[..., 0], between[..., 1])
+            push = np.clip(gap - length, 0, None) / np.maximum(length, 1e-9)
+            if (length + 2 * gap * np.eye(len(plane))).min() > 0.98 * gap:
+                break
+            step = 0.35 * np.einsum("ij,ijc->ic", push, between)
+            long = np.hypot(*step.T)[:, None]  # a crowd must not throw anybody across the plane
+            moved = moved + step * np.minimum(1, gap / 2 / np.maximum(long, 1e-9))
+            moved = np.clip(moved, gap / 2, np.array([width, height]) - gap / 2)
+        aside = moved - places
+        placed.append(moved)
+    return placed

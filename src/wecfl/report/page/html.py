@@ -1,0 +1,118 @@
+"""The report: one page about one or several runs that works offline, in a single file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from wecfl import __version__
+from wecfl.errors import ConfigError, RunFolderError
+from wecfl.folder.readers import read_metrics, read_summary
+from wecfl.report.page.line_charts import COLOR_COUNT, lines, stroke
+from wecfl.report.page.objective_charts import Chart
+from wecfl.report.page.run_section import TrackRounds, run_section
+from wecfl.report.tables.results import named_runs, result_cells, results
+
+__all__ = ["page", "write"]
+
+DETAILED = 6
+"""Runs that are shown in detail; all are in the table and the curves."""
+FRAMES = 100
+"""Rounds with a plane, over all runs: the page stays small and is made in half a minute."""
+FEWEST = 10
+"""Rounds with a plane that each run may have in any case."""
+CURVES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "ari": "ARI with the hidden groups"}
+
+
+def page(folders: Sequence[Path], track: TrackRounds = lambda rounds, title: rounds) -> str:
+    """The page about these run folders, as HTML.
+
+    Several runs are compared (curves overlaid, one table); runs that differ by their seed alone are
+    one experiment, their mean is drawn, and the first of them is shown in detail.
+    """
+    runs = named_runs(folders)
+    charts, numbers = _convergence(runs)
+    firsts = runs.drop_duplicates("name")
+    shown = firsts[firsts["rounds"] > 0].head(DETAILED)
+    if shown.empty:
+        raise RunFolderError("nothing to show: by their summary.json no run has a complete round")
+    frames = max(FRAMES // len(shown), FEWEST)
+    heads, rows = result_cells(results(folders))
+    environment = Environment(
+        loader=PackageLoader("wecfl.report.page"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("page.html").render(
+        title=_title(firsts),
+        runs=len(runs),
+        heads=heads,
+        numeric=heads.index("accuracy %"),
+        rows=rows,
+        experiments=[(name, stroke(i)) for i, name in enumerate(firsts["name"])],
+        charts=charts,
+        numbers=numbers,
+        details=[
+            run_section(row["name"], row["folder"], frames, track) for _, row in shown.iterrows()
+        ],
+        colors=COLOR_COUNT,
+        version=__version__,
+        bundle=_scripts(),
+    )
+
+
+def write(html: str, path: Path) -> Path:
+    """Write the page."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A file name may hold bytes that are no UTF-8: \udcff instead of no page.
+        path.write_text(html, encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't write the report {path}: {why}") from None
+    return path
+
+
+@cache
+def _scripts() -> str:
+    """Vega, Vega-Lite and their embedding, minified: about 900 KB."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed")
+
+
+def _title(firsts: pd.DataFrame) -> str:
+    *others, last = firsts["method"].unique().tolist()
+    methods = f"{', '.join(others)} and {last}" if others else last
+    configs = [read_summary(folder)["config"] for folder in firsts["folder"]]
+    data = sorted({Path(config["dataset"]).name for config in configs if "dataset" in config})
+    return f"{methods} on {' and '.join(data)}" if data else str(methods)
+
+
+def _convergence(runs: pd.DataFrame) -> tuple[list[Chart], list[list[str]]]:
+    """Scores over rounds, the mean of each experiment's runs; and the accuracy as a table."""
+    records = [
+        {"name": name, "round": record["round"], **{key: record.get(key) for key in CURVES}}
+        for name, folder in zip(runs["name"], runs["folder"], strict=True)
+        for record in read_metrics(folder)
+    ]
+    if not records:
+        raise RunFolderError(f"nothing to show: {runs['folder'].iloc[0]} holds no complete round")
+    names = runs["name"].unique().tolist()
+    frame = pd.DataFrame(records).astype({"ari": float})
+    # All experiments in every chart, so that a colour means the same in each of them.
+    means = {key: frame.pivot_table(key, "round", "name").reindex(columns=names) for key in CURVES}
+    charts = []
+    for key, title in CURVES.items():
+        series = {name: means[key][name].tolist() for name in names}
+        if means[key].notna().to_numpy().any():
+            most = 1.0 if key == "ari" else None
+            spec = lines(series, means[key].index.tolist(), percent=key != "ari", most=most)
+            charts.append(Chart(title, spec))
+    numbers = [
+        [str(t), *("–" if pd.isna(value) else f"{100 * value:.2f}" for value in row)]
+        for t, *row in means["accuracy"].itertuples()
+    ]
+    return charts, [["round", *names], *numbers]

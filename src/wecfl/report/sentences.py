@@ -1,0 +1,147 @@
+"""What was run, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wecfl.bilevel.auto import MIN_SILHOUETTE
+from wecfl.core.types import Int
+
+OFTEN = 0.1
+"""Of the rounds: a client refused in more of them is named."""
+NAMED = 10
+"""Clients that are named."""
+
+WEAK = 0.25
+"""A silhouette below which there is "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
+
+__all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words"]
+
+
+def partition_words(config: Mapping[str, Any]) -> str:
+    """The partition of a configuration with its parameters.
+
+    >>> partition_words({"partition": "clusterwise-dirichlet", "alpha": (0.1, 10.0)})
+    'clusterwise-dirichlet(0.1, 10)'
+    """
+    numbers = config.get("alpha") or config.get("classes_per") or ()
+    said = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
+    return f"{config['partition']}{said}"
+
+
+def client_words(sizes: Int, groups: Int | None) -> str:
+    """Clients and their data, from |D_i| (m,) and the generating groups (m,) if known.
+
+    >>> client_words(np.array([10, 30]), np.array([0, 1]))
+    '2 clients in 2 groups, 20 ± 10 training samples'
+    """
+    hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
+    samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
+    return f"{len(sizes)} clients{hidden}, {samples}"
+
+
+def round_words(record: Mapping[str, Any]) -> str:
+    """A round over a network: what came of the clients asked, their clusters, their scores.
+
+    >>> round_words({"sizes": [3, 1], "accuracy": 0.5, "clients": {"accuracy": [0.5] * 4},
+    ...              "replies": {"heard": 3}, "network": {"refused": [["b", "NaN"]], "late": 2}})
+    '3 of 4 replies; 1 refused; 2 late; clusters of 3, 1 clients; accuracy 50.0 %'
+    """
+    network, m = record.get("network", {}), len(record["clients"]["accuracy"])
+    heard = record["replies"]["heard"] if "replies" in record else m
+    accuracy = record["accuracy"]
+    words = [
+        f"{heard} of {m} replies",
+        *(f"{len(network[key])} {key}" for key in ("refused", "joined") if key in network),
+        *([f"{network['late']} late"] if "late" in network else []),
+        f"clusters of {', '.join(map(str, record['sizes']))} clients",
+        "accuracy unknown" if accuracy is None else f"accuracy {100 * accuracy:.1f} %",
+    ]
+    return "; ".join(words)
+
+
+def choice_words(choice: Mapping[str, Any]) -> str:
+    """Why there are so many clusters, where the server chose K.
+
+    >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
+    'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
+    >>> choice_words({"k": 1, "since": 1, "settled": None, "best": 9, "silhouette": 0.31})
+    'no clear grouping, so all in one cluster: silhouette 0.31 at best (K = 9), 0.5 would be clear'
+    """
+    k, value = choice["k"], choice["silhouette"]
+    if k > 1:
+        settled = f"settled in round {choice['settled']}" if choice["settled"] else "not settled"
+        shown = "" if value is None else f": silhouette {value:.2f}"
+        shown += f" (best: K = {choice['best']})" if value and choice["best"] != k else ""
+        return f"K = {k} chosen in round {choice['since']}, {settled}{shown}"
+    if value is None:
+        return "too few clients to choose K: all in one cluster"
+    found = "clients are alike" if value < WEAK else "no clear grouping"
+    best = (
+        f"silhouette {value:.2f} at best (K = {choice['best']}), {MIN_SILHOUETTE:g} would be clear"
+    )
+    return f"{found}, so all in one cluster: {best}"
+
+
+def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
+    """What must not be overlooked: its K, adaptation, lies, privacy, newcomers, refusals.
+
+    `refused` says in how many rounds the reply of each client was.
+
+    >>> for line in remarks({"rounds": 10, "attack": {"isolated": 0.5, "exposed": 0.25}},
+    ...                     {"a": 7, "b": 1}):
+    ...     print(line)
+    under attack: 50 % of attackers in clusters of their own, 25 % of honest clients beside one
+    8 replies refused: look at client a (7 of 10 rounds)
+    """
+    lines = [choice_words(summary["choice"])] if summary.get("choice") else []
+    if (before := summary.get("before")) and before["accuracy"] is not None:
+        lines.append(f"before local adaptation: accuracy {100 * before['accuracy']:.1f} %")
+    if attack := summary.get("attack"):
+        found = [
+            f"{100 * attack[key]:.0f} % {words}"
+            for key, words in (
+                ("isolated", "of attackers in clusters of their own"),
+                ("exposed", "of honest clients beside one"),
+                ("success", "of triggers work"),
+            )
+            if attack.get(key) is not None
+        ]
+        lines.append(f"under attack: {', '.join(found)}")
+    if privacy := summary.get("privacy"):
+        epsilon = privacy["epsilon"]
+        lines.append(
+            "no privacy: updates are clipped, but without noise"
+            if epsilon is None
+            else f"privacy of a client's {privacy['replies']} replies: ε = {epsilon:.3g} "
+            f"at δ = {privacy['delta']:g}"
+        )
+    if late := summary.get("newcomers"):
+        lines.append(_newcomer_words(late))
+    if total := sum(refused.values()):
+        rounds = summary["rounds"]
+        worst = sorted(refused.items(), key=lambda each: -each[1])
+        often = [f"{name} ({n} of {rounds} rounds)" for name, n in worst if n > OFTEN * rounds]
+        shown = ", ".join(often[:NAMED]) + (
+            f" and {len(often) - NAMED} more" * (len(often) > NAMED)
+        )
+        lines.append(f"{total} replies refused" + (f": look at client {shown}" if often else ""))
+    return lines
+
+
+def _newcomer_words(late: Mapping[str, Any]) -> str:
+    found = [f"{late['novel']} of {late['clients']} unlike any cluster"]
+    for key, words in (
+        ("right", "in the right group"),
+        ("recall", "of the unseen group found novel"),
+        ("false_alarms", "of the others taken for novel"),
+    ):
+        if late[key] is not None and (key != "false_alarms" or late["recall"] is not None):
+            found.append(f"{100 * late[key]:.1f} % {words}")
+    if None not in (late["accuracy"], late["members"]):
+        scores = (f"{100 * late[key]:.1f} %" for key in ("accuracy", "members"))
+        found.append("accuracy {}, of members of the same clusters {}".format(*scores))
+    return f"newcomers: {', '.join(found)}"

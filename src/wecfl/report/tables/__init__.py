@@ -1,0 +1,1 @@
+"""Tables of runs and of newcomers, as texts and for the terminal."""

@@ -1,0 +1,176 @@
+"""The result table: one line per experiment, mean ± standard deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from wecfl.config import INCIDENTAL_KEYS
+from wecfl.folder.readers import read_summary
+
+__all__ = ["experiments", "named_runs", "result_cells", "results", "rich_results", "score"]
+
+Summary = Mapping[str, Any]
+"""`summary.json`, with the choices as its `config`."""
+
+COLUMNS = {
+    "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
+    "clusters", "rounds", "seeds", "seconds", "unfinished",
+}  # fmt: skip
+"""What `results` always has; other columns are choices in which the experiments differ."""
+
+
+def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]]:
+    """One row per run, in its folder or in memory, and the columns that tell experiments apart.
+
+    Runs that agree in these columns differ by their seed alone; of runs that agree in the seed too,
+    the last one counts.
+    """
+    frame = pd.DataFrame([_flat(run) for run in runs])
+    choices = [c for c in frame.columns if c.startswith("config.")]
+    frame[choices] = frame[choices].map(str)
+    differing = [c for c in choices if _differs(frame, c)]
+    plain = {c: c.removeprefix("config.") for c in differing}
+    names = {c: name for c, name in plain.items() if name not in {*frame.columns, *COLUMNS}}
+    frame = frame.rename(columns=names)
+    key = ["method", "k", "planned", *(names.get(c, c) for c in differing)]
+    return frame.drop_duplicates([*key, "seed"], keep="last"), key
+
+
+def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
+    """One row per run with the `name` of its experiment: what sets it apart from the others."""
+    runs, key = experiments(folders)
+    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
+    return runs.assign(name=[_experiment_name(row, shown) for _, row in runs.iterrows()])
+
+
+def _differs(frame: pd.DataFrame, choice: str) -> bool:
+    """A method's components tell it from its namesakes only; its name does from the others."""
+    same = ["method"] if choice.startswith("config.components.") else [True] * len(frame)
+    return bool((frame.groupby(same)[choice].nunique(dropna=False) > 1).any())
+
+
+def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
+    """Experiments as rows: runs that differ by their seed alone are averaged.
+
+    Scores are fractions; columns `accuracy_std`, `macro_f1_std` and `ari_std` are the standard
+    deviations over seeds (missing for one seed). Choices in which the experiments differ come as
+    columns of their own, and `unfinished` counts runs that were stopped.
+    """
+    frame, key = experiments(runs)
+    grouped = frame.groupby(key, sort=False)
+    scores = ["accuracy", "macro_f1", "ari"]
+    table = grouped[[*scores, "clusters", "seconds"]].mean()
+    spread = grouped[scores].std().add_suffix("_std")
+    counts = grouped.agg(
+        rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum")
+    )
+    return table.join([spread, counts]).reset_index().drop(columns="planned")
+
+
+def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The table in words, best accuracy first, scores in percent: its head and its lines.
+
+    The number of rounds or seeds is a column of its own only where it differs from 1 or between
+    experiments: it must fit a narrow terminal.
+    """
+    extra = [column for column in frame.columns if column not in COLUMNS]
+    counts = [
+        name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
+    ]
+    scores = ["accuracy %", "macro-F1 %", "groups found", "ARI"]
+    return ["method", "K", *extra, *scores, *counts, "seconds"], [
+        [
+            row["method"] + (" (stopped)" if row["unfinished"] else ""),
+            str(row["k"]),
+            *(row[column] for column in extra),
+            score(row["accuracy"], row["accuracy_std"], 100),
+            score(row["macro_f1"], row["macro_f1_std"], 100),
+            "–" if isnan(row["clusters"]) else f"{row['clusters']:.3g}",
+            score(row["ari"], row["ari_std"], 1),
+            *(str(row[name]) for name in counts),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in frame.sort_values("accuracy", ascending=False).to_dict("records")
+    ]
+
+
+def rich_results(frame: pd.DataFrame) -> Table:
+    """The table for the terminal."""
+    heads, lines = result_cells(frame)
+    table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    numbers = heads.index("accuracy %")
+    for i, head in enumerate(heads):
+        wraps = head == "groups found"
+        side: Literal["left", "right"] = "left" if i < numbers else "right"
+        table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
+    for line in lines:
+        table.add_row(*map(escape, line))
+    return table
+
+
+def _experiment_name(run: pd.Series[str], choices: Sequence[str]) -> str:
+    """The method with what sets it apart: K, and the choices in which the experiments differ."""
+    parts = [f"K={run['k']}"] if str(run["k"]) != "1" else []
+    parts += [f"{'rounds' if c == 'planned' else c}={run[c]}" for c in choices]
+    return " ".join([run["method"], *parts])
+
+
+def _matters(column: pd.Series[int], usual: int | None) -> bool:
+    return column.nunique() > 1 or (usual is not None and column.iloc[0] != usual)
+
+
+def _flat(run: Path | Summary) -> dict[str, Any]:
+    summary = dict(run if isinstance(run, Mapping) else read_summary(run))
+    config = summary.pop("config")
+    choices = {
+        f"config.{key}": value
+        for key, value in _leaves(config)
+        if key not in (*INCIDENTAL_KEYS, "method", "clusters", "rounds")
+        and not key.startswith("structure.")
+    }
+    # A run without ground truth has no ARI, one stopped in its first round no score at all: None
+    # would make the column one of objects.
+    scores = {
+        key: float("nan") if summary[key] is None else summary[key]
+        for key in ("accuracy", "macro_f1", "ari", "clusters")
+    }
+    choices["config.engine"] = summary.pop(
+        "engine", "unknown"
+    )  # the one that ran, whatever was asked for
+    return {
+        **summary,
+        **scores,
+        **choices,
+        "folder": run if isinstance(run, Path) else None,
+        "planned": config.get("rounds", summary["rounds"]),
+        "unfinished": summary["status"] != "finished",
+    }
+
+
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables under dotted names."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield above + key, value
+
+
+def score(mean: float, std: float, factor: float = 1, digits: int = 2) -> str:
+    """Mean ± standard deviation, if there is one.
+
+    >>> score(0.7095, 0.0357, 100), score(70.95, float("nan"))
+    ('70.95 ± 3.57', '70.95')
+    """
+    if isnan(mean):
+        return "–"
+    text = f"{mean * factor:z.{digits}f}"
+    return text if isnan(std) else f"{text} ± {std * factor:.{digits}f}"

@@ -1,0 +1,125 @@
+"""Resolves a configuration from the defaults, a preset, a TOML file and flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from wecfl.config import KEY_OF_OPTION, PRESETS, REQUIRES, Config, one_line
+from wecfl.errors import ConfigError, unknown
+
+__all__ = ["check_together", "resolve"]
+
+MAX_FILE_BYTES = 1_000_000
+"""The largest size of a configuration file, in bytes."""
+
+
+def resolve(
+    file: Path | None = None, preset: str | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """The configuration of defaults, preset, TOML file and flags; the later ones override.
+
+    >>> resolve(preset="paper", flags={"rounds": 2}).model_dump(include={"clients", "rounds"})
+    {'clients': 200, 'rounds': 2}
+    >>> resolve(flags={"cluters": 3})
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown key 'cluters'; did you mean 'clusters'?
+    """
+    written = _read(file) if file else {}
+    where = f"{file}: " if file else ""
+    if not isinstance(written.get("options", {}), dict):
+        raise ConfigError(f"{where}options must be a table, got {written['options']!r}")
+    if isinstance(written.get("method"), dict):
+        written = _table(written, where)
+    usual = written.pop("preset", "default")
+    preset = usual if preset is None else preset
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(where + unknown("preset", str(preset), PRESETS))
+    flags = flags or {}
+    if flags.get("partition", written.get("partition")) != written.get("partition"):
+        # Another partition than the file's: its parameters don't apply.
+        written = {
+            key: value for key, value in written.items() if key not in ("alpha", "classes_per")
+        }
+    values = {**PRESETS[preset], **written, **flags}
+    if "options" in written:
+        same = flags.get("method", written.get("method")) == written.get("method")
+        kept = {
+            name: each
+            for name, each in written["options"].items()
+            if KEY_OF_OPTION.get(name) not in flags
+        }
+        values["options"] = {**(kept if same else {}), **flags.get("options", {})}
+    for key in values:
+        if key not in Config.model_fields:
+            raise ConfigError(where + unknown("key", key, Config.model_fields))
+    try:
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        config = Config.model_validate(values | lists, strict=True)
+    except ValidationError as error:
+        raise ConfigError(where + one_line(error)) from None
+    check_together(where, **config.model_dump())
+    return config.completed()
+
+
+def check_together(where: str = "", **choices: Any) -> None:
+    """Raise an error for a choice that has no meaning without another one.
+
+    >>> check_together(attack=None, attackers=0.2)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: attackers needs attack: choose both, or leave out attackers
+    """
+    for part, whole in REQUIRES.items():
+        if choices.get(part) is not None and choices[whole] is None:
+            raise ConfigError(f"{where}{part} needs {whole}: choose both, or leave out {part}")
+    if choices.get("ray_address") is not None and choices["engine"] != "ray":
+        raise ConfigError(
+            f"{where}ray_address needs engine ray: choose both, or leave out ray_address"
+        )
+
+
+def _table(written: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The choices of a file whose method is a table `[method]` with a name and options.
+
+    >>> _table({"method": {"name": "cfl", "eps1": 0.1}}, "")
+    {'method': 'cfl', 'eps1': 0.1, 'options': {'eps1': 0.1}}
+    """
+    options = dict(written["method"])
+    if "name" not in options:
+        raise ConfigError(f"{where}the table [method] must have a name")
+    name = options.pop("name")
+    known = {
+        KEY_OF_OPTION[option]: value for option, value in options.items() if option in KEY_OF_OPTION
+    }
+    if twice := sorted(known.keys() & written.keys()):
+        raise ConfigError(
+            f"{where}{twice[0]} is given twice, as a key and in [method]: leave out one"
+        )
+    return {
+        **written,
+        **known,
+        "method": name,
+        "options": {**written.get("options", {}), **options},
+    }
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:  # a device or another kind of file, perhaps without an end
+            raise ConfigError(f"{file}: a configuration has at most {MAX_FILE_BYTES} bytes")
+        return tomllib.loads(text.decode())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {file}") from None
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't read the configuration {file}: {reason}") from None

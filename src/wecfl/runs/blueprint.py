@@ -1,0 +1,52 @@
+"""The blueprint of a model: what is needed to build it again, besides its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wecfl.core.clients import Clients
+from wecfl.models import Model, Module, auto, build
+
+__all__ = ["Blueprint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What is needed to build the models of a run again, besides their tensors.
+
+    >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
+    Blueprint(model='mlp', shape=(1, 8, 8), classes=10)
+    """
+
+    model: str
+    """A name of `wecfl.models.MODELS`, or the class of the user's own module."""
+    shape: tuple[int, ...]
+    """The shape of a sample."""
+    classes: int
+
+    @classmethod
+    def of(cls, model: Model, module: Module, federation: Clients) -> Blueprint:
+        """The blueprint of a module that was made for a federation."""
+        name = model if isinstance(model, str) else type(module).__name__
+        name = auto(federation.shape) if name == "auto" else name
+        return cls(name, federation.shape, federation.classes)
+
+    def written(self) -> dict[str, str]:
+        """The metadata for a safetensors file."""
+        shape = " ".join(map(str, self.shape))
+        return {"model": self.model, "shape": shape, "classes": str(self.classes)}
+
+    @classmethod
+    def read(cls, about: Mapping[str, str]) -> Blueprint:
+        """The blueprint from such metadata."""
+        shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
+        if min(*shape, classes) < 1:
+            raise ValueError(
+                f"a model needs a positive shape and number of classes, got {shape} and {classes}"
+            )
+        return cls(about["model"], shape, classes)
+
+    def build(self, seed: int = 0) -> Module:
+        """A module of this kind, as it is when a run with this seed begins."""
+        return build(self.model, shape=self.shape, classes=self.classes, seed=seed)

@@ -1,0 +1,99 @@
+"""Simulated newcomers: clients that are kept out of a run, and how well they are assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from wecfl.channel.attacks import choose
+from wecfl.core.clients import Clients
+from wecfl.core.types import Int
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+from wecfl.runs.newcomers import Assignment
+
+__all__ = ["newcomer_summary", "newcomer_table", "separated"]
+
+
+def separated(
+    federation: Federation | Clients, share: float | None, unseen: int | None, seed: int
+) -> tuple[Federation | Clients, Federation | None]:
+    """Members and newcomers. Newcomers are a share of the clients, and all of an unseen group.
+
+    >>> xs, ys = [np.zeros((4, 1))] * 5, [[0, 1, 0, 1]] * 5
+    >>> fed = Federation.from_arrays(xs, ys, groups=[0, 0, 0, 1, 1])
+    >>> members, newcomers = separated(fed, 0.3, unseen=1, seed=0)
+    >>> members.names, newcomers.names
+    (('0', '1'), ('2', '3', '4'))
+    """
+    if share is None and unseen is None:
+        return federation, None
+    if not isinstance(federation, Federation):
+        raise ConfigError("newcomers needs a federation with the clients' data: they are simulated")
+    apart = np.zeros(len(federation), np.bool_)
+    if unseen is not None:
+        if federation.groups is None:
+            raise ConfigError(
+                "unseen is the number of a hidden group, but these data have no known groups"
+            )
+        apart = federation.groups == unseen
+        if not apart.any() or apart.all():
+            known = ", ".join(map(str, np.unique(federation.groups)))
+            raise ConfigError(f"unseen must be one of several groups ({known}), got {unseen}")
+    if share is not None:
+        apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
+    if not apart.any():
+        return federation, None
+    return federation.subset(np.flatnonzero(~apart)), federation.subset(np.flatnonzero(apart))
+
+
+def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
+    """One row per newcomer, as in `newcomers.csv`."""
+    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
+             "accuracy", "macro_f1")  # fmt: skip
+    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
+    frame.insert(2, "group", None if groups is None else groups)
+    return frame
+
+
+def newcomer_summary(
+    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
+) -> dict[str, float | None]:
+    """How well newcomers were assigned, as in `summary.json`.
+
+    `right` is the share of newcomers in a cluster whose members are mostly of their own group.
+    `members` is the accuracy of the members of the same clusters, weighted by the newcomers of each
+    cluster. Newcomers of the `unseen` group have no right cluster, and count only for `recall`.
+
+    >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
+    ...                         "accuracy": [0.8, 0.6, 1.0]})
+    >>> new = pd.DataFrame({"samples": 1, "group": [4, 5, 9], "cluster": [0, 0, 1],
+    ...                     "accuracy": [0.7, 0.5, 0.0], "novel": [False, False, True]})
+    >>> newcomer_summary(new, members, unseen=9)
+    {'clients': 3, 'novel': 1, 'right': 0.5, 'accuracy': 0.6, 'members': 0.7,
+     'recall': 1.0, 'false_alarms': 0.0}
+    """
+    known = bool(newcomers["group"].notna().all())
+    from_unseen = (newcomers["group"] == unseen) & (unseen is not None)
+    seen, novel = newcomers[~from_unseen], newcomers[from_unseen]
+    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
+    usual = hits / members.groupby("cluster")["samples"].sum()
+    right = None
+    if known and len(seen):
+        main = members.groupby("cluster")["group"].agg(lambda group: group.mode().iloc[0])
+        right = float((seen["cluster"].map(main) == seen["group"]).mean())
+
+    def mean(values: pd.Series[float]) -> float | None:
+        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
+
+    found = {
+        "right": right,
+        "accuracy": mean(seen["accuracy"]),
+        "members": mean(seen["cluster"].map(usual)),
+        "recall": float(novel["novel"].mean()) if len(novel) else None,
+        "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
+    }
+    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
+    return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}

@@ -1,0 +1,105 @@
+"""Summarizes the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wecfl.core.state import Reply
+from wecfl.core.types import Int8
+from wecfl.runs.record import Record
+
+__all__ = ["last_choice", "last_parts", "last_rounds", "replies", "settled"]
+
+
+def replies(records: Sequence[Record], m: int) -> Int8:
+    """(rounds, m), what became of each client's local update in each round (`Reply`).
+
+    >>> replies([{"clients": {}}, {"clients": {"reply": [0, 1]}}], 2).tolist()
+    [[0, 0], [0, 1]]
+    """
+    heard = [int(Reply.HEARD)] * m
+    outcomes = [record["clients"].get("reply", heard) for record in records]
+    return np.array(outcomes, np.int8).reshape(len(records), m)
+
+
+def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:
+    """The means over the last rounds, as in the paper's tables.
+
+    >>> last_rounds([{"accuracy": a, "macro_f1": a, "ari": None} for a in (0.0, 0.5, 0.6, 0.7)])
+    {'accuracy': 0.6, 'macro_f1': 0.6, 'ari': None}
+    """
+    means: dict[str, float | None] = {}
+    for key in ("accuracy", "macro_f1", "ari"):
+        values = [record[key] for record in records[-count:] if record[key] is not None]
+        means[key] = round(float(np.mean(values)), 12) if values else None
+    return means
+
+
+def last_parts(
+    records: Sequence[Record], name: str, count: int = 3
+) -> dict[str, dict[str, float | None]]:
+    """The means of one part of the records over the last rounds; empty if they do not have it.
+
+    >>> attacks = [{"attack": {"isolated": share, "exposed": None}} for share in (0.5, 1.0)]
+    >>> last_parts(attacks, "attack")
+    {'attack': {'isolated': 0.75, 'exposed': None}}
+    >>> last_parts([{}], "before")
+    {}
+    """
+    parts = [record[name] for record in records[-count:] if name in record]
+    if not parts:
+        return {}
+    values = {key: [part[key] for part in parts if part[key] is not None] for key in parts[0]}
+    return {
+        name: {
+            key: round(float(np.mean(known)), 6) if known else None for key, known in values.items()
+        }
+    }
+
+
+def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
+    """The K that the clustering has chosen; empty if the method does not choose K.
+
+    `k` has been the same since the round `since`, and was settled in the round `settled`. `best` is
+    the K with the largest `silhouette` when K was last chosen.
+
+    >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
+    >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
+    {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
+    >>> last_choice([{"round": 1}])
+    {}
+    """
+    choices = [
+        (record["round"], record["notes"]) for record in records if "k" in record.get("notes", {})
+    ]
+    if not choices:
+        return {}
+    curves = [notes["silhouette"] for _, notes in choices if "silhouette" in notes]
+    k = int(choices[-1][1]["k"])
+    others = [t for t, notes in choices if notes["k"] != k]
+    curve = curves[-1] if curves else None
+    scores = [-1.0 if score is None else score for score in (curve or [])]
+    best = int(np.argmax(scores)) if scores else 0
+    return {
+        "choice": {
+            "k": k,
+            "since": max(others, default=choices[0][0] - 1) + 1,
+            "settled": min((t for t, notes in choices if notes["settled"]), default=None),
+            "best": best + 1,
+            "silhouette": scores[best] if best else None,
+        }
+    }
+
+
+def settled(records: Sequence[Record]) -> int | None:
+    """The round whose assignment stayed until the end; None while clients still change cluster.
+
+    >>> settled([{"round": t, "churn": churn} for t, churn in enumerate((0.8, 0.1, 0, 0), start=1)])
+    2
+    >>> settled([{"round": 1, "churn": 0.8}])
+    """
+    moved = [record["round"] for record in records if record["churn"]]
+    last = max(moved, default=1)
+    return last if records and (not moved or last < records[-1]["round"]) else None

@@ -1,0 +1,61 @@
+"""Watchers of a run: the run folder, the progress bar and the trackers all have this form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from wecfl.core.clients import Clients
+from wecfl.core.state import State
+from wecfl.runs.record import Record
+
+if TYPE_CHECKING:
+    from wecfl.runs.result import Result
+
+__all__ = ["AfterRound", "OnRound", "Watcher"]
+
+OnRound = Callable[[Record, Sequence[State]], None]
+"""Called after each round with its record and the states (one for each run of a soft vote)."""
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """An object that is called when a run begins, after each round, and when the run ends.
+
+    It is called at the end even after an error. Watchers are called in their order, after the run
+    folder.
+    """
+
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """Before the first round: what goes into `config.toml` and `env.json`, and the clients.
+
+        `config` always holds `method` and `rounds`.
+        """
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """After a round: its line of `metrics.jsonl`, and the states (one per soft-voted run)."""
+
+    def end(self, result: Result) -> None:
+        """After the last complete round; `result.status` says how the run ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class AfterRound:
+    """Makes a `Watcher` of a function that is called after each round.
+
+    >>> AfterRound(lambda record, states: print(record["round"])).round({"round": 3}, [])
+    3
+    """
+
+    function: OnRound
+
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """Nothing to do."""
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """Call the function."""
+        self.function(record, states)
+
+    def end(self, result: Result) -> None:
+        """Nothing to do."""

@@ -1,0 +1,165 @@
+"""Trains an open experiment round by round, and informs its watchers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from wecfl.core.channel import Channel
+from wecfl.core.engine import Engine
+from wecfl.core.rounds import Observer, iterate, opening
+from wecfl.core.setting import Setting
+from wecfl.errors import ConfigError
+from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
+from wecfl.folder.readers import read_metrics
+from wecfl.folder.writer import RunFolder, environment
+from wecfl.methods import components, structure
+from wecfl.runs.diagnostics import Diagnostics
+from wecfl.runs.newcomers import Assigner, Reference
+from wecfl.runs.record import Record, Recorder
+from wecfl.runs.result import Result, Status
+from wecfl.runs.simulated_newcomers import newcomer_table
+from wecfl.runs.watcher import AfterRound, Watcher
+
+if TYPE_CHECKING:
+    from wecfl.experiment import Experiment
+
+__all__ = ["OpenExperiment", "train"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenExperiment:
+    """An experiment whose engines are open, ready to be trained."""
+
+    settings: Sequence[Setting]
+    """One setting, or one for each run of a soft vote."""
+    recorder: Recorder
+    newcomer_engine: Engine | None
+    """The engine of the clients that are kept out of the training, if there are some."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the clients that are trained."""
+        return self.settings[0].engine
+
+
+def train(
+    experiment: Experiment,
+    opened: OpenExperiment,
+    folder: RunFolder | None,
+    observe: Observer | None,
+) -> Result:
+    """Run the rounds of an open experiment, and return the result."""
+    settings, recorder, engine = opened.settings, opened.recorder, opened.engine
+    setting, rounds, clients = settings[0], experiment.rounds, experiment.members
+    saved = folder.saved if folder else None
+    records: list[Record] = read_metrics(folder.path, saved.round) if folder and saved else []
+    if folder and len(records) >= rounds + (not folder.ended):
+        raise ConfigError(
+            f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
+        )
+    began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
+    states = saved.states if saved else tuple(map(opening, settings))
+    del saved  # so that its matrices are freed when the run moves on
+    diagnostics = None
+    if experiment.measure.diagnostics:
+        diagnostics = Diagnostics(setting, states[0], records[-1] if records else None)
+    recorder.begin(states[0].labels, diagnostics)
+    # In a soft vote, these see only the first run.
+    observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
+    watchers = [
+        each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
+    ]
+    if folder:
+        watchers = [folder, *watchers]
+        trace = experiment.measure.trace
+        if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
+            observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
+    paths = [
+        iterate(each, state, recorder.step, *([] if j else observers))
+        for j, (each, state) in enumerate(zip(settings, states, strict=True))
+    ]
+    begun: list[Watcher] = []  # the watchers that must be told the end
+    status: Status = "failed"
+    reference: Reference | None = None
+    newcomers: pd.DataFrame | None = None
+    newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
+    env = environment() | {
+        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
+    }  # fmt: skip
+    try:  # from here on the experiment is known to be valid
+        config = experiment.written or _described(experiment, setting)
+        for watcher in watchers:
+            watcher.begin(config, env, clients)
+            begun.append(watcher)
+        while len(records) < rounds:
+            reached = tuple(next(path) for path in paths)
+            records.append(recorder.round(reached))
+            states = reached
+            for watcher in watchers:
+                watcher.round(records[-1], states)
+        if kept_out:
+            reference = Reference.of(setting, states[0])
+            assigner = Assigner(
+                newcomer_setup, reference, np.stack([state.centers for state in states])
+            )
+            newcomers = newcomer_table(
+                assigner.receive(kept_out, engine=opened.newcomer_engine), kept_out.groups
+            )
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        result = Result(
+            setting.method, clients, records, states, newcomer_setup.module, engine.name,
+            perf_counter() - began, setting.seed, newcomer_setup,
+            partial(experiment.reference, member=setting.member), status,
+            folder.path if folder else None, experiment.privacy, reference, newcomers,
+            experiment.newcomers.unseen if experiment.newcomers else None,
+        )  # fmt: skip
+        for watcher in begun:
+            watcher.end(result)
+    return result
+
+
+def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+    """A description of a run that was made from Python values; it can't be repeated from this."""
+    method, model = setting.method, experiment.model
+    plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
+    return {
+        "method": method.name,
+        "clusters": method.k,
+        "rounds": experiment.rounds,
+        "seed": experiment.seed,
+        "model": model if isinstance(model, str) else type(model).__name__,
+        "plan": {name: value for name, value in plan.items() if value is not None},
+        "conditions": _described_conditions(setting.channel),
+        "components": components(method),
+        "structure": structure(method),
+    }
+
+
+def _described_conditions(channel: Channel) -> dict[str, Any]:
+    """The conditions that differ from the defaults."""
+    default = Channel()
+    names = (
+        "participation", "dropout", "stragglers", "refuse_above", "min_cluster", "attack", "privacy"
+    )  # fmt: skip
+    found = {
+        name: getattr(channel, name)
+        for name in names
+        if getattr(channel, name) != getattr(default, name)
+    }
+    if channel.attackers is not None:
+        found["attackers"] = np.flatnonzero(channel.attackers)
+    return {
+        name: value if isinstance(value, float | int | np.ndarray) else repr(value)
+        for name, value in found.items()
+    }
