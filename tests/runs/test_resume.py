@@ -299,7 +299,8 @@ def test_a_second_process_is_refused(locked: int, stopped: Path, wecfl: "Wecfl")
 def test_an_existing_run_is_gone_on_with_not_overwritten(stopped: Path, wecfl: "Wecfl") -> None:
     outcome = wecfl("run", "--out", stopped)
     assert outcome.code == 2
-    assert outcome.err.endswith(f"go on with that one: wecfl resume {stopped}\n")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.endswith(f"wecfl resume {stopped}\n")
 
 
 # Formats
