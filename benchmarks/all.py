@@ -11,10 +11,11 @@ import growth
 import local_update
 import memory
 import peers
+import shortcuts
 import whole_round
 from common import show
 
-QUESTIONS = (local_update, whole_round, memory, growth, cluster, peers)
+QUESTIONS = (local_update, whole_round, memory, growth, cluster, shortcuts, peers)
 
 
 def main() -> None:

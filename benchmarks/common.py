@@ -85,11 +85,11 @@ class Line:
         """Median and quartiles."""
         if not self.values:
             return "–"
-        said = f"{median(self.values):.3g}"
+        figure = f"{median(self.values):.3g}"
         if len(self.values) > 1:
             low, _, high = quantiles(self.values, n=4, method="inclusive")
-            said += f" [{low:.3g}–{high:.3g}]"
-        return f"{said} {self.unit}".rstrip()
+            figure += f" [{low:.3g}–{high:.3g}]"
+        return f"{figure} {self.unit}".rstrip()
 
     @property
     def goal(self) -> str:
@@ -126,9 +126,9 @@ def show(lines: Iterable[Line]) -> None:
 
 def main(lines: Callable[..., list[Line]]) -> None:
     """Run one benchmark with flags made from the arguments of its function `lines`."""
-    described = sys.modules[lines.__module__].__doc__
+    description = sys.modules[lines.__module__].__doc__
     parser = argparse.ArgumentParser(
-        description=described, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, parameter in inspect.signature(lines).parameters.items():
         default = parameter.default
@@ -290,7 +290,7 @@ STATUS = Path("/proc/self/status")
 
 
 def _status(key: str) -> float:
-    """A number of KB that the system tells about this process, in GB."""
+    """A number that the system reports about this process in KB, in GB."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024 / 1e9
 

@@ -17,14 +17,14 @@ from common import SETTINGS, Line, clients_of_a_pool, in_a_fresh_process, main, 
 from wecfl import Measure, Plan, methods, run
 
 SETTING = SETTINGS[0]
-SIZES = {100: 21, 1_000: 6, 10_000: 3}
+ROUNDS_OF = {100: 21, 1_000: 6, 10_000: 3}
 """Clients ↦ rounds: small federations are quick and need more rounds for a steady figure."""
 
 
 def lines(steps: int = 5) -> list[Line]:
     """Time per client against that of 100 clients, and the largest peak memory."""
-    found = {m: in_a_fresh_process(_run, m, rounds, steps) for m, rounds in SIZES.items()}
-    smallest, *_, largest = SIZES
+    found = {m: in_a_fresh_process(_run, m, rounds, steps) for m, rounds in ROUNDS_OF.items()}
+    smallest, *_, largest = ROUNDS_OF
     base = median(found[smallest][0])
     result = [
         Line(
@@ -34,7 +34,7 @@ def lines(steps: int = 5) -> list[Line]:
             most=1.1 if m > smallest else None,
             detail=f"{1e3 * median(found[m][0]):.2f} ms per client and round",
         )
-        for m in SIZES
+        for m in ROUNDS_OF
     ]
     peak = [found[largest][1]]
     return [

@@ -31,7 +31,7 @@ from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
 from wecfl.models import row_of
 
-TRAINING = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}
+TRAINING_GOALS = {"cnn-cifar": 4.3, "cnn-fashion": 2.7}
 """How many times as fast as the eager loop the native engine should train."""
 
 
@@ -83,12 +83,12 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
         return [100 * work / t / p for t, p in zip(times, peak, strict=True)]
 
     def line(work: str, before: list[float], after: list[float], least: float | None) -> Line:
-        said = f"{samples / median(after):,.0f} against {samples / median(before):,.0f} samples/s"
-        return Line(work, setting.title, ratios(before, after), least, detail=said)
+        rates = f"{samples / median(after):,.0f} against {samples / median(before):,.0f} samples/s"
+        return Line(work, setting.title, ratios(before, after), least, detail=rates)
 
     gigaflops = f"peak {median(peak) / 1e9:.0f} GFLOP/s"
     return [
-        line("train, native ÷ eager + DataLoader", base, fast, TRAINING[setting.model]),
+        line("train, native ÷ eager + DataLoader", base, fast, TRAINING_GOALS[setting.model]),
         line("train, torch engine ÷ the same", base, slow, None),
         Line("train, share of sgemm peak", setting.title, share(fast, 3), 90, None, "%", gigaflops),
         line("train, native, 2 threads ÷ 1", fast, both, 1.9),

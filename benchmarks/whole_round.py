@@ -36,7 +36,8 @@ from wecfl import Config, Federation, State, run_config
 from wecfl.engine.local import cores
 from wecfl.metrics import accuracy, macro_f1, weighted
 
-GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.6}
+SPEEDUP_GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.6}
+"""How many times as fast as the plain loop a round should be."""
 
 
 def lines(turns: int = 3, data_dir: str = "") -> list[Line]:
@@ -95,10 +96,10 @@ class PlainLoop:
         return [each.result() for each in waiting]
 
     def ready(self, clients: Sequence[int]) -> None:
-        """Nothing: the processes are forked."""
+        """Do nothing; by this call the processes are forked."""
 
     def train(self, clients: Sequence[int]) -> None:
-        """Q steps of each."""
+        """Q steps of each of these clients."""
         for i in clients:
             batches = islice(self.batches[i], self.config.steps)
             sgd(self.models[i], self.optimizers[i], batches)
@@ -175,12 +176,12 @@ def _lines(setting: Setting, turns: int, data_dir: str) -> list[Line]:
         run_config(config, fed, out=Path(folder) / "run", watch=[take_turns])
     times = {name: values[1:] for name, values in seconds.items()}
     best = min(plain, key=lambda name: median(times[name]))
-    said = ", ".join(f"{name} {median(values):.2f} s" for name, values in times.items())
+    seconds_each = ", ".join(f"{name} {median(values):.2f} s" for name, values in times.items())
     images = "real images" if data_dir else "random images"
     speedup, share = ratios(times[best], times["ours"]), overhead[1:]
-    work, goal = f"round, `wecfl run` ÷ plain loop ({best})", GOALS[setting.model]
+    work, goal = f"round, `wecfl run` ÷ plain loop ({best})", SPEEDUP_GOALS[setting.model]
     return [
-        Line(work, setting.title, speedup, goal, detail=f"{said}; {images}"),
+        Line(work, setting.title, speedup, goal, detail=f"{seconds_each}; {images}"),
         Line("round, all but training and tests", setting.title, share, most=3, unit="%"),
     ]
 

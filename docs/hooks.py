@@ -149,6 +149,8 @@ def _expanded(entry: Any, pages: list[str]) -> Any:
     """`methods/` or `API: api/` in the navigation as all pages of that folder."""
     if isinstance(entry, dict):
         return {name: _expanded(inside, pages) for name, inside in entry.items()}
+    if isinstance(entry, list):
+        return [_expanded(inside, pages) for inside in entry]
     if isinstance(entry, str) and entry.endswith("/"):
         return [page for page in pages if page.startswith(entry)]
     return entry

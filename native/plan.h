@@ -1,4 +1,4 @@
-// What is to be computed, in plain numbers: made once from the Python side, read by every kernel.
+// What is to be computed, in plain numbers: made once by the planner, read by every kernel.
 //
 // Activations are stored in blocks of LANES samples, as [channel][row][column][lane]: one vector
 // register holds the same pixel of LANES samples, so every layer runs at full vector width whatever
@@ -41,8 +41,8 @@ struct Op {
     int64_t mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
     bool input_gradient = true;  // the first layer needs none
-    bool pools_rows = false;     // a convolution that hands pairs of rows to the relu_pool after it
-    bool pooled = false;         // that relu_pool: the convolution before it has done its work
+    int fused_pool = -1;         // of a convolution: the number of the relu_pool that it computes as well
+    bool fused_in_conv = false;  // of that relu_pool: the convolution before it does its forward pass
     bool pairs = false, pairs_back = false;        // forward pass and input gradient by winograd.h
     size_t combined_at = 0, combined_back_at = 0;  // the combined weights of each, in floats
     size_t partial_at = 0;                         // its partial sums of weights, in vectors
@@ -81,17 +81,24 @@ struct Update {
     float lr, momentum_factor, weight_decay;
 };
 
+// Memory for the passes over batches of up to `capacity` blocks of LANES samples. It starts as zeros, and
+// the borders of tensors stay zero from pass to pass; so it is always used with the same capacity.
+struct Workspace {
+    void* memory;  // workspace_bytes(network, capacity), aligned to 64 bytes
+    int capacity;
+};
+
 // The functions compiled once for each instruction set.
 struct Backend {
     const char* name;
     int lanes;
-    size_t (*workspace_bytes)(const Network&, int batch);
-    // Forward pass; logits (count, classes) to `logits` if not null.
-    void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace,
+    size_t (*workspace_bytes)(const Network&, int capacity);
+    // Forward pass; writes the logits (count, classes).
+    void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, const Workspace&,
                     float* logits);
-    // Forward and backward pass: mean loss; its gradient (trainable,) to `gradient`.
-    float (*gradient)(const Network&, float* row, const Batch&, Mode, uint64_t key, void* workspace,
-                      float* gradient);
+    // Forward and backward pass: writes the gradient (trainable,) of the mean loss.
+    void (*gradient)(const Network&, float* row, const Batch&, Mode, uint64_t key, const Workspace&,
+                     float* gradient);
     void (*update)(const Network&, float* row, float* gradient, const Update&);
 };
 

@@ -1,6 +1,7 @@
 // Vectors by the compiler's own extension: AVX-512, AVX2, SSE or NEON come from the flags alone.
 #pragma once
 #include <cstddef>
+#include <utility>
 
 namespace WECFL_ISA {
 
@@ -44,6 +45,20 @@ INLINE float sum(V v) {
     UNROLL for (int i = 0; i < LANES; i += 4)
         q += Quarter{v[i], v[i + 1], v[i + 2], v[i + 3]};
     return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+// Turns LANES vectors, a square, by exchanging ever larger neighbours.
+template <int D, size_t... i>
+INLINE void exchange(V& a, V& b, std::index_sequence<i...>) {
+    const V low = __builtin_shufflevector(a, b, (i & D ? int(i) - D + LANES : int(i))...);
+    b = __builtin_shufflevector(a, b, (i & D ? int(i) + LANES : int(i) + D)...);
+    a = low;
+}
+template <int D = 1>
+INLINE void transpose(V* v) {
+    EACH(i, LANES)
+        if (!(i & D)) exchange<D>(v[i], v[i | D], std::make_index_sequence<LANES>{});
+    if constexpr (2 * D < LANES) transpose<2 * D>(v);
 }
 
 }  // namespace WECFL_ISA

@@ -11,7 +11,8 @@
 // were combined once for all samples. Nothing is scaled but by a half, and sums are shorter: rounding is no
 // worse than that of the direct way.
 #pragma once
-#include "kernels.h"
+#include "conv_loops.h"
+#include "plan.h"
 
 namespace WECFL_ISA {
 

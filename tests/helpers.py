@@ -14,9 +14,9 @@ from wecfl.bilevel.local import Train
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Job, Sent, Site, perform
-from wecfl.core.state import State
-from wecfl.core.types import F32, F64, Bool, Int, Split, Table
-from wecfl.engine.local import EMPTY
+from wecfl.core.state import F32, F64, Bool, Int, State, Table
+from wecfl.core.types import Split
+from wecfl.engine.local import NO_MEMORY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result
 from wecfl.tasks import Classification
@@ -116,7 +116,9 @@ class BowlEngine:
             [("w", (targets.shape[1],), ["head", "linear"]), ("bn", (2,), ["statistics"])]
         )
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         clients = np.arange(len(self.sizes)) if who is None else who
         rows, _ = perform(job, BowlSite(self, clients), sent, {})
         return Answers(rows, np.zeros(len(clients), np.int8), memory)

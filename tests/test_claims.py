@@ -164,3 +164,10 @@ def test_every_claim_has_an_answer_and_a_command(number: int) -> None:
 
 def test_claims_are_numbered_in_order() -> None:
     assert list(ROWS) == list(range(1, len(ROWS) + 1))
+
+
+def test_the_home_page_says_what_was_found() -> None:
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    for method, k in (("wecfl", 10), ("fedavg", 1), ("ifca", 10)):
+        figure = f"{cell(CIFAR, 'clusterwise-dirichlet', method, k, 0, 1):.1f} %"
+        assert figure in readme, f"the stored runs of {method} give {figure}"

@@ -43,6 +43,7 @@ MODULES = [
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
     federation, partition, client_rows, source,
 ]  # fmt: skip
+MAX_WORDS = {"results.md": 2000}
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in [wecfl, *MODULES]
@@ -107,6 +108,14 @@ def test_links_between_pages_lead_somewhere() -> None:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_pages_can_be_read_to_their_end() -> None:
+    """Findings first; evidence that takes longer has a page in docs/evidence/ or docs/results/."""
+    for page in PAGES:
+        words = len(page.read_text(encoding="utf-8").split())
+        if page.parent != ROOT / "docs" / "results":
+            assert words < MAX_WORDS.get(page.name, 2500), f"{page.name}: {words} words"
 
 
 def test_nothing_is_left_to_fill_in() -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "RunFolderError",
     "TrackError",
     "WecflError",
+    "printable",
     "unknown",
 ]
 
@@ -88,3 +89,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} '{name}'; {hint}"
+
+
+def printable(text: str) -> str:
+    r"""One line of a text, with control characters as escapes, so that no terminal obeys them.
+
+    >>> printable("red:\x1b[31m and\n more")
+    'red:\\x1b[31m and more'
+    """
+    line = " ".join(text.split())
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+    )

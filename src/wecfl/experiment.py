@@ -36,7 +36,7 @@ from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.engine import ENGINES, local, make_engine
-from wecfl.engine.ray import Progress
+from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
@@ -259,7 +259,7 @@ class Experiment:
 
     @contextmanager
     def open(
-        self, *, members: Sequence[int] | None = None, progress: Progress | None = None
+        self, *, members: Sequence[int] | None = None, progress: ClientProgress | None = None
     ) -> Iterator[OpenExperiment]:
         """Open the engines, and yield them with the settings and the recorder.
 
@@ -292,8 +292,8 @@ class Experiment:
             )  # fmt: skip
             yield OpenExperiment(settings, recorder, newcomer_engine)
 
-    def _started(self, stack: ExitStack, progress: Progress | None, held: Any) -> Engine:
-        """An engine for these clients, which the stack closes; or the engine that was given."""
+    def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
+        """An engine for these clients, which the stack closes; or the one that was given."""
         compute = self._compute
         if compute is None:
             given: Any = self.engine
@@ -316,7 +316,7 @@ class Experiment:
         *,
         members: Sequence[int] | None = None,
         observe: Observer | None = None,
-        progress: Progress | None = None,
+        progress: ClientProgress | None = None,
     ) -> Result:
         """Run all rounds, or those that are left. Watchers get the result even after an error.
 

@@ -1,4 +1,4 @@
-"""A model is a row: which columns of the row hold which parameter."""
+"""The layout of a row, as which a model is kept: which columns hold which parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wecfl.errors import ModelError
 __all__ = ["Entry", "Layout"]
 
 TAGS = ("head", "classifier", "linear", "statistics", "frozen")
-FIXED = {"statistics", "frozen"}
+UNTRAINED_TAGS = {"statistics", "frozen"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class Layout:
         """Lay (name, shape, tags) triples side by side, statistics last."""
         entries: list[Entry] = []
         start = 0
-        for name, shape, tags in sorted(tensors, key=lambda tensor: bool(FIXED & {*tensor[2]})):
+        for name, shape, tags in sorted(
+            tensors, key=lambda tensor: bool(UNTRAINED_TAGS & {*tensor[2]})
+        ):
             entry = Entry(name, tuple(shape), start, frozenset(tags))
             entries.append(entry)
             start = entry.stop
@@ -77,7 +79,7 @@ class Layout:
     @property
     def trainable(self) -> int:
         """How many leading columns are parameters."""
-        return sum(prod(e.shape) for e in self.entries if not FIXED & e.tags)
+        return sum(prod(e.shape) for e in self.entries if not UNTRAINED_TAGS & e.tags)
 
     def columns(self, which: str) -> slice | NDArray[np.int64]:
         """The columns a selection names: a slice where they are adjacent, else an index array.
@@ -94,7 +96,7 @@ class Layout:
         for entry in self.entries:
             chosen[entry.start : entry.stop] = (
                 name == "all"
-                or (name == "parameters" and not FIXED & entry.tags)
+                or (name == "parameters" and not UNTRAINED_TAGS & entry.tags)
                 or (name in entry.tags if name in TAGS else fnmatchcase(entry.name, name))
             )
         named = chosen.any()

@@ -1,25 +1,25 @@
 """Large matrices in memory that was used before.
 
-A round makes a few matrices of m × P and drops as many. The pages of fresh memory must be found and
-cleared by the system, which may take longer than what is done with them.
+A round makes a few matrices of m × P and drops as many. The system must find and clear the pages of
+fresh memory, which may take longer than what is done with them: `benchmarks/shortcuts.py` compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["empty"]
 
-LEAST = 1 << 22
-"""Bytes below which the allocator of the system is as good."""
-KEPT = 4
+MIN_REUSED_BYTES = 1 << 22
+"""Below this size the allocator of the system is as good."""
+MAX_FREE_BLOCKS = 4
 """Blocks that wait to be used again; more are given back to the system."""
 
-_waiting: list[NDArray[np.float32]] = []
+_free_blocks: list[NDArray[np.float32]] = []
 
 
 def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -32,20 +32,25 @@ def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
     True
     """
     count = prod(shape)
-    if 4 * count < LEAST:
+    if 4 * count < MIN_REUSED_BYTES:
         return np.empty(shape, np.float32)
-    fitting = [i for i, block in enumerate(_waiting) if block.size == count]
-    block = _waiting.pop(fitting[-1]) if fitting else np.empty(count, np.float32)
-    return np.asarray(_Loan(block)).reshape(shape)
+    fitting = [i for i, block in enumerate(_free_blocks) if block.size == count]
+    block = _free_blocks.pop(fitting[-1]) if fitting else np.empty(count, np.float32)
+    owner = _Owner(block)
+    finalize(owner, _give_back, block).atexit = False
+    return np.asarray(owner).reshape(shape)
 
 
-class _Loan:
-    """What an array refers to as its owner: when the last reference goes, the block waits again."""
+class _Owner:
+    """What the array and all its views refer to as the owner of their memory.
+
+    It is gone when the last of them is gone, and only then the block is free.
+    """
 
     def __init__(self, block: NDArray[np.float32]) -> None:
-        self._block = block
         self.__array_interface__ = block.__array_interface__
 
-    def __del__(self, back: Callable[[NDArray[np.float32]], None] = _waiting.append) -> None:
-        back(self._block)
-        del _waiting[:-KEPT]
+
+def _give_back(block: NDArray[np.float32]) -> None:
+    _free_blocks.append(block)
+    del _free_blocks[:-MAX_FREE_BLOCKS]

@@ -92,10 +92,10 @@ def plain() -> nn.Module:
 def rows(state: State, method: Method, setting: Setting) -> Any:
     """(m, P), what answers for each client."""
     if method.name == "fedavg-ft":
-        from wecfl.engine.local import Block
+        from wecfl.engine.local import LocalSite
 
         engine: Any = setting.engine
-        site = Block(engine, np.arange(M), SEED, state.round)
+        site = LocalSite(engine, np.arange(M), SEED, state.round)
         return site.train(state.sent, setting.plan)[0]
     if method.serve.needs_memory:
         begun = state.memory["begun"]

@@ -27,11 +27,11 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine import TorchEngine, make_engine
-from wecfl.engine.native import NativeEngine, Unsupported, _native
+from wecfl.engine.native import NativeEngine, Unsupported, _native, instruction_sets
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, fill, layout_of, row_of
 
-ISAS = _native.instruction_sets()
+ISAS = instruction_sets()
 
 
 def federation(shape: tuple[int, ...], classes: int, sizes: list[int], seed: int = 0) -> Federation:
@@ -297,7 +297,7 @@ def test_only_active_clients_train(kind: Any) -> None:
         everyone, memory = local_update(engine, begin, plan, Correction(), 0)
         some, kept = local_update(engine, begin, plan, Correction(), 0, active=[3, 1])
         nobody, _ = local_update(engine, begin, plan, Correction(), 0, active=[])
-        with pytest.raises(ConfigError, match="between 0 and 3, got"):
+        with pytest.raises(ConfigError, match="0 and 3"):
             local_update(engine, begin, plan, Correction(), 0, active=[4])
     for whole, part, before in (
         (everyone, some, begin.models),
@@ -397,10 +397,10 @@ def test_a_traced_module_is_recognised() -> None:
             nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 3)),
             "'2' \\(Tanh\\)",
         ),
-        (nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten(), nn.Linear(50, 3)), "kernel other than"),
+        (nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten(), nn.Linear(50, 3)), "kernel of 4"),
         (nn.Sequential(nn.Conv2d(1, 2, (1, 3)), nn.Flatten(), nn.Linear(96, 3)), "not square"),
         (nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(32, 3)), "dilation"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()), "last layer is not linear"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU()), "last layer"),
         (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3)), "BatchNorm1d"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -411,12 +411,73 @@ def test_what_the_kernels_do_not_know_runs_on_torch_with_one_line(
     fed = federation((1, 8, 8), 3, [20])
     with pytest.raises(Unsupported, match=reason):
         NativeEngine(fed, model)
-    with pytest.raises(EngineError, match="use the torch engine"):
+    with pytest.raises(EngineError, match="torch engine"):
         make_engine("native", fed, model)
     with make_engine("auto", fed, model, workers=1) as engine:
         assert engine.name == "torch"
     assert len(caplog.records) == 1
     assert "\n" not in caplog.text.strip()
+
+
+def stack(*layers: nn.Module, shape: tuple[int, ...] = (1, 8, 8)) -> nn.Sequential:
+    """These layers, and behind them a linear one that fits and gives three logits."""
+    with torch.no_grad():
+        outputs = nn.Sequential(*layers, nn.Flatten()).eval()(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(outputs, 3))
+
+
+WIDE = (1, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("runs", "breaks", "shape", "rule"),
+    [
+        (nn.Conv2d(1, 2, 7), nn.Conv2d(1, 2, 8), (1, 8, 8), "kernel of 8"),
+        (nn.Conv2d(1, 2, 3, 2), nn.Conv2d(1, 2, 3, 3), (1, 8, 8), "stride of 3"),
+        (nn.Conv2d(1, 2, 3, 1, 2), nn.Conv2d(1, 2, 3, 1, 3), (1, 8, 8), "padding of 3"),
+        (nn.Conv2d(1, 2, 3, 1), nn.Conv2d(1, 2, 3, 2), (1, 8, 9), "8 × 9"),
+        (nn.MaxPool2d(15), nn.MaxPool2d(16), WIDE, "kernel of 16"),
+        (nn.AvgPool2d(15), nn.AvgPool2d(16), WIDE, "kernel of 16"),
+        (nn.AvgPool2d(4, 1, 2), nn.AvgPool2d(4, 1, 2, ceil_mode=True), WIDE, "ceil_mode"),
+        (nn.Dropout(0.9), nn.Dropout(1.0), WIDE, "below 1"),
+    ],
+)
+def test_rules_of_single_layers(
+    runs: nn.Module, breaks: nn.Module, shape: tuple[int, ...], rule: str
+) -> None:
+    """The last number that the kernels run, and the first that they don't; the layer is named."""
+    fed = federation(shape, 3, [20])
+    assert NativeEngine(fed, stack(nn.ReLU(), runs, shape=shape)).name.startswith("native-")
+    with pytest.raises(Unsupported, match=rf"'1' \({type(breaks).__name__}\).*{rule}") as caught:
+        NativeEngine(fed, stack(nn.ReLU(), breaks, shape=shape))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "rule"),
+    [
+        ([nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)], (1, 8, 8), "'0'.* 3 .* 1"),
+        ([nn.Conv2d(1, 2, 7), nn.MaxPool2d(3)], (1, 8, 8), "'1'.*larger.*2 × 2"),
+        ([nn.MaxPool2d(3, 1, 2)], (1, 8, 8), "'0'.*padding of 2"),
+        ([nn.MaxPool2d(2, 0)], (1, 8, 8), "'0'.*stride of 0"),
+        ([nn.MaxPool2d(2**40)], (1, 8, 8), "'0'.*kernel"),
+        ([nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2)], (1, 8, 8), "'2'.*flat"),
+        ([nn.Conv2d(1, 2, 3)], (8, 8), "'0'.*images"),
+        ([nn.BatchNorm2d(2)], (1, 8, 8), "'0'.* 2 .* 1"),
+        ([nn.Linear(8, 3)], (1, 8, 8), "'0'.*flat"),
+        ([nn.Flatten(), nn.Linear(63, 3)], (1, 8, 8), "'1'.* 63 .* 64"),
+        ([nn.Flatten(), nn.Linear(64, 4)], (1, 8, 8), "last layer.*3"),
+        ([nn.Flatten(), nn.Linear(64, 3)], (1, 2, 4, 8), "4 dim"),
+        ([nn.Identity()], (3,), "last layer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rules_of_layers_after_one_another(
+    layers: list[nn.Module], shape: tuple[int, ...], rule: str
+) -> None:
+    with pytest.raises(Unsupported, match=rule) as caught:
+        NativeEngine(federation(shape, 3, [20]), nn.Sequential(*layers))
+    assert "\n" not in str(caught.value)
 
 
 class Fickle(nn.Module):
@@ -445,7 +506,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("model", [Fickle(), Fickle().eval(), Tied()])
 def test_what_a_trace_can_not_tell_is_left_to_torch(model: nn.Module) -> None:
     fed = federation((1, 8, 8), 3, [20])
-    with pytest.raises(Unsupported, match=r"self-check|share a parameter|not one of"):
+    with pytest.raises(Unsupported, match=r"self-check|share|sub"):
         NativeEngine(fed, model)
 
 
@@ -460,7 +521,7 @@ def test_what_a_trace_can_not_tell_is_left_to_torch(model: nn.Module) -> None:
 )
 def test_a_model_that_does_not_fit_is_one_clear_error(model: nn.Module) -> None:
     fed = federation((1, 8, 8), 3, [20])
-    with pytest.raises(wecfl.errors.ModelError, match="can't eat samples of shape"):
+    with pytest.raises(wecfl.errors.ModelError, match=r"\(1, 8, 8\)"):
         make_engine("auto", fed, model, workers=1)
 
 
@@ -468,9 +529,9 @@ def test_a_model_that_does_not_fit_is_one_clear_error(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("correction", "said"),
     [
-        (Correction(mu=np.zeros(3, np.float32)), "mu has shape \\(3,\\), not \\(15,\\)"),
-        (Correction(anchor=np.zeros((2, 14), np.float32)), "anchor has shape"),
-        (Correction(offset=np.zeros((2, 3), np.float32)), "offset has shape"),
+        (Correction(mu=np.zeros(3, np.float32)), "mu.*15"),
+        (Correction(anchor=np.zeros((2, 14), np.float32)), "anchor.*14"),
+        (Correction(offset=np.zeros((2, 3), np.float32)), "offset.*3"),
     ],
 )
 def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, said: str) -> None:
@@ -485,22 +546,19 @@ def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, sai
         ).all()
 
 
-def test_a_wrong_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-check compares with the module itself: here the two differ."""
+def test_the_self_check_finds_what_the_kernels_compute_otherwise() -> None:
+    """A hook changes what the module computes, and a trace does not see it."""
     fed = federation((1, 8, 8), 3, [20])
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    monkeypatch.setattr(
-        "wecfl.engine.native.chain",
-        lambda *_: [{"kind": "relu"}, {"kind": "linear", "outputs": 3, "weight": 0, "bias": 192}],
-    )
-    with pytest.raises(Unsupported, match="self-check of the native kernels failed"):
+    model[1].register_forward_hook(lambda _module, _inputs, output: 1.1 * output)
+    with pytest.raises(Unsupported, match="self-check"):
         NativeEngine(fed, model)
 
 
 def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wecfl.engine.native._native", None)
     fed = federation((4,), 3, [20])
-    with pytest.raises(Unsupported, match="no C\\+\\+ compiler"):
+    with pytest.raises(Unsupported, match="compiler"):
         NativeEngine(fed, nn.Linear(4, 3))
 
 
@@ -531,7 +589,7 @@ def test_clients_that_take_fewer_steps() -> None:
                 engine, state, replace(plan, done=np.array([0, 1, 0])), Correction(), 7
             )
             assert (none != state.models).any(axis=1).tolist() == [False, True, False]
-            with pytest.raises(ConfigError, match="0 to 4 steps, got 1…5"):
+            with pytest.raises(ConfigError, match=r"0 to 4 .* 5"):
                 local_update(
                     engine, state, replace(plan, done=np.array([1, 5, 2])), Correction(), 7
                 )
@@ -679,7 +737,7 @@ class TestRunner:
         assert np.isfinite(self.good["rows"][1]).all()
 
     def test_unknown_instruction_set(self) -> None:
-        with pytest.raises(ValueError, match="can't run"):
+        with pytest.raises(ValueError, match="mmx"):
             _native.Runner(
                 [_native.Layer("linear", outputs=1, weight=0)], [1, 1, 1], 1, 1, 1, "mmx"
             )
@@ -697,8 +755,8 @@ rows = np.repeat(row_of(model)[None], 4, axis=0)
 state = wecfl.State(0, {"model": rows}, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
-    from wecfl.engine.local import Block
-    Block(engine, np.arange(4)).train(rows, wecfl.core.plan.LocalPlan(steps=100_000))
+    from wecfl.engine.local import LocalSite
+    LocalSite(engine, np.arange(4)).train(rows, wecfl.core.plan.LocalPlan(steps=100_000))
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """

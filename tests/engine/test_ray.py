@@ -17,12 +17,12 @@ from wecfl.errors import ConfigError, EngineError
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("nowhere", "the address of a Ray cluster is HOST:PORT or auto, got 'nowhere'"),
+        ("nowhere", "HOST:PORT or auto, got 'nowhere'"),
         ("ray://127.0.0.1:10001", "HOST:PORT or auto, got 'ray://127.0.0.1:10001'"),
-        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused"),
-        ("127.0.0.1:99999", "no Ray cluster at 127.0.0.1:99999: "),
-        ("no.such.host.invalid:1", "no Ray cluster at no.such.host.invalid:1: "),
-        ("a\0b:1", "no Ray cluster at"),
+        ("127.0.0.1:1", "127.0.0.1:1: [Errno 111]"),
+        ("127.0.0.1:99999", "127.0.0.1:99999: "),
+        ("no.such.host.invalid:1", "no.such.host.invalid:1: "),
+        ("a\0b:1", "no Ray cluster"),
     ],
 )
 def test_a_wrong_address_is_one_line(
@@ -39,7 +39,8 @@ def test_a_wrong_address_is_one_line(
 
 def test_what_says_nothing_without_ray(wecfl: Wecfl) -> None:
     done = wecfl("run", "--rounds", "1", "--ray-address", "auto")
-    assert "ray_address needs engine ray" in done.err
+    assert "ray_address" in done.err
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
 
 
 def test_without_the_extra_one_line_says_how_to_install_it(
@@ -48,13 +49,13 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "ray", None)
     done = wecfl("run", "--rounds", "1", "--engine", "ray")
     assert done.code == 2
-    assert done.err.startswith("wecfl: the ray engine needs an extra: pip install 'wecfl[ray]' (")
+    assert "pip install 'wecfl[ray]'" in done.err
     assert len(done.err.splitlines()) == 1
 
 
 def test_nodes_with_another_release_are_refused(fed: Federation) -> None:
     how: Any = {"kind": "native", "model": nn.Linear(6, 3), "options": {}}
-    with pytest.raises(EngineError, match=r"a node has wecfl .*: install 0\.0 on all of them"):
+    with pytest.raises(EngineError, match=r"install 0\.0"):
         Actor().load(fed, release="0.0", **how)
 
 

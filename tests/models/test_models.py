@@ -107,7 +107,7 @@ def test_a_row_and_back() -> None:
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_row_of_the_wrong_length(change: int) -> None:
     module = nn.Linear(2, 2)
-    with pytest.raises(ModelError, match=rf"a row of shape \(6,\), got \({6 + change},\)"):
+    with pytest.raises(ModelError, match=rf"\(6,\), got \({6 + change},\)"):
         fill(module, np.zeros(6 + change, np.float32))
 
 
@@ -138,32 +138,32 @@ class Bare(nn.Module):
 
 
 def test_a_part_that_can_not_be_drawn_anew_is_named() -> None:
-    with pytest.raises(ModelError, match=r"'1' has parameters but no reset_parameters"):
+    with pytest.raises(ModelError, match=r"'1' .*reset_parameters"):
         reinitialized(nn.Sequential(nn.Linear(3, 3), Bare()), 0, 1)
 
 
 def test_modules_that_can_not_be_rows() -> None:
-    with pytest.raises(ModelError, match="Flatten has no parameters to train"):
+    with pytest.raises(ModelError, match="Flatten"):
         layout_of(nn.Flatten())
-    with pytest.raises(ModelError, match="Linear has no parameters to train"):
+    with pytest.raises(ModelError, match="Linear"):
         layout_of(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(ModelError, match=r"'weight' is torch\.float64; .* module\.float\(\)"):
+    with pytest.raises(ModelError, match=r"'weight' .*float64.*float\(\)"):
         layout_of(nn.Linear(2, 2).double())
-    with pytest.raises(ModelError, match=r"'0\.weight' has no shape yet"):
+    with pytest.raises(ModelError, match=r"'0\.weight'"):
         layout_of(nn.Sequential(nn.LazyLinear(2)))
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (784,)])
 def test_the_cnn_refuses_other_pictures(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ModelError, match=r"cnn-fashion expects samples of shape \(1, 28, 28\)"):
+    with pytest.raises(ModelError, match=r"cnn-fashion.*\(1, 28, 28\)"):
         build("cnn-fashion", shape=shape, classes=10)
 
 
 def test_names_and_functions_that_make_no_model() -> None:
-    with pytest.raises(ModelError, match="unknown model 'mpl'; did you mean 'mlp'"):
+    with pytest.raises(ModelError, match=r"'mpl'.*'mlp'"):
         build("mpl", shape=(3,), classes=2)
     wrong: type = dict
-    with pytest.raises(ModelError, match=r"must return an nn\.Module, got dict"):
+    with pytest.raises(ModelError, match="dict"):
         make(wrong, shape=(3,), classes=2, seed=0)
 
 

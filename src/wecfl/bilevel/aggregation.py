@@ -11,14 +11,14 @@ A dishonest client can also lie about |D_i|. Where λ counts, "a minority" means
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from math import floor
 
 import numpy as np
 
+from wecfl.bilevel.column_order import EQUAL_SHARE, in_order, weighted_median
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Aggregation, Importance
 from wecfl.core.state import State
@@ -37,9 +37,6 @@ __all__ = [
     "TrimmedMean",
     "robust",
 ]
-
-EXACT = 1e-12
-"""Sums of λ closer than this part of their total are equal: they may be added in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class Mean:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """One matrix product."""
+        """The state with the new centers, by one matrix product."""
         weight = _own(self.importance, importance, sizes)
         share = np.zeros((len(state.centers), len(weight)))
         share[state.labels, np.arange(len(weight))] = weight
@@ -86,7 +83,7 @@ class Stay:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """The same, in a copy."""
+        """The state with a copy of the same centers."""
         return state.replace(centers=state.centers.copy())
 
 
@@ -113,8 +110,8 @@ class Median:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Cluster by cluster."""
-        return _each(state, _own(self.importance, importance, sizes), _median)
+        """The state with the new centers."""
+        return _by_cluster(state, _own(self.importance, importance, sizes), weighted_median)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +142,17 @@ class TrimmedMean:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Cluster by cluster."""
-        return _each(state, _own(self.importance, importance, sizes), self._center)
+        """The state with the new centers."""
+        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
-        """(P,) from the members' rows."""
+        """(P,), the center of the members' rows."""
         total = weight.sum()
         low, high = self.share * total, (1 - self.share) * total
         center = np.empty(rows.shape[1], np.float32)
-        for columns, values, reached in _in_order(rows, weight):
+        for columns, values, reached in in_order(rows, weight):
             kept = np.diff(np.clip(reached, low, high), axis=0, prepend=low)
-            kept[kept <= EXACT * total] = 0  # what rounding leaves of the cut counts for nothing
+            kept[kept <= EQUAL_SHARE * total] = 0  # rounding leaves a little of what is cut off
             center[columns] = np.einsum("ip,ip->p", kept, values) / kept.sum(axis=0)
         return center
 
@@ -196,13 +193,13 @@ class Krum:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Cluster by cluster."""
-        return _each(state, _own(self.importance, importance, sizes), self._center)
+        """The state with the new centers."""
+        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
-        """(P,) from the members' rows."""
+        """(P,), the center of the members' rows."""
         n = len(rows)
-        f = min(floor(self.attackers * n * (1 + EXACT)), max(n - 3, 0) // 2)
+        f = min(floor(self.attackers * n * (1 + EQUAL_SHARE)), max(n - 3, 0) // 2)
         near = np.sort(_squared_distances(rows), axis=1)[:, 1 : max(n - f - 2, 0) + 1]
         scores = near.sum(axis=1)
         best = sorted(range(n), key=lambda i: (scores[i], rows[i].tobytes()))
@@ -245,11 +242,11 @@ class GeometricMedian:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Cluster by cluster."""
-        return _each(state, _own(self.importance, importance, sizes), self._center)
+        """The state with the new centers."""
+        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
-        """(P,) from the members' rows."""
+        """(P,), the center of the members' rows."""
         # About the most central member, so that far outliers leave the digits of the others alone.
         origin = (np.sqrt(_squared_distances(rows)) @ weight).argmin()
         gap = np.subtract(rows, rows[origin], dtype=np.float64)
@@ -265,7 +262,7 @@ class GeometricMedian:
             mixture = after
             # Not by the fall of the sum, of which a far outlier hides everything else.
             moved = np.sqrt(max(step @ gram @ step, 0))
-            if moved <= self.tolerance * _median(away[:, None], weight)[0]:
+            if moved <= self.tolerance * weighted_median(away[:, None], weight)[0]:
                 break
         return _mix(mixture, rows)
 
@@ -299,15 +296,15 @@ class NormClip:
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
-        """Cluster by cluster."""
-        return _each(state, _own(self.importance, importance, sizes), self._center)
+        """The state with the new centers."""
+        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
-        """(P,) from the members' rows."""
-        middle = _median(rows, weight)
+        """(P,), the center of the members' rows."""
+        middle = weighted_median(rows, weight)
         rows -= middle
         length = np.sqrt(np.einsum("ip,ip->i", rows, rows, dtype=np.float64))
-        radius = _median(length[:, None], weight)[0]
+        radius = weighted_median(length[:, None], weight)[0]
         clip = np.divide(radius, length, out=np.ones_like(length), where=length > radius)
         center: F32 = middle + (weight * clip / weight.sum()).astype(np.float32) @ rows
         return center
@@ -322,7 +319,7 @@ AGGREGATIONS: dict[str, Callable[..., Aggregation]] = {
     "geometric-median": GeometricMedian,
     "norm-clip": NormClip,
 }
-"""By name; each takes its own options and `importance`."""
+"""The aggregations by name; each takes its own options and `importance`."""
 
 
 def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
@@ -340,12 +337,12 @@ def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
 
 
 def _own(own: Importance | None, importance: F64, sizes: Int) -> F64:
-    """λ (m,) of the aggregation: its own or the method's."""
+    """λ (m,) that the aggregation uses: its own if it has one, else the method's."""
     return importance if own is None else own(sizes)
 
 
-def _each(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:
-    """With what `center` makes, for each cluster, of its members' rows (a copy) and λ."""
+def _by_cluster(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:
+    """The state with centers that `center` makes of each cluster's rows (a copy) and λ."""
     models, centers = state.models, state.centers.copy()
     with one_thread():
         for k in range(len(centers)):
@@ -353,40 +350,6 @@ def _each(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State
             if len(members):
                 centers[k] = center(models[members], weight[members])
     return state.replace(centers=centers)
-
-
-def _in_order(rows: F32 | F64, weight: F64) -> Iterator[tuple[slice, F64, F64]]:
-    """For blocks of columns: the n values of each column in order, and Σλ up to each, (n, b).
-
-    A float32 leaves 29 bits of a float64 unused: there the member's number rides along through a
-    plain sort, which takes a quarter of the time of an argsort.
-    """
-    n, width = rows.shape
-    block = max(2**16 // n, 1)  # stays in the cache
-    number = 2**29 - 1
-    for start in range(0, width, block):
-        columns = slice(start, min(start + block, width))
-        packed = rows[:, columns].T.astype(np.float32, order="C").astype(np.float64)
-        bits = packed.view(np.int64)
-        bits |= np.arange(n)
-        packed.sort(axis=1)
-        reached = weight.take(bits.T & number)
-        for before, here in pairwise(reached):  # faster than cumsum over many short columns
-            np.add(before, here, out=here)
-        bits &= ~number
-        yield columns, packed.T, reached
-
-
-def _median(rows: F32 | F64, weight: F64) -> F32:
-    """(P,): the weighted median of each column, the midpoint where two share the middle."""
-    half, slack = weight.sum() / 2, EXACT * weight.sum()
-    center = np.empty(rows.shape[1], np.float32)
-    for columns, values, reached in _in_order(rows, weight):
-        each = np.arange(values.shape[1])
-        lower = (reached >= half - slack).argmax(axis=0)
-        upper = lower + (reached[lower, each] <= half + slack)
-        center[columns] = (values[lower, each] + values[upper, each]) / 2
-    return center
 
 
 def _squared_distances(rows: F32) -> F64:

@@ -1,4 +1,4 @@
-"""What engines share: their checks, and on one machine all that follows from a client's logits."""
+"""What engines share: their checks and, on one machine, all that follows from logits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from wecfl import rng
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Job, Sent, perform
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.data.federation import Federation
+from wecfl.engine.lesson import Lesson, Samples, Walk
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 from wecfl.memory import empty as memory_of
@@ -28,26 +28,25 @@ from wecfl.tasks import Classification
 
 __all__ = [
     "EVALUATION_BATCH",
+    "NO_MEMORY",
     "BaseEngine",
-    "Block",
-    "Lesson",
+    "EngineOptions",
     "LocalEngine",
-    "Samples",
-    "Walk",
+    "LocalSite",
     "cores",
     "table_for",
 ]
 
 EVALUATION_BATCH = 64
-"""Samples in a batch where nothing depends on their number."""
-BLOCK = 1 << 26
+"""Samples in a batch of an evaluation, where no result depends on their number."""
+BLOCK_BYTES = 1 << 26
 """Bytes of models that a program works on at a time."""
-EMPTY: Table = MappingProxyType({})
-"""No memory."""
+NO_MEMORY: Table = MappingProxyType({})
+"""Of clients that keep nothing from round to round."""
 
 
 def cores() -> int:
-    """The processors this process may use.
+    """How many processors this process may use.
 
     >>> cores() >= 1
     True
@@ -56,38 +55,28 @@ def cores() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Which samples of each client: a split, or `limit` of them drawn for (seed, round, client)."""
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments that all engines take; their defaults are those of `BaseEngine`."""
 
-    split: Split
-    limit: int | None = None
-    seed: int = 0
-    round: int = 0
-
-    def of(self, federation: Federation, client: int) -> Int:
-        """Rows of the pool.
-
-        >>> fed = Federation.from_arrays([np.eye(9)], [np.arange(9)], test=1 / 3)
-        >>> len(Samples("train").of(fed, 0)), len(Samples("train", limit=2).of(fed, 0))
-        (6, 2)
-        """
-        rows: Int = getattr(federation, self.split)[client]
-        if self.limit is None or self.limit >= len(rows):
-            return rows
-        stream = rng.stream(self.seed, "losses", self.round, int(federation.keys[client]))
-        return rows[stream.permutation(len(rows))[: self.limit]]
+    workers: int | None
+    """Clients that are computed at the same time; None: one for each processor."""
+    batchnorm: Literal["running", "batch"]
+    """What BatchNorm uses in evaluation: ``running`` statistics, or those of each test ``batch`` of
+    `batch` samples (as the paper's authors tested)."""
+    batch: int
+    """Samples of such a batch, and of a mini-batch where `losses` or `gradients` draw some."""
+    task: Task
+    """The loss, and what is counted."""
 
 
 class BaseEngine(ABC):
     """What all engines share that run on the clients of a `Federation`: checks, and the start.
 
-    `batchnorm` says what BatchNorm uses in evaluation: ``running`` statistics, or those of each
-    test ``batch`` of `batch` samples (as the paper's authors tested).
+    The keyword arguments are `EngineOptions`.
     """
 
     nodes = 1
-    """Machines."""
+    """Machines that take part."""
 
     def __init__(
         self,
@@ -115,7 +104,7 @@ class BaseEngine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Part of the reproducibility key: engines agree to float tolerance, each to the bit."""
+        """Part of the reproducibility key: engines differ by rounding, each repeats its bits."""
 
     @property
     def outputs(self) -> int:
@@ -123,7 +112,9 @@ class BaseEngine(ABC):
         return self._federation.classes
 
     @abstractmethod
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         """Let clients run a program (`wecfl.core.engine.Engine`)."""
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
@@ -132,7 +123,7 @@ class BaseEngine(ABC):
         return np.stack(rows)
 
     def network_report(self) -> dict[str, Any]:
-        """Nothing: all clients are here (`wecfl.core.engine.Engine`)."""
+        """Empty, since all clients are always present (`wecfl.core.engine.Engine`)."""
         return {}
 
     @abstractmethod
@@ -146,7 +137,7 @@ class BaseEngine(ABC):
         self.close()
 
     def _chosen(self, who: Int | Sequence[int] | None) -> Int:
-        """The clients that are asked, in rising order; all by default."""
+        """The clients that are asked, in rising order; None: all."""
         m = len(self.sizes)
         clients = np.arange(m) if who is None else np.asarray(who, dtype=np.int64)
         if len(clients) and not (
@@ -157,52 +148,54 @@ class BaseEngine(ABC):
 
 
 class LocalEngine(BaseEngine):
-    """An engine that holds the clients' data itself: how it trains and finds logits is left open.
+    """An engine that holds the clients' data itself; subclasses train and compute logits.
 
-    Arguments as of `BaseEngine`. Programs see some of its clients at a time as a `Site`.
+    Arguments as of `BaseEngine`. Programs see some of its clients at a time, as a `LocalSite`.
     """
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
-        """Block by block, so that what a program holds besides is bounded (`wecfl.core.engine`)."""
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
+        """Some clients at a time, which bounds the memory of a program (`wecfl.core.engine`)."""
         clients = self._chosen(who)
         n, m, everyone = len(clients), len(self.sizes), len(clients) == len(self.sizes)
         travels = self.layout.columns(job.shared) if job.keep else slice(None)
         rows: dict[str, NDArray[Any]] = {}
         kept: dict[str, NDArray[Any]] = {}
-        for start in range(0, n, block := self._block()):
-            here = slice(start, min(start + block, n))
-            site = Block(self, clients[here], job.seed, job.round)
-            rows_here = here if everyone else clients[here]
-            mine = {name: held[rows_here] for name, held in memory.items()}
-            part = replace(job, plan=job.plan.of(here))
-            reply, after = perform(part, site, sent.take(here), mine)
+        for start in range(0, n, size := self._clients_at_a_time()):
+            part = slice(start, min(start + size, n))
+            site = LocalSite(self, clients[part], job.seed, job.round)
+            table_rows = part if everyone else clients[part]
+            held = {name: table[table_rows] for name, table in memory.items()}
+            job_of_part = replace(job, plan=job.plan.of(part))
+            reply, after = perform(job_of_part, site, sent.take(part), held)
             for name, made in reply.items():
                 if name == "model" and job.program.replies[name].update:
                     rows[name] = sent.own[name]
                     if not np.shares_memory(made, rows[name]):
-                        rows[name][here, travels] = made[:, travels]
+                        rows[name][part, travels] = made[:, travels]
                 else:
-                    rows.setdefault(name, np.empty((n, *made.shape[1:]), made.dtype))[here] = made
+                    rows.setdefault(name, np.empty((n, *made.shape[1:]), made.dtype))[part] = made
             for name, made in after.items():
-                if everyone and here == slice(0, m):
+                if everyone and part == slice(0, m):
                     kept[name] = made
                     continue
                 if name not in kept:
                     kept[name] = table_for(made, m, memory.get(name))
-                kept[name][clients[here]] = made
+                kept[name][clients[part]] = made
         if not n:
-            rows = _nothing(job, self.layout, sent, self.task.shape(self.outputs))
+            rows = _empty_replies(job, self.layout, sent, self.task.shape(self.outputs))
         if not job.keep or not n:
             return Answers(rows, np.zeros(n, np.int8), memory)
         return Answers(rows, np.zeros(n, np.int8), {**memory, **kept})
 
-    def _block(self) -> int:
-        """Clients whose models take up to `BLOCK` bytes, at least as many as work at once."""
-        return max(BLOCK // (4 * self.layout.width), 32 * self.workers)
+    def _clients_at_a_time(self) -> int:
+        """As many as `BLOCK_BYTES` has room for models, and enough to keep all workers busy."""
+        return max(BLOCK_BYTES // (4 * self.layout.width), 32 * self.workers)
 
     @abstractmethod
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
-        """Rows and momentum of these clients after it."""
+        """The models and the momentum of these clients after the lesson."""
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
@@ -243,57 +236,8 @@ class LocalEngine(BaseEngine):
         return self.task.tally(sum(votes[1:], start=votes[0]), targets, owners, len(clients))
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """A part of a round's way through the data: which mini-batches, and what Dropout draws."""
-
-    steps: int
-    batch: int
-    seed: int
-    round: int
-    begin: int
-    end: int | None
-
-    def batches(self, own: Int, key: int, done: int) -> list[Int]:
-        """Of a client with these samples that gets to so many steps of the round."""
-        whole = LocalPlan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
-        return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
-
-    def dropout(self, key: int) -> int:
-        """The seed of a client."""
-        purpose = f"dropout {self.begin}" if self.begin else "dropout"
-        return rng.derive(self.seed, purpose, self.round, key)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
-    """A part of the local steps of n clients, checked and in the right types."""
-
-    rows: F32
-    """(n, P), what they start from."""
-    walk: Walk
-    done: Int
-    """(n,), the steps of the round that each gets to."""
-    lr: F32
-    """(n,)."""
-    momentum: float
-    weight_decay: float
-    velocity: F32 | None
-    """(n, trainable), or from zero."""
-    mu: F32 | None
-    """(trainable,)."""
-    anchor: F32 | None
-    """(n, P)."""
-    offset: F32 | None
-    """(n, P)."""
-    free: Bool | None
-    """(trainable,)."""
-    out: F32 | None
-    """(n, P), where the rows are written to; None: a new matrix."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class LocalSite:
     """Some clients of an engine in one round: a `wecfl.core.program.Site`."""
 
     engine: LocalEngine
@@ -331,7 +275,7 @@ class Block:
             )
         walk = Walk(plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop)
         mu = _array("mu", correction.mu, (trainable,))
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite: that is said later
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite; the round reports that
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
         lesson = Lesson(
             _array("rows", rows, (n, width)),
@@ -372,13 +316,13 @@ class Block:
         return self.engine._gradients(rows, samples, self.clients)
 
     def tally(self, rows: F32, split: Split) -> F64:
-        """(n, …), what the task counts (`wecfl.core.program.Site`)."""
+        """(n, …), what the task counts on a split (`wecfl.core.program.Site`)."""
         stack = rows[None] if rows.ndim == 2 else np.moveaxis(rows, 1, 0)
         return self.engine._tally(stack, split, self.clients)
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-    """As float32 of this shape, or an error that names what is wrong."""
+    """The value as float32 of this shape, or a `ConfigError` that names it."""
     with np.errstate(over="ignore"):
         given = np.asarray(value, dtype=np.float32)
     if given.shape not in (shape, ()):
@@ -391,17 +335,17 @@ def _maybe(name: str, value: F32 | None, shape: tuple[int, ...]) -> F32 | None:
 
 
 def table_for(made: NDArray[Any], count: int, before: NDArray[Any] | None = None) -> NDArray[Any]:
-    """(count, …), to be filled with such rows; where none come, what was there before, or zeros."""
+    """A table (count, …) for rows like those of `made`, filled with `before` or with zeros."""
     shape = (count, *made.shape[1:])
     table = memory_of(shape) if made.dtype == np.float32 else np.empty(shape, made.dtype)
     table[...] = 0 if before is None else before
     return table
 
 
-def _nothing(
+def _empty_replies(
     job: Job, layout: Layout, sent: Sent, tally: tuple[int, ...]
 ) -> dict[str, NDArray[Any]]:
-    """The replies of no clients."""
+    """The replies where no client was asked: tables without rows."""
     models = sent.common.get("models")
     sizes: dict[str, int | tuple[int, ...]] = {
         "P": layout.width, "trainable": layout.trainable, "tally": tally,

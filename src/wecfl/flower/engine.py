@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from math import ceil, inf, isfinite
+from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
@@ -18,11 +18,9 @@ from torch import nn
 from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import Reply
-from wecfl.core.types import F32, Int, Table
-from wecfl.engine.local import EMPTY
+from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
-from wecfl.flower.ledger import append_line
 from wecfl.flower.messages import (
     PROTOCOL_VERSION,
     Refused,
@@ -33,7 +31,8 @@ from wecfl.flower.messages import (
     read_config,
     request,
 )
-from wecfl.flower.roster import Place, Roster
+from wecfl.flower.network_report import NetworkReport
+from wecfl.flower.roster import MAX_SAMPLES, Place, Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
 from wecfl.tasks import Classification
 
@@ -111,7 +110,7 @@ class FlowerEngine:
         self._common: dict[str, Any] = {
             "run": roster.run, "batchnorm": batchnorm, "kept": kept,
         }  # fmt: skip
-        self.privacy, self._audit_file = privacy, audit
+        self.privacy, self._report = privacy, NetworkReport(privacy, audit)
         if privacy is not None:
             self._common |= {
                 "clip": privacy.clip, "noise": privacy.noise, "delta": privacy.delta
@@ -120,7 +119,6 @@ class FlowerEngine:
         self._greetings: dict[str, int] = {}  # the node that was greeted, by message
         self._late: dict[str, float] = {}  # the time when a late reply expires, by message
         self._looked, self._online = -look_every, frozenset[int]()
-        self._notes: dict[str, Any] = {}
 
     @property
     def sizes(self) -> Int:
@@ -143,8 +141,7 @@ class FlowerEngine:
         An entry of `refused` is the name of a client, or the number of an unknown node, and the
         reason.
         """
-        notes, self._notes = self._notes, {}
-        return notes
+        return self._report.take()
 
     def enrol(self, min_clients: int, wait: float) -> None:
         """Wait until all places are taken, or `wait` seconds if `min_clients` are by then."""
@@ -164,7 +161,9 @@ class FlowerEngine:
             sleep(self._poll)
         log.info("wecfl: %d of %d clients joined", len(self._roster.nodes), len(self._roster))
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         """One message to each client that is online (`wecfl.core.engine.Engine`).
 
         A job that keeps memory is training, so it insists on a quorum. In other jobs a client that
@@ -199,12 +198,18 @@ class FlowerEngine:
             for name, made in answers.get(i, {}).items():
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
-                elif declared[name].shape == ("tally",) and (why := self.task.complaint(made)):
-                    self._refuse(self._roster.names[i], f"{job.program.name}: {why}")
+                elif declared[name].shape == ("tally",) and (why := self._complaint(made)):
+                    self._report.refuse(self._roster.names[i], f"{job.program.name}: {why}")
                     outcome[i] = Reply.MALFORMED
                 else:
                     rows[name][j] = made
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
+
+    def _complaint(self, tally: NDArray[Any]) -> str:
+        """What is wrong with a tally: a client can't have tested more than it can hold."""
+        if tally.sum() > MAX_SAMPLES:
+            return f"it counts more than {MAX_SAMPLES} test samples"
+        return self.task.complaint(tally)
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
@@ -285,18 +290,10 @@ class FlowerEngine:
                 try:
                     answers[row], metrics = read_arrays(message, shapes, samples)
                     replies[row] = Reply.HEARD
-                    self._audit(message, self._roster.names[row], "used")
-                    self._note_spent(metrics)
-                    if metrics.get("restarted"):
-                        self._note("restarted", self._roster.names[row])
-                        log.warning(
-                            "wecfl: client %s has lost its state and starts with none",
-                            self._roster.names[row],
-                        )
+                    self._report.use(self._roster.names[row], message, metrics)
                 except Refused as reason:
                     replies[row] = reason.kind
-                    self._audit(message, self._roster.names[row], f"refused: {reason}")
-                    self._refuse(self._roster.names[row], str(reason))
+                    self._report.refuse(self._roster.names[row], str(reason), message)
             spent = monotonic() - began
             if len(answers) >= need and not reached:
                 reached = spent
@@ -335,12 +332,10 @@ class FlowerEngine:
             elif number in self._greetings:
                 self._welcome(self._greetings.pop(number), message)
             elif self._late.pop(number, None):
-                self._notes["late"] = self._notes.get("late", 0) + 1
+                self._report.count_late()
             else:
-                self._refuse(
-                    f"node {message.metadata.src_node_id}",
-                    "it replies to a message that was not sent",
-                )
+                sender = f"node {message.metadata.src_node_id}"
+                self._report.refuse(sender, "it replies to a message that was not sent", message)
         return came
 
     def _reachable(self) -> dict[int, int]:
@@ -386,47 +381,10 @@ class FlowerEngine:
             before = len(self._roster.places)
             self._roster.join(Place(hello["name"], node, hello["key"], hello["samples"]))
         except Refused as reason:
-            self._audit(message, f"node {node}", f"refused: {reason}")
-            self._refuse(f"node {node}", str(reason))
+            self._report.refuse(f"node {node}", str(reason), message)
             return
-        self._audit(message, hello["name"], "greeted")
-        if len(self._roster.places) > before:
-            self._note("joined", hello["name"])
-        log.info("wecfl: client %s is there, with %d samples", hello["name"], hello["samples"])
-
-    def _refuse(self, who: str, reason: str) -> None:
-        line = " ".join(reason.split())[:300]
-        log.warning("wecfl: refused a reply of %s: %s", who, line)
-        self._note("refused", [who, line])
-
-    def _note_spent(self, metrics: Mapping[str, float]) -> None:
-        """The largest privacy budget that a client's ledger has come to."""
-        if self.privacy is None:
-            return
-        before = self._notes.get("privacy", {"replies": 0, "epsilon": 0.0})
-        epsilon = metrics.get("epsilon", inf) if self.privacy.noise else inf
-        largest = inf if before["epsilon"] is None else max(before["epsilon"], epsilon)
-        self._notes["privacy"] = {
-            "replies": max(before["replies"], int(metrics.get("released", 0))),
-            "epsilon": largest if isfinite(largest) else None,
-        }
-
-    def _audit(self, message: Message, who: str, outcome: str) -> None:
-        """One line about a message that came."""
-        if self._audit_file is None:
-            return
-        size = sum(
-            len(array.data) for record in message.content.array_records.values()
-            for array in record.values()
-        ) if message.has_content() else 0  # fmt: skip
-        kind, round = message.metadata.message_type, message.metadata.group_id
-        append_line(
-            self._audit_file,
-            {"from": who, "kind": kind, "round": round, "bytes": size, "outcome": outcome[:300]},
-        )
-
-    def _note(self, name: str, what: object) -> None:
-        self._notes.setdefault(name, []).append(what)
+        joined = len(self._roster.places) > before
+        self._report.greet(hello["name"], message, joined=joined, samples=hello["samples"])
 
 
 class _Packed:

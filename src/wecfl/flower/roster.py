@@ -23,13 +23,16 @@ from wecfl.folder.schema import RosterSchema
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
-__all__ = ["ROSTER_FILE", "Place", "Roster"]
+__all__ = ["MAX_SAMPLES", "ROSTER_FILE", "Place", "Roster"]
 
 ROSTER_FILE = "roster.json"
 """In the run folder: the name of the run, as clients know it, and its clients."""
 
 MAX_SAMPLES = 10**9
 """No client holds more. λ comes from the client, and none may outweigh all others."""
+
+MAX_KEY = 2**32 - 1
+"""The largest number of a client: a hash of four bytes, where the operator gives none."""
 
 MAX_NAME_CHARACTERS = 200
 """In the name of a client."""
@@ -104,8 +107,8 @@ node keys: pin-nodes = false)
             raise Refused(
                 f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, got {place.name!r}"
             )
-        if place.key < 0:
-            raise Refused(f"key must not be negative, got {place.key}")
+        if not 0 <= place.key <= MAX_KEY:
+            raise Refused(f"key must lie between 0 and {MAX_KEY}, got {place.key}")
         row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
         if row is None:
             if len(self.places) == self._m:

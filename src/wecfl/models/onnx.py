@@ -1,4 +1,4 @@
-"""Modules as ONNX, for whoever serves them without torch."""
+"""Modules as ONNX, to be served without torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def to_onnx(module: nn.Module, shape: Sequence[int]) -> Any:
     level = log.level
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about itself
-            log.setLevel(logging.ERROR)  # nor that torchvision is not there
+            warnings.simplefilter("ignore")  # they are about torch itself
+            log.setLevel(logging.ERROR)  # or it reports that torchvision is missing
             program = torch.onnx.export(
                 module.eval(), (torch.zeros(2, *shape),), dynamo=True, verbose=False,
                 input_names=["samples"], output_names=["logits"],
@@ -34,8 +34,10 @@ def to_onnx(module: nn.Module, shape: Sequence[int]) -> Any:
     except ImportError as error:
         raise ModelError(f"ONNX needs {error.name or 'onnx'}: pip install 'wecfl[onnx]'") from None
     except torch.onnx.OnnxExporterError as error:
-        why = " ".join(str(error).split())
-        raise ModelError(f"{type(module).__name__} can't be written as ONNX: {why[:200]}") from None
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{type(module).__name__} can't be written as ONNX: {reason[:200]}"
+        ) from None
     finally:
         log.setLevel(level)
     assert program is not None

@@ -1,4 +1,4 @@
-"""Modules as rows: any `nn.Module` through a `Layout`."""
+"""Modules as rows: any `nn.Module` to and from the row that its `Layout` describes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Model = nn.Module | Callable[[], nn.Module] | str
 """What a user may give as a model: a module, a function that makes one, or a name."""
 
 
-def _images(shape: Shape, name: str, expected: tuple[int, int, int]) -> None:
+def _check_shape(shape: Shape, name: str, expected: tuple[int, int, int]) -> None:
     if tuple(shape) != expected:
         raise ModelError(
             f"the model {name} expects samples of shape {expected}, got {tuple(shape)}: "
@@ -33,7 +33,7 @@ def cnn_fashion(shape: Shape, classes: int) -> nn.Sequential:
     The appendix prints BatchNorm2d(16) after the second convolution; that layer has 32 channels,
     so 16 is a misprint.
     """
-    _images(shape, "cnn-fashion", (1, 28, 28))
+    _check_shape(shape, "cnn-fashion", (1, 28, 28))
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2, 2),
         nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2, 2),
@@ -43,7 +43,7 @@ def cnn_fashion(shape: Shape, classes: int) -> nn.Sequential:
 
 def cnn_cifar(shape: Shape, classes: int) -> nn.Sequential:
     """The paper's CNN for CIFAR-10 (its appendix; 62,006 parameters)."""
-    _images(shape, "cnn-cifar", (3, 32, 32))
+    _check_shape(shape, "cnn-cifar", (3, 32, 32))
     return nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
@@ -70,7 +70,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "logistic": logistic,
 }
-"""By name: functions of the shape of a sample and the number of classes."""
+"""The models by name: functions of the shape of a sample and the number of classes."""
 
 
 def auto(shape: Shape) -> str:
@@ -129,5 +129,5 @@ class Vote(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean logits."""
+        """The mean of the members' logits."""
         return torch.stack([member(x) for member in self.members]).mean(dim=0)

@@ -1,28 +1,28 @@
 """The fast engine: hand-written kernels for the layers small models are made of, on threads.
 
-The C++ sources are in `native/`; `chain.py` turns a module into the list of layers they know. The
-module's forward method is not run: a self-check at the start compares one training step with torch.
+The C++ sources are in `native/`; `chain.py` translates a module into a list of layers, and
+`native/planner.cpp` holds the rules which of them the kernels run. The module's forward method is
+not run in training: a self-check at the start compares one training step with torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, Literal, final
+from typing import Any, Unpack, final
 
 import numpy as np
 import torch
 from torch import nn
 
 from wecfl import memory, rng
-from wecfl.core.task import Task
-from wecfl.core.types import F32, Int
+from wecfl.core.state import F32, Int
 from wecfl.data.federation import Federation
-from wecfl.engine.local import EVALUATION_BATCH, Lesson, LocalEngine, Samples
-from wecfl.engine.native.chain import Unsupported, chain
+from wecfl.engine.lesson import Lesson, Samples
+from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine
+from wecfl.engine.native.chain import Layer, Unsupported, chain
 from wecfl.errors import EngineError
 from wecfl.models.rows import row_of
-from wecfl.tasks import Classification
 
 try:
     from wecfl.engine.native import _native
@@ -31,12 +31,14 @@ except ImportError:  # no compiler when the package was installed: `NativeEngine
 
 __all__ = ["NativeEngine", "Unsupported", "instruction_sets"]
 
-TOLERANCE = 1e-3
+SELF_CHECK_TOLERANCE = 1e-3
 """The largest error of the self-check, relative to the update; float32 gives about 1e-6."""
 
 
 def instruction_sets() -> list[str]:
-    """Those this machine has kernels for, the best first; none if the kernels were not built.
+    """The instruction sets of this machine that there are kernels for, the best first.
+
+    None if the kernels were not built.
 
     >>> "baseline" in instruction_sets()
     True
@@ -64,33 +66,28 @@ class NativeEngine(LocalEngine):
         federation: Federation,
         model: nn.Module,
         *,
-        workers: int | None = None,
-        batchnorm: Literal["running", "batch"] = "running",
-        batch: int = 32,
-        task: Task = Classification(),  # noqa: B008  (frozen)
         isa: str = "",
+        **options: Unpack[EngineOptions],
     ) -> None:
         if _native is None:
             raise Unsupported(
                 "the native engine was not built, because no C++ compiler was found when wecfl was "
                 "installed"
             )
-        if task.kernel != "cross-entropy":
-            raise Unsupported(f"the kernels don't know the loss of the task {task.name}")
-        super().__init__(
-            federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
-        )
-        self._layers = chain(self._model, self.layout, federation.shape, federation.classes)
+        super().__init__(federation, model, **options)
+        if self.task.kernel != "cross-entropy":
+            raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
+        self._layers = chain(self._model, self.layout)
         try:
             self._runner = self._make(self._layers, isa)
-        except ValueError as error:
-            raise Unsupported(f"the kernels can't run this model ({error})") from None
+        except ValueError as error:  # of `native/planner.cpp`: the layer and the rule it breaks
+            raise Unsupported(str(error)) from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
         self._check_kernels(isa)
 
     @property
     def name(self) -> str:
-        """With the instruction set: bits are the same for the same one."""
+        """With the instruction set: the same one gives the same bits."""
         return f"native-{self._runner.isa}"
 
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
@@ -168,11 +165,10 @@ class NativeEngine(LocalEngine):
             self.workers,
         )
 
-    def _make(self, layers: list[dict[str, Any]], isa: str) -> _native.Runner:
-        given = self._federation.shape
+    def _make(self, layers: list[Layer], isa: str) -> _native.Runner:
         return _native.Runner(
             [_native.Layer(**layer) for layer in layers],
-            [1, *given] if len(given) == 2 else [*given, 1, 1][:3],
+            list(self._federation.shape),
             self._federation.classes,
             self.layout.trainable,
             self.layout.width,
@@ -186,9 +182,11 @@ class NativeEngine(LocalEngine):
             raise EngineError(f"the native engine failed in {work}: {error}") from None
 
     def _check_kernels(self, isa: str) -> None:
-        """One training step and one evaluation, by the kernels and by torch; Dropout left out."""
-        still = [{**layer, "rate": 0.0} if "rate" in layer else layer for layer in self._layers]
-        runner = self._make(still, isa)
+        """Compare one training step and one evaluation with torch, without Dropout."""
+        without_dropout = [
+            {**layer, "rate": 0.0} if "rate" in layer else layer for layer in self._layers
+        ]
+        runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")
         x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
         y = draws.integers(0, self._federation.classes, len(x))
@@ -211,8 +209,8 @@ class NativeEngine(LocalEngine):
                 expected = deepcopy(module)(torch.from_numpy(x)).numpy()
             output = module.train()(torch.from_numpy(x))
         except Exception as error:
-            line = " ".join(str(error).split())
-            raise Unsupported(f"the model can't run on samples of its shape ({line})") from None
+            one_line = " ".join(str(error).split())
+            raise Unsupported(f"the model can't run on the samples ({one_line})") from None
         torch.autograd.backward(nn.functional.cross_entropy(output, torch.from_numpy(y)))
         with torch.no_grad():  # an optimizer of torch's would import its compiler: seconds
             for parameter in module.parameters():
@@ -222,10 +220,11 @@ class NativeEngine(LocalEngine):
         self._compare("evaluation", logits, expected, 1.0)
         self._compare("training step", ours[0] - start, theirs - start, 0.0)
 
-    def _compare(self, what: str, ours: F32, theirs: F32, least: float) -> None:
-        size = max(np.abs(theirs).max(), least)
+    def _compare(self, what: str, ours: F32, theirs: F32, min_size: float) -> None:
+        """Raise `Unsupported` where the difference is large, relative to what torch found."""
+        size = max(np.abs(theirs).max(), min_size)
         error = np.abs(ours - theirs).max() / size if size > 0 else 0.0
-        if not error <= TOLERANCE:
+        if not error <= SELF_CHECK_TOLERANCE:
             raise Unsupported(
                 f"the self-check of the native kernels failed: one {what} by {self._runner.isa} is "
                 f"off by {error:.1e}"

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 class Layer:
-    def __init__(self, kind: str, **numbers: float) -> None: ...
+    def __init__(self, kind: str, *, place: str = "", **numbers: float) -> None: ...
 
 class Runner:
     isa: str

@@ -14,43 +14,41 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from time import monotonic, sleep
-from typing import Any, Literal, final
+from typing import Any, Literal, Unpack, final
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.task import Task
-from wecfl.core.types import Int, Table
+from wecfl.core.state import Int, Table
 from wecfl.data.federation import Federation
-from wecfl.engine.local import EMPTY, BaseEngine, table_for
+from wecfl.engine.local import NO_MEMORY, BaseEngine, EngineOptions, table_for
 from wecfl.engine.ray.actor import Actor
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
-from wecfl.tasks import Classification
 
-__all__ = ["Progress", "RayEngine"]
+__all__ = ["ClientProgress", "RayEngine"]
 
-Progress = Callable[[str, int, int], None]
-"""Told what the clients do, how many of them are done with it, and how many there are."""
+ClientProgress = Callable[[str, int, int], None]
+"""Called with what the clients do, how many of them have done it, and how many there are."""
 
-DEATHS = 3
-"""So often in one step a shard is given to another actor."""
-PATIENCE = 5.0
-"""Seconds to wait for free cores before actors share those there are."""
+MAX_REPLACEMENTS = 3
+"""How often in one step the actor of a shard is replaced."""
+FREE_CORES_TIMEOUT_SECONDS = 5.0
+"""How long to wait for free cores before actors share the ones that there are."""
 
 
 @final
 class RayEngine(BaseEngine):
     """Runs the clients of a federation on Ray (implements `wecfl.core.engine.Engine`).
 
-    Arguments as of `BaseEngine`; `workers` are actors, by default one per core of the cluster.
+    Arguments as of `BaseEngine`; `workers` are actors, None: one for each core of the cluster.
     `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
     Ray is started here, and ended by `close`. `inside` says what actors compute with, as for
     `wecfl.make_engine`. In one step the actor of a shard is replaced `max_replacements` times at
@@ -68,18 +66,13 @@ class RayEngine(BaseEngine):
         federation: Federation,
         model: nn.Module,
         *,
-        workers: int | None = None,
-        batchnorm: Literal["running", "batch"] = "running",
-        batch: int = 32,
-        task: Task = Classification(),  # noqa: B008  (frozen)
         address: str | None = None,
         inside: Literal["auto", "native", "torch"] = "auto",
-        progress: Progress | None = None,
-        max_replacements: int = DEATHS,
+        progress: ClientProgress | None = None,
+        max_replacements: int = MAX_REPLACEMENTS,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        super().__init__(
-            federation, model, workers=workers, batchnorm=batchnorm, batch=batch, task=task
-        )
+        super().__init__(federation, model, **options)
         if address is not None:
             check_address(address)
         self._ray = imported()
@@ -87,24 +80,28 @@ class RayEngine(BaseEngine):
         self._max_replacements = max_replacements
         self._shards: list[_Shard] = []
         self._name = ""
-        options = {"batchnorm": batchnorm, "batch": batch, "workers": 1, "task": task}
-        kind = _kind(inside, federation, model, options)
+        inner_options: EngineOptions = {
+            "batchnorm": self._batchnorm, "batch": self._batch, "workers": 1, "task": self.task,
+        }  # fmt: skip
+        kind = _kind(inside, federation, model, inner_options)
         self._mine = connect(address, self.workers)
         try:
-            if workers is None:
+            if options.get("workers") is None:
                 cores = int(self._ray.cluster_resources().get("CPU", 1))
                 self.workers = min(max(cores, 1), len(federation))
-            self._share_out(kind, options)
+            self._share_out(kind, inner_options)
         except BaseException:
             self.close()
             raise
 
     @property
     def name(self) -> str:
-        """That of the engines inside: the bits are theirs."""
+        """The name of the engines inside the actors: the bits are theirs."""
         return self._name
 
-    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = EMPTY) -> Answers:
+    def ask(
+        self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
+    ) -> Answers:
         """Each shard runs the program for its clients (`wecfl.core.engine.Engine`)."""
         clients, m = self._chosen(who), len(self.sizes)
         rows: dict[str, NDArray[Any]] = {}
@@ -130,7 +127,7 @@ class RayEngine(BaseEngine):
             self._mine = False
             self._ray.shutdown()
 
-    def _share_out(self, kind: str, options: Mapping[str, Any]) -> None:
+    def _share_out(self, kind: str, options: EngineOptions) -> None:
         """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
         ray, m = self._ray, len(self.sizes)
         free = self._free(self.workers)
@@ -146,15 +143,15 @@ class RayEngine(BaseEngine):
             sets = self._ask_all(lambda shard: shard.actor.instruction_sets.remote())
             common = [isa for isa in sets[0] if all(isa in others for others in sets)]
             self._how["options"]["isa"] = common[0] if common else "none"
-        told = self._ask_all(self._loaded)
-        names = sorted({name for name, _ in told})
+        engines = self._ask_all(self._loaded)
+        names = sorted({name for name, _ in engines})
         if len(names) > 1:
             raise EngineError(f"the nodes don't compute alike: {', '.join(names)}")
-        self._name, self.nodes = names[0], len({node for _, node in told})
+        self._name, self.nodes = names[0], len({node for _, node in engines})
 
     def _free(self, wanted: int) -> float:
-        """Cores that nobody uses; those of actors that have just ended are told with a delay."""
-        until = monotonic() + PATIENCE
+        """Cores that nobody uses; Ray reports those of actors that have just ended with a delay."""
+        until = monotonic() + FREE_CORES_TIMEOUT_SECONDS
         while (free := self._ray.available_resources().get("CPU", 0)) < wanted:
             if monotonic() > until or self._ray.cluster_resources().get("CPU", 0) < wanted:
                 break
@@ -162,7 +159,7 @@ class RayEngine(BaseEngine):
         return float(free)
 
     def _actor(self, free: float) -> Any:
-        """A new one, on a core of its own, or on one of those there are if none is free."""
+        """A new actor, on a core of its own if one is free, else on a core that others use too."""
         options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**options)(Actor).remote()
 
@@ -170,10 +167,10 @@ class RayEngine(BaseEngine):
         return shard.actor.load.remote(shard.held, **self._how)
 
     def _ask_all(self, ask: Callable[[_Shard], Any]) -> list[Any]:
-        """What all actors answer while they get ready."""
+        """The answers of all actors, before they take part in a step."""
         asked = [(shard, ask(shard)) for shard in self._shards]
         deaths: Counter[_Shard] = Counter()
-        return [self._answer(shard, each, ask, "load", deaths) for shard, each in asked]
+        return [self._answer(shard, answer, ask, "load", deaths) for shard, answer in asked]
 
     def _answer(
         self,
@@ -183,7 +180,7 @@ class RayEngine(BaseEngine):
         work: str,
         deaths: Counter[_Shard],
     ) -> Any:
-        """What the actor of a shard answers, or the one that takes over when it is asked."""
+        """The answer of a shard's actor, or of the one that replaces it."""
         while True:
             try:
                 return self._ray.get(asked)
@@ -191,27 +188,27 @@ class RayEngine(BaseEngine):
                 self._renew(shard, work, deaths, error)
                 asked = ask(shard)
             except self._ray.exceptions.RayError as error:
-                raise self._told(error, "load") from None
+                raise self._as_ours(error, "load") from None
 
     def _each(self, job: Job, sent: Sent, clients: Int, memory: Table) -> Iterator[tuple[Int, Any]]:
-        """Let the actors run a program for these clients: whoever is done, and what came of it.
+        """Let the actors run a program for these clients; yields clients and results as they come.
 
-        All get what is common; each, the rows of its clients, and what these keep.
+        Every actor gets what is common, the rows of its own clients, and what these have kept.
         """
         if not self._shards:
             raise EngineError("the engine is closed; make a new one")
         ray, calls, work = self._ray, {}, job.program.name
-        packed = {name: self._packed(each) for name, each in sent.own.items()}
+        packed = {name: self._packed(rows) for name, rows in sent.own.items()}
         common = {name: ray.put(np.ascontiguousarray(a)) for name, a in sent.common.items()}
         for shard in self._shards:
             part = np.flatnonzero(np.isin(clients, shard.clients))
             if len(part):
-                here = np.searchsorted(shard.clients, clients[part])
+                in_shard = np.searchsorted(shard.clients, clients[part])
                 held = {name: rows[clients[part]] for name, rows in memory.items()}
                 calls[shard] = (
-                    here, replace(job, plan=job.plan.of(part)), held, list(common),
-                    {name: each.which(part) for name, each in packed.items()},
-                    *common.values(), *(each.rows(part) for each in packed.values()),
+                    in_shard, replace(job, plan=job.plan.of(part)), held, list(common),
+                    {name: rows.which(part) for name, rows in packed.items()},
+                    *common.values(), *(rows.rows(part) for rows in packed.values()),
                 )  # fmt: skip
         waiting = {shard.actor.call.remote(*call): shard for shard, call in calls.items()}
         deaths: Counter[_Shard] = Counter()
@@ -228,10 +225,10 @@ class RayEngine(BaseEngine):
                 waiting[shard.actor.call.remote(*calls[shard])] = shard
                 continue
             except ray.exceptions.RayError as error:
-                raise self._told(error, work) from None
-            here, *_ = calls[shard]
-            yield shard.clients[here], result
-            done += len(here)
+                raise self._as_ours(error, work) from None
+            in_shard, *_ = calls[shard]
+            yield shard.clients[in_shard], result
+            done += len(in_shard)
             self._progress(work, done, len(clients))
 
     def _packed(self, rows: NDArray[Any]) -> Packed:
@@ -247,7 +244,7 @@ class RayEngine(BaseEngine):
 
     @property
     def _fatal(self) -> tuple[type[Exception], ...]:
-        """What is raised where an actor or its node is gone, or the answer with it."""
+        """What Ray raises where an actor, its node or its answer is lost."""
         known = self._ray.exceptions
         return (
             known.RayActorError, known.ObjectLostError, known.NodeDiedError,
@@ -255,23 +252,22 @@ class RayEngine(BaseEngine):
         )  # fmt: skip
 
     def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
-        """Give a shard to a new actor, on a node that is alive; it has loaded nothing yet."""
+        """Give a shard to a new actor on a node that is alive; its data is not loaded yet."""
         count = len(shard.clients)
         if deaths[shard] == self._max_replacements:
             raise EngineError(
                 f"{deaths[shard] + 1} actors in a row died with the same {count} clients during "
-                f"'{work}' ({first_line(error)}); if the nodes are short of memory, use fewer "
-                f"workers"
+                f"'{work}' ({first_line(error)}); if nodes are short of memory, use fewer workers"
             )
         deaths[shard] += 1
         logging.getLogger("wecfl").warning(
             "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
             count, work, first_line(error),
         )  # fmt: skip
-        self._ray.kill(shard.actor)  # if it was only out of reach
+        self._ray.kill(shard.actor)  # in case it is alive and only could not be reached
         shard.actor = self._actor(self._free(1))
 
-    def _told(self, error: Exception, work: str) -> WecflError:
+    def _as_ours(self, error: Exception, work: str) -> WecflError:
         """The error as it would be without Ray."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, WecflError):
@@ -281,7 +277,7 @@ class RayEngine(BaseEngine):
 
 @dataclass(slots=True, eq=False)
 class _Shard:
-    """Some of the clients, and who has them at present."""
+    """Some of the clients, and the actor that has them at present."""
 
     clients: Int
     held: Any
@@ -290,7 +286,7 @@ class _Shard:
 
 
 def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
-    """These clients with their own samples, without those of others.
+    """These clients with their own samples alone.
 
     >>> fed = Federation.from_arrays([np.eye(5)] * 3, [np.arange(5)] * 3)
     >>> alone = _alone(fed, [2])
@@ -307,9 +303,9 @@ def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
 
 
 def _kind(
-    inside: Any, federation: Federation, model: nn.Module, options: Mapping[str, Any]
+    inside: Any, federation: Federation, model: nn.Module, options: EngineOptions
 ) -> Literal["native", "torch"]:
-    """What actors compute with; what is wrong with the model is said before Ray is started."""
+    """The engine inside the actors; a model that does not fit is refused before Ray is started."""
     from wecfl.engine import make_engine  # noqa: PLC0415
 
     with make_engine(inside, federation.subset([0]), model, **options) as engine:

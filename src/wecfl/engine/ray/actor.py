@@ -1,4 +1,4 @@
-"""What runs on the nodes."""
+"""The actor that runs on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Actor:
     """An engine of one machine for some of the clients."""
 
     def instruction_sets(self) -> list[str]:
-        """Those the native engine could use here, the best first."""
+        """The instruction sets that the native engine could use on this node, the best first."""
         from wecfl.engine.native import instruction_sets  # noqa: PLC0415
 
         return instruction_sets()
@@ -37,12 +37,12 @@ class Actor:
         options: Mapping[str, Any],
         release: str,
     ) -> tuple[str, str]:
-        """Make the engine; its name, and that of the node."""
+        """Make the engine; returns its name and the id of the node."""
         from wecfl.engine import make_engine  # noqa: PLC0415
 
-        if (here := version("wecfl")) != release:
-            raise EngineError(f"a node has wecfl {here}: install {release} on all of them")
-        # What lies in the object store can't be written to, and torch is afraid that we might.
+        if (installed := version("wecfl")) != release:
+            raise EngineError(f"a node has wecfl {installed}: install {release} on all of them")
+        # Arrays in the object store are read-only, which torch warns of; we only read them.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._engine = make_engine(kind, federation, model, **options)
         return self._engine.name, imported().get_runtime_context().get_node_id()
@@ -56,9 +56,9 @@ class Actor:
         which: Mapping[str, Int | None],
         *arrays: Any,
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Run a program for these clients of the shard: what they reply, and what they keep.
+        """Run a program for these clients of the shard; returns what they reply and what they keep.
 
-        `arrays` are those that are common to all, and then those of which each has a row.
+        `arrays` are first those that are common to all, then those with a row for each client.
         """
         own = {
             name: array if numbers is None else array[numbers]
@@ -72,7 +72,7 @@ class Actor:
         return answers.rows, kept
 
     def _spread(self, clients: Int, memory: Table) -> dict[str, Any]:
-        """(n, …), these rows where their clients are in the shard; those of others don't matter."""
+        """Tables (n, …) of the whole shard with these clients' rows; those of others are zero."""
         n = len(self._engine.sizes)
         spread = {}
         for name, rows in memory.items():

@@ -15,17 +15,17 @@ from wecfl.errors import ConfigError, EngineError
 
 __all__ = ["check_address", "connect", "first_line", "imported"]
 
-REACH = 5.0
-"""Seconds in which the head of a cluster must accept a connection."""
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves unasked
+CONNECT_TIMEOUT_SECONDS = 5.0
+"""How long the head of a cluster may take to accept a connection."""
+QUIET_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to others unasked
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns of what a later version will do
 }
 
 
 def imported() -> Any:
-    """Ray, if it is installed."""
-    for name, value in QUIET.items():
+    """The module `ray`, or a `ConfigError` that says how to install it."""
+    for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         return import_module("ray")
@@ -36,30 +36,32 @@ def imported() -> Any:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address, or one where nobody listens, before Ray tries for minutes."""
+    """Refuse what is no address, or where nobody listens; Ray would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         raise ConfigError(f"the address of a Ray cluster is HOST:PORT or auto, got '{address}'")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(f"no Ray cluster at {address}: {first_line(error)}") from None
 
 
 def connect(address: str | None, cores: int) -> bool:
-    """Have a Ray to talk to, one with so many cores if it is to be started; whether it is ours."""
+    """Connect to Ray, or start it with so many cores; whether `close` has to end it."""
     ray = imported()
     if ray.is_initialized():
-        there = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", there):
-            raise ConfigError(f"this process is connected to the Ray cluster at {there} already")
+        connected = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", connected):
+            raise ConfigError(
+                f"this process is connected to the Ray cluster at {connected} already"
+            )
         return False
-    here = {} if address else {"num_cpus": cores, "include_dashboard": False}
+    options = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
         with _signals_kept(), _one_attempt(address):
-            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **here)
+            ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         if address is None:
             raise EngineError(f"Ray can't be started here: {first_line(error)}") from None
@@ -72,14 +74,14 @@ def connect(address: str | None, cores: int) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    said = str(error).strip() or type(error).__name__
-    return said.splitlines()[0].strip().rstrip(".")
+    """The first line of an error's message."""
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0].strip().rstrip(".")
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts a handler of its own in place of ours, which waits for the end of a round."""
+    """Put our signal handlers back, which Ray replaces; ours wait for the end of a round."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,7 +95,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _one_attempt(address: str | None) -> Iterator[None]:
-    """Where something answers that is not Ray, one attempt takes Ray 40 s, and it makes twenty."""
+    """Let Ray try once: where another program answers, it would make twenty attempts of 40 s."""
     name = "RAY_gcs_server_port_wait_time_s"
     if address is None or name in os.environ:
         yield

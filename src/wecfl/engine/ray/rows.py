@@ -1,4 +1,4 @@
-"""Rows of numbers on their way to actors: each distinct one once, if that is shorter."""
+"""Rows of numbers on their way to actors: each distinct row travels once, if that is shorter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from wecfl.core.types import F32, Int
 
 __all__ = ["Packed", "distinct"]
 
-KEY = 64
-"""Columns by which rows are told apart before whole rows are compared."""
+KEY_COLUMNS = 64
+"""Columns that are compared first, to find rows that may be equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,25 +23,25 @@ class Packed:
     numbers: Int | None = None
 
     def rows(self, part: Int) -> Any:
-        """What is sent to whom this part of the clients belongs."""
+        """What is sent to the actor that has this part of the clients."""
         return self.array if self.numbers is not None else self.array[part]
 
     def which(self, part: Int) -> Int | None:
-        """Which of the rows sent each of them has, if not one after the other."""
+        """The number of the row that each of them has; None: one row each, in order."""
         return None if self.numbers is None else self.numbers[part]
 
 
 def distinct(rows: F32) -> tuple[Int, Int]:
     """Where each distinct row comes first, and for each row which of these it is.
 
-    Two that differ only outside of a few columns may count as one each, also if there is a third.
+    Equal rows may be counted as distinct where another row is equal in the key columns alone.
 
     >>> chosen, which = distinct(np.array([[1, 2], [3, 4], [1, 2], [1, 5]], np.float32))
     >>> chosen.tolist(), which.tolist()
     ([0, 1, 3], [0, 1, 0, 2])
     """
     bits = rows.view(np.uint32)  # so that NaN equals itself and 0 differs from −0
-    some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY)])
+    some = np.ascontiguousarray(bits[:, :: max(1, bits.shape[1] // KEY_COLUMNS)])
     numbers: dict[bytes, int] = {}
     chosen: list[int] = []
     which = np.empty(len(rows), np.int64)

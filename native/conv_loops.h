@@ -1,30 +1,10 @@
-// The loops that take the time. Each works on one block of LANES samples (linear layers: on two),
-// with register tiles over output channels × output columns; sizes come at run time, the tile
-// and the kernel size are template parameters, remainders run through smaller tiles.
+// The loops of a convolution, which take most of the time. Each works on one block of LANES samples, with
+// register tiles over output channels × output columns; sizes come at run time, the tile and the kernel
+// size are template parameters, remainders run through smaller tiles.
 #pragma once
-#include <utility>
-
-#include "plan.h"
 #include "simd.h"
 
 namespace WECFL_ISA {
-using wecfl::Geometry;
-
-// Turns LANES vectors, a square, by exchanging ever larger neighbours.
-template <int D, size_t... i>
-INLINE void exchange(V& a, V& b, std::index_sequence<i...>) {
-    const V low = __builtin_shufflevector(a, b, (i & D ? int(i) - D + LANES : int(i))...);
-    b = __builtin_shufflevector(a, b, (i & D ? int(i) + LANES : int(i) + D)...);
-    a = low;
-}
-template <int D = 1>
-INLINE void transpose(V* v) {
-    EACH(i, LANES)
-        if (!(i & D)) exchange<D>(v[i], v[i | D], std::make_index_sequence<LANES>{});
-    if constexpr (2 * D < LANES) transpose<2 * D>(v);
-}
-
-// ---- convolution ------------------------------------------------------------------------------
 
 struct ConvShape {
     int in_channels, out_channels, height, width;  // of the output
@@ -161,98 +141,6 @@ static void conv_weights(const ConvShape& s, const float* in, const float* grad,
                 conv_weights_tile<K, S, 1>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
         }
     }
-}
-
-// ---- linear -----------------------------------------------------------------------------------
-
-// out[o][lane] = bias[o] + Σ_k w[o·so + k·sk] · in[k][lane] for NB blocks: the forward pass with
-// (so, sk) = (inputs, 1), the input gradient with (1, inputs) and the roles exchanged.
-template <int OB, int NB>
-INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk,
-                        const float* bias, float* const* out, size_t out_block) {
-    V acc[OB][NB];
-    EACH(p, OB)
-        EACH(b, NB) acc[p][b] = all(bias ? bias[p] : 0.f);
-    for (int k = 0; k < inputs; k++) {
-        V u[NB];
-        EACH(b, NB) u[b] = load(in + b * in_block + size_t(k) * LANES);
-        EACH(p, OB) {
-            V weight = all(w[p * so + k * sk]);
-            EACH(b, NB) acc[p][b] += u[b] * weight;
-        }
-    }
-    EACH(p, OB)
-        EACH(b, NB) store(out[p] + b * out_block, acc[p][b]);
-}
-
-// `place(o)` is where output o of block 0 goes.
-template <class Place>
-static void linear(int blocks, int inputs, int outputs, const float* in, size_t in_block, const float* w,
-                   size_t so, size_t sk, const float* bias, size_t out_block, Place place) {
-    for (int b = 0; b < blocks;) {
-        auto pair = [&](auto nb) {
-            constexpr int NB = decltype(nb)::value;
-            int o = 0;
-            auto tile = [&](auto ob) {
-                constexpr int OB = decltype(ob)::value;
-                float* out[OB];
-                for (int p = 0; p < OB; p++) out[p] = place(o + p) + b * out_block;
-                linear_tile<OB, NB>(inputs, in + b * in_block, in_block, w + o * so, so, sk,
-                                    bias ? bias + o : nullptr, out, out_block);
-                o += OB;
-            };
-            while (outputs - o >= 6) tile(Constant<6>{});
-            while (outputs - o >= 2) tile(Constant<2>{});
-            while (o < outputs) tile(Constant<1>{});
-            b += NB;
-        };
-        if (blocks - b >= 2) pair(Constant<2>{});
-        else pair(Constant<1>{});
-    }
-}
-
-// dw[o][k] = Σ_samples grad[o][sample] · turned[sample][k], vectors along k.
-template <int OB>
-INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size_t grad_block,
-                                const float* turned, float* dw) {
-    auto g = [&](int p, int s) { return grad[(s / LANES) * grad_block + size_t(p) * LANES + s % LANES]; };
-    int k = 0;
-    for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
-        V acc[OB][2] = {};
-        for (int s = 0; s < samples; s++) {
-            const float* t = turned + size_t(s) * inputs + k;
-            V u = load_any(t), v = load_any(t + LANES);
-            EACH(p, OB) {
-                V weight = all(g(p, s));
-                acc[p][0] += u * weight;
-                acc[p][1] += v * weight;
-            }
-        }
-        EACH(p, OB) {
-            store_any(dw + size_t(p) * inputs + k, acc[p][0]);
-            store_any(dw + size_t(p) * inputs + k + LANES, acc[p][1]);
-        }
-    }
-    for (; k < inputs; k++)
-        for (int p = 0; p < OB; p++) {
-            float total = 0;
-            for (int s = 0; s < samples; s++) total += g(p, s) * turned[size_t(s) * inputs + k];
-            dw[size_t(p) * inputs + k] = total;
-        }
-}
-
-static void linear_weights(int samples, int inputs, int outputs, const float* grad, size_t grad_block,
-                           const float* turned, float* dw) {
-    int o = 0;
-    for (; o + 6 <= outputs; o += 6)
-        linear_weights_rows<6>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
-    for (; o + 2 <= outputs; o += 2)
-        linear_weights_rows<2>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
-    for (; o < outputs; o++)
-        linear_weights_rows<1>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
 }
 
 }  // namespace WECFL_ISA

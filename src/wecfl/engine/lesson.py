@@ -1,0 +1,85 @@
+"""What clients are asked to compute: on which samples, in which steps, with which numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wecfl import rng
+from wecfl.core.plan import LocalPlan
+from wecfl.core.state import F32, Bool, Int
+from wecfl.core.types import Split
+from wecfl.data.federation import Federation
+
+__all__ = ["Lesson", "Samples", "Walk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Which samples of each client: a split, or `limit` of it, drawn for (seed, round, client)."""
+
+    split: Split
+    limit: int | None = None
+    seed: int = 0
+    round: int = 0
+
+    def of(self, federation: Federation, client: int) -> Int:
+        """The samples of a client, as rows of the pool.
+
+        >>> fed = Federation.from_arrays([np.eye(9)], [np.arange(9)], test=1 / 3)
+        >>> len(Samples("train").of(fed, 0)), len(Samples("train", limit=2).of(fed, 0))
+        (6, 2)
+        """
+        rows: Int = getattr(federation, self.split)[client]
+        if self.limit is None or self.limit >= len(rows):
+            return rows
+        stream = rng.stream(self.seed, "losses", self.round, int(federation.keys[client]))
+        return rows[stream.permutation(len(rows))[: self.limit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Steps `begin` to `end` of a round: which mini-batches they take, and what Dropout draws."""
+
+    steps: int
+    batch: int
+    seed: int
+    round: int
+    begin: int
+    end: int | None
+
+    def batches(self, own: Int, key: int, done: int) -> list[Int]:
+        """The mini-batches of a client with these samples that takes `done` steps of the round."""
+        whole = LocalPlan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
+        return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
+
+    def dropout(self, key: int) -> int:
+        """The seed of a client's Dropout."""
+        purpose = f"dropout {self.begin}" if self.begin else "dropout"
+        return rng.derive(self.seed, purpose, self.round, key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """The local steps that n clients are to take, checked and in the right types."""
+
+    rows: F32
+    """(n, P), the models they start from."""
+    walk: Walk
+    done: Int
+    """(n,), how many steps of the round each client takes."""
+    lr: F32
+    """(n,), the learning rates."""
+    momentum: float
+    weight_decay: float
+    velocity: F32 | None
+    """(n, trainable), the momentum to go on with; None: from zero."""
+    mu: F32 | None
+    """(trainable,), the pull towards the anchor; None: no pull."""
+    anchor: F32 | None
+    """(n, P); None: the models they start from."""
+    offset: F32 | None
+    """(n, P), added to every gradient; None: nothing."""
+    free: Bool | None
+    """(trainable,), the columns that move; None: all."""
+    out: F32 | None
+    """(n, P), where the trained models are written to; None: a new matrix."""

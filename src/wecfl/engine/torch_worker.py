@@ -1,0 +1,252 @@
+"""What a worker process of the torch engine does, and the memory it shares with the engine."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor, nn
+
+from wecfl.core.state import F32, Bool, Int
+from wecfl.core.task import Task
+from wecfl.data.federation import Federation
+from wecfl.engine.lesson import Samples, Walk
+from wecfl.engine.local import EVALUATION_BATCH
+from wecfl.layout import Layout
+from wecfl.models.rows import layout_of, named_tensors
+
+__all__ = ["Board", "Worker", "serve"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Board:
+    """Arrays in memory that the engine and its workers share; pages never touched cost nothing."""
+
+    # Row i belongs to the i-th of the clients that are asked.
+    models: F32  # (m, P), in: start of each client; out: its trained model
+    momentum: F32  # (m, trainable)
+    anchor: F32  # (m, P)
+    offset: F32  # (m, P)
+    mu: F32  # (trainable,)
+    free: Bool  # (trainable,)
+    lr: F32  # (m,)
+    steps: Int  # (m,)
+    gradients: F32  # (m, trainable)
+    clients: Int  # (m,), the clients that are asked
+    index: Int  # (m,), the row of `models` a client is evaluated with
+    logits: F32  # (samples of all clients, C)
+
+    @classmethod
+    def shared(cls, federation: Federation, layout: Layout) -> Board:
+        """For all clients of a federation, with models of this layout."""
+        m, width, trainable = len(federation), layout.width, layout.trainable
+        samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
+        return cls(
+            models=_shared((m, width)),
+            momentum=_shared((m, trainable)),
+            anchor=_shared((m, width)),
+            offset=_shared((m, width)),
+            mu=_shared((trainable,)),
+            free=_shared((trainable,), np.bool_),
+            lr=_shared((m,)),
+            steps=_shared((m,), np.int64),
+            gradients=_shared((m, trainable)),
+            clients=_shared((m,), np.int64),
+            index=_shared((m,), np.int64),
+            logits=_shared((samples, federation.classes)),
+        )
+
+
+def _shared(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    buffer = mmap.mmap(-1, max(1, prod(shape) * np.dtype(dtype).itemsize))
+    return np.frombuffer(buffer, dtype, prod(shape)).reshape(shape)
+
+
+class Worker:
+    """Trains one client at a time, or computes its logits or gradients."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: nn.Module,
+        board: Board,
+        *,
+        batchnorm: str,
+        batch: int,
+        task: Task,
+    ) -> None:
+        self.federation = federation
+        self.task = task
+        self.board = board
+        self.batchnorm = batchnorm
+        self.channels_last = True
+        self.batch = EVALUATION_BATCH if batchnorm == "running" else batch
+        self.x = torch.from_numpy(federation.x)
+        self.y = torch.from_numpy(federation.y)
+        self.first = {
+            split: np.cumsum([0, *map(len, getattr(federation, split))])
+            for split in ("train", "test")
+        }
+        self.model = model
+
+    def bind(self) -> None:
+        """Make all tensors of the model views of one flat row, and their gradients of another.
+
+        So a client's model is loaded by one copy, and SGD is three operations on one vector.
+        """
+        self.model = deepcopy(self.model)
+        layout = layout_of(self.model)
+        tensors = dict(named_tensors(self.model))
+        self.row = torch.zeros(layout.width)
+        self.gradient = torch.zeros(layout.trainable)
+        for entry in layout.entries:
+            tensor = tensors[entry.name]
+            tensor.data = self.row[entry.start : entry.stop].view(entry.shape)
+            if tensor.requires_grad:
+                tensor.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
+        self.params = self.row[: layout.trainable]
+        self.counters = {
+            name: buffer.clone()
+            for name, buffer in self.model.named_buffers()
+            if not buffer.is_floating_point()
+        }
+        self.norms = [
+            m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+
+    def load(self, row: F32) -> None:
+        """Put a row (and the batch counters that are not part of it) into the model."""
+        self.row.copy_(torch.from_numpy(row))
+        for name, buffer in self.model.named_buffers():
+            if name in self.counters:
+                buffer.copy_(self.counters[name])
+
+    def samples(self, rows: NDArray[np.integer]) -> Tensor:
+        """The samples at these rows of the pool; images with the channels last, which is faster."""
+        x = self.x[torch.from_numpy(rows)]
+        if x.ndim != 4 or not self.channels_last:
+            return x
+        # Not `contiguous`: with one channel it would keep strides that torch takes for NCHW.
+        return torch.empty(x.shape, memory_format=torch.channels_last).copy_(x)
+
+    def train(
+        self,
+        client: int,
+        turn: int,
+        *,
+        walk: dict[str, Any],
+        momentum: float,
+        weight_decay: float,
+        corrected: bool,
+        anchored: bool,
+        shifted: bool,
+        held: bool,
+    ) -> None:
+        """Steps of v ← momentum·v + g and w ← w − η·v, on the columns that are not held still.
+
+        Here g = ∇L + decay·w + mu·(w − anchor) + offset.
+        """
+        board, key, steps = self.board, int(self.federation.keys[client]), Walk(**walk)
+        self.load(board.models[turn])
+        torch.default_generator.manual_seed(steps.dropout(key))
+        w, g, trainable = self.params, self.gradient, len(self.params)
+        anchor = torch.from_numpy(board.anchor[turn, :trainable]) if anchored else w.clone()
+        mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[turn, :trainable])
+        v = torch.from_numpy(board.momentum[turn])
+        still = ~torch.from_numpy(board.free)
+        lr = float(board.lr[turn])
+        self.model.train()
+        for rows in steps.batches(self.federation.train[client], key, int(board.steps[turn])):
+            g.zero_()
+            output = self.model(self.samples(rows))
+            loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
+            torch.autograd.backward(loss)
+            if weight_decay:
+                g.add_(w, alpha=weight_decay)
+            if corrected:
+                g.addcmul_(mu, w - anchor)
+            if shifted:
+                g.add_(offset)
+            if held:
+                before = w[still], v[still]
+            w.add_(v.mul_(momentum).add_(g) if momentum else g, alpha=-lr)
+            if held:
+                w[still], v[still] = before
+        board.models[turn] = self.row.numpy()
+
+    @torch.no_grad()
+    def logits(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
+        """Logits of the client's samples, by the model that the board's `index` names for it."""
+        board, chosen = self.board, Samples(**samples)
+        at = self.first[chosen.split][client]
+        for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
+            if tuple(output.shape) != (len(rows), self.federation.classes):
+                raise ValueError(f"the output has shape {tuple(output.shape)}")
+            board.logits[at : at + len(rows)] = output.numpy()
+            at += len(rows)
+
+    def gradients(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
+        """The gradient of the client's mean loss over its samples, at its model on the board."""
+        count = 0
+        self.gradient.zero_()
+        for rows, output in self.evaluated(client, self.board.models[turn], Samples(**samples)):
+            loss = self.task.objective(output, self.y[torch.from_numpy(rows)], "sum")
+            torch.autograd.backward(loss)
+            count += len(rows)
+        self.board.gradients[turn] = (self.gradient / count).numpy()
+
+    def evaluated(self, client: int, row: F32, samples: Samples) -> Iterator[tuple[Int, Tensor]]:
+        """The client's samples in batches, with the output of the model in evaluation mode."""
+        self.load(row)
+        self.model.eval()
+        if self.batchnorm == "batch":
+            for norm in self.norms:
+                norm.train()
+        chosen = samples.of(self.federation, client)
+        for first in range(0, len(chosen), self.batch):
+            rows = chosen[first : first + self.batch]
+            yield rows, self.model(self.samples(rows))
+
+
+def serve(
+    worker: Worker, pipe: Connection, next_turn: Any, lock: Lock, others: list[Connection]
+) -> None:
+    """Run a worker: wait for an order, take clients one by one, report; until the pipe closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    for inherited in others:
+        inherited.close()
+    torch.set_num_threads(1)
+    worker.bind()
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            order = json.loads(pipe.recv_bytes())
+            work, count = getattr(worker, order.pop("work")), order.pop("count")
+            worker.channels_last = order.pop("channels_last")
+            problem = ""
+            while not (problem or pipe.poll()):  # before the answer, only the end can come
+                with lock:
+                    turn = next_turn.value
+                    next_turn.value += 1
+                if turn >= count:
+                    break
+                client = int(worker.board.clients[turn])
+                try:
+                    work(client, turn, **order)
+                except Exception as error:
+                    name = worker.federation.names[client]
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    problem = f"client {name} failed in {work.__name__}: {reason}"
+            pipe.send_bytes(problem.encode(errors="replace"))

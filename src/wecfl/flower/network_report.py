@@ -1,0 +1,96 @@
+"""What happened on the network: for the record of a round, the log and the audit file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+
+from wecfl.channel.privacy import Privacy
+from wecfl.errors import printable
+from wecfl.flower.ledger import append_line
+
+__all__ = ["NetworkReport"]
+
+MAX_REASON_CHARACTERS = 300
+
+log = logging.getLogger("wecfl")
+
+
+class NetworkReport:
+    r"""Collects what became of messages since the report was last taken.
+
+    The file `audit` gets one line for each message, at once. Text that comes from clients is cut,
+    and its control characters are shown as escapes.
+
+    >>> report = NetworkReport()
+    >>> report.refuse("ward-1", "NaN in \x1b[31mred")
+    >>> report.take()
+    {'refused': [['ward-1', 'NaN in \\x1b[31mred']]}
+    """
+
+    def __init__(self, privacy: Privacy | None = None, audit: Path | None = None) -> None:
+        self._privacy, self._audit_file = privacy, audit
+        self._entries: dict[str, Any] = {}
+
+    def take(self) -> dict[str, Any]:
+        """The report, which then begins anew."""
+        entries, self._entries = self._entries, {}
+        return entries
+
+    def greet(self, client: str, message: Message, *, joined: bool, samples: int) -> None:
+        """A client has introduced itself; `joined` if it was not known before."""
+        if joined:
+            self._add("joined", client)
+        log.info("wecfl: client %s is there, with %d samples", client, samples)
+        self._audit(client, message, "greeted")
+
+    def use(self, client: str, message: Message, metrics: Mapping[str, float]) -> None:
+        """A reply is used."""
+        if metrics.get("restarted"):
+            self._add("restarted", client)
+            log.warning("wecfl: client %s has lost its state and starts with none", client)
+        if self._privacy is not None:
+            self._add_spent(metrics)
+        self._audit(client, message, "used")
+
+    def refuse(self, sender: str, reason: str, message: Message | None = None) -> None:
+        """A reply is refused."""
+        line = printable(reason)[:MAX_REASON_CHARACTERS]
+        log.warning("wecfl: refused a reply of %s: %s", sender, line)
+        self._add("refused", [sender, line])
+        self._audit(sender, message, f"refused: {line}")
+
+    def count_late(self) -> None:
+        """A reply came after its round had ended."""
+        self._entries["late"] = self._entries.get("late", 0) + 1
+
+    def _add(self, name: str, entry: object) -> None:
+        self._entries.setdefault(name, []).append(entry)
+
+    def _add_spent(self, metrics: Mapping[str, float]) -> None:
+        """The largest total of a client's ledger; ε is None where it is infinite."""
+        before = self._entries.get("privacy", {"replies": 0, "epsilon": 0.0})
+        known = inf if before["epsilon"] is None else before["epsilon"]
+        epsilon = max(known, metrics.get("epsilon", inf))
+        self._entries["privacy"] = {
+            "replies": max(before["replies"], int(metrics.get("released", 0))),
+            "epsilon": epsilon if isfinite(epsilon) else None,
+        }
+
+    def _audit(self, sender: str, message: Message | None, outcome: str) -> None:
+        if self._audit_file is None:
+            return
+        about: dict[str, Any] = {"from": sender}
+        if message is not None:
+            records = message.content.array_records.values() if message.has_content() else ()
+            about |= {
+                "kind": message.metadata.message_type,
+                "round": message.metadata.group_id,
+                "bytes": sum(len(array.data) for each in records for array in each.values()),
+            }
+        append_line(self._audit_file, {**about, "outcome": outcome})

@@ -1,0 +1,128 @@
+"""What README.md promises is tested: here, or by the tests that are named here."""
+
+import ast
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from wecfl.cli import app
+from wecfl.methods import METHODS
+from wecfl.models import MODELS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+PROMISES = {
+    "BatchNorm, Dropout and frozen layers work": {
+        "engine/test_torch.py": [
+            "test_batchnorm_trains_as_in_torch_statistics_included",
+            "test_dropout_is_keyed_and_leaves_torch_alone",
+            "test_frozen_parameters_stay",
+        ]
+    },
+    "If you give an instance": {
+        "runs/test_experiment.py": ["test_a_model_as_class_function_or_instance"]
+    },
+    "Anything else trains on the torch engine, and one line says why": {
+        "engine/test_native.py": ["test_what_the_kernels_do_not_know_runs_on_torch_with_one_line"]
+    },
+    "A client that comes later": {
+        "runs/test_newcomers.py": ["test_the_folder_assigns_as_the_result_does"]
+    },
+    "survives interruption": {
+        "test_reproduce.py": ["test_interrupted_it_keeps_what_was_finished_and_goes_on"]
+    },
+    "nothing is ever unpickled": {"fuzz/test_fuzz_data.py": ["test_objects_are_not_unpickled"]},
+    "**Same seed, same bits**": {
+        "test_freeze.py": [
+            "test_the_same_seed_gives_the_same_bits_and_another_one_does_not",
+        ],
+        "conformance/test_methods.py": [
+            "test_every_method_gives_the_same_bits_with_any_number_of_workers"
+        ],
+    },
+    "**Checked against something else**": {
+        "test_twin.py": ["test_same_assignments_and_models_as_the_twin"]
+    },
+    "**Nothing lost**": {"runs/test_resume.py": ["test_kills_change_nothing"]},
+    "**Bad replies refused**": {
+        "conformance/test_programs.py": ["test_what_is_not_finite_resets_a_client_to_its_start"]
+    },
+    "**More than one machine**": {
+        "deploy/test_ray.py": [
+            "test_every_method_gives_the_same_bits",
+            "test_a_node_that_dies_is_done_without",
+        ]
+    },
+    "**Your tools can watch**": {
+        "test_track.py": [
+            "test_tensorboard_holds_every_number_of_every_round",
+            "test_mlflow_holds_every_number_of_every_round",
+        ]
+    },
+    "**Errors you can act on**": {"test_cli.py": ["test_bad_input_is_one_line_and_writes_nothing"]},
+}
+"""What README.md says, and which tests would fail if it were false."""
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_promises_have_tests(promise: str) -> None:
+    assert promise in " ".join(README.split()), (
+        "README.md says this in other words: update PROMISES"
+    )
+    for file, names in PROMISES[promise].items():
+        tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert set(names) <= there, f"{file}: {set(names) - there}"
+
+
+def test_everything_to_rely_on_has_a_test() -> None:
+    section = README.partition("## What you can rely on")[2]
+    heads = re.findall(r"^- (\*\*.+?\*\*)", section, re.M)
+    assert heads and set(heads) <= set(PROMISES)
+
+
+def test_commands_in_the_text_parse() -> None:
+    commands = re.findall(r"`(wecfl [^`]+)`", README)
+    for command in commands:
+        words = command.replace("HOST:PORT", "localhost:1").replace("\n", " ")
+        if "…" not in words and words != "wecfl resume RUN":
+            app.parse_args(shlex.split(words)[1:], exit_on_error=False, print_error=False)
+    assert commands
+
+
+def test_it_lists_every_method_and_every_model() -> None:
+    table = README.partition("## Your own method")[2].partition("They can be combined")[0]
+    listed = re.findall(r"`([\w+-]+)`", table.partition("|---|---|")[2])
+    assert sorted(listed) == sorted(METHODS)
+    assert len(METHODS) == 20 and "twenty methods" in README
+    for name in MODELS:
+        assert f"`{name}`" in README
+
+
+def test_what_is_said_of_the_installation() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == ">=3.11" and "Python 3.11 or newer" in README
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = re.findall(r"^(\S+)==(\S+)$", pins, re.M)
+    assert [name for name, _ in pinned] == ["torch"]
+    assert "+" not in pinned[0][1], "a version, not a build: README.md says so"
+    assert {"flower", "onnx", "ray"} <= set(project["optional-dependencies"])
+
+
+def test_the_first_example_says_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accuracies to a point: bits depend on the instruction set."""
+    monkeypatch.chdir(tmp_path)
+    app("run --method fedavg,wecfl", result_action="return_value", exit_on_error=False)
+    printed = capsys.readouterr().out
+    for method in ("wecfl", "fedavg"):
+        row = rf"^ {method} +\d+ +([\d.]+) +[\d.]+ +(\d+) +([\d.]+)"
+        said, found = re.search(row, README, re.M), re.search(row, printed, re.M)
+        assert said and found
+        assert float(found[1]) == pytest.approx(float(said[1]), abs=1)
+        assert found.groups()[1:] == said.groups()[1:]
