@@ -1,6 +1,6 @@
-"""Inputs gone wrong: what a disk, an editor, another program or an enemy makes of a good file.
+"""Damages input files as a disk, an editor, another program or an attacker would.
 
-Every function takes a good thing and a `random.Random`: Hypothesis' own, which it can shrink.
+Every function takes a good input and a `random.Random` of Hypothesis, which can shrink it.
 """
 
 import copy
@@ -18,21 +18,21 @@ import numpy as np
 import tomli_w
 
 Damage = Callable[[bytes, Random], bytes]
-"""From the bytes of a good file to those of a bad one (or of one as good as before)."""
+"""From the bytes of a good file to those of a damaged one (which may still be good)."""
 
-PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)
+ZIP_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)
 
-HOSTILE: tuple[Any, ...] = (
+HOSTILE_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-308, 1e308, -1e308, 2**31, 2**63, -(2**63), 2**64,
     10**400, float("nan"), float("inf"), float("-inf"), "", "0", "nan", "a\x00b", "é\n\r\u2028💥",
     "../../x", "</script><img src=x onerror=alert(1)>", "[red]{{ 7*7 }}%s", "x" * 5000, [], {},
     [[]], [None], {"": None}, [1, "a"], [1.5] * 40, {"a": {"b": [1]}},
 )  # fmt: skip
-"""Values no one should write where another is expected."""
+"""Values that are wrong almost wherever they are put."""
 
 
-def wound(data: bytes, rnd: Random) -> bytes:
-    """One to three wounds: cut short, bytes flipped, overwritten, lost, doubled or put in."""
+def of_bytes(data: bytes, rnd: Random) -> bytes:
+    """Damage bytes in one to three places: cut, flip, overwrite, delete, double or insert some."""
     damaged = bytearray(data)
     for _ in range(rnd.choice((1, 1, 2, 3))):
         at = rnd.randrange(len(damaged) + 1)
@@ -57,13 +57,13 @@ def wound(data: bytes, rnd: Random) -> bytes:
     return bytes(damaged)
 
 
-def alter(tree: Any, rnd: Random) -> Any:
-    """One to three keys or items of a tree lost, renamed, doubled or replaced."""
+def of_tree(tree: Any, rnd: Random) -> Any:
+    """Delete, rename, double or replace one to three keys or items of a tree."""
     tree = copy.deepcopy(tree)
     for _ in range(rnd.choice((1, 1, 1, 2, 3))):
         places = _places(tree)
         if not places:
-            return rnd.choice(HOSTILE)
+            return rnd.choice(HOSTILE_VALUES)
         inside, key = rnd.choice(places)
         match rnd.randrange(8):
             case 0:
@@ -79,7 +79,7 @@ def alter(tree: Any, rnd: Random) -> Any:
             case 5:
                 inside[key] = copy.deepcopy(rnd.choice(rnd.choice(places)[:1]))
             case _:
-                inside[key] = copy.deepcopy(rnd.choice(HOSTILE))
+                inside[key] = copy.deepcopy(rnd.choice(HOSTILE_VALUES))
     return tree
 
 
@@ -91,22 +91,22 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
     return [each for key in keys for each in ((tree, key), *_places(tree[key]))]
 
 
-def as_json(data: bytes, rnd: Random) -> bytes:
-    """JSON with other values, or wounded."""
-    return wound(data, rnd) if rnd.random() < 0.3 else _dump(alter(json.loads(data), rnd))
+def of_json(data: bytes, rnd: Random) -> bytes:
+    """JSON with other values, or with damaged bytes."""
+    return of_bytes(data, rnd) if rnd.random() < 0.3 else _dump(of_tree(json.loads(data), rnd))
 
 
-def as_json_lines(data: bytes, rnd: Random) -> bytes:
-    """JSON Lines with other values or lines, or wounded."""
+def of_json_lines(data: bytes, rnd: Random) -> bytes:
+    """JSON Lines with other values or lines, or with damaged bytes."""
     if rnd.random() < 0.3:
-        return wound(data, rnd)
+        return of_bytes(data, rnd)
     lines = [json.loads(line) for line in data.splitlines()]
     if rnd.random() < 0.2:
-        lines = alter(lines, rnd)
+        lines = of_tree(lines, rnd)
         lines = lines if isinstance(lines, list) else [lines]
     else:
         at = rnd.randrange(len(lines))
-        lines[at] = alter(lines[at], rnd)
+        lines[at] = of_tree(lines[at], rnd)
     return b"\n".join(map(_dump, lines)) + b"\n"
 
 
@@ -114,68 +114,69 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def as_toml(data: bytes, rnd: Random) -> bytes:
-    """TOML with other values, or wounded; what TOML has no word for is left out."""
+def of_toml(data: bytes, rnd: Random) -> bytes:
+    """TOML with other values, or with damaged bytes."""
     if rnd.random() < 0.3:
-        return wound(data, rnd)
-    altered = alter(tomllib.loads(data.decode()), rnd)
-    return tomli_w.dumps(sayable(altered) if isinstance(altered, dict) else {}).encode()
+        return of_bytes(data, rnd)
+    altered = of_tree(tomllib.loads(data.decode()), rnd)
+    return tomli_w.dumps(toml_values(altered) if isinstance(altered, dict) else {}).encode()
 
 
-def sayable(value: Any) -> Any:
+def toml_values(value: Any) -> Any:
+    """The value without None, which TOML can't express."""
     if isinstance(value, dict):
-        return {key: sayable(each) for key, each in value.items() if each is not None}
+        return {key: toml_values(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
-        return [sayable(each) for each in value if each is not None]
+        return [toml_values(each) for each in value if each is not None]
     return value
 
 
-def as_csv(data: bytes, rnd: Random) -> bytes:
-    """A table with other cells, rows or columns, or wounded."""
+def of_csv(data: bytes, rnd: Random) -> bytes:
+    """A table with other cells, rows or columns, or with damaged bytes."""
     if rnd.random() < 0.3:
-        return wound(data, rnd)
-    rows = alter([line.split(",") for line in data.decode().splitlines()], rnd)
+        return of_bytes(data, rnd)
+    rows = of_tree([line.split(",") for line in data.decode().splitlines()], rnd)
     if not isinstance(rows, list):
         return str(rows).encode()
     lines = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
     return ("\n".join(lines) + "\n").encode()
 
 
-def as_safetensors(data: bytes, rnd: Random) -> bytes:
+def of_safetensors(data: bytes, rnd: Random) -> bytes:
     """Tensors under other names, of other shapes, types or places than their header says."""
     if rnd.random() < 0.3:
-        return wound(data, rnd)
+        return of_bytes(data, rnd)
     size = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
     match rnd.randrange(3):
         case 0:
-            text = _dump(alter(header, rnd))
+            text = _dump(of_tree(header, rnd))
         case 1:
             text, size = _dump(header), rnd.choice((0, 1, 2**31, 2**63, 2**64 - 1))
             return struct.pack("<Q", size) + text + body
-        case _:  # what the header allows and no one expects: numbers that are none, empty tensors
+        case _:  # NaN and other numbers that the header allows
             text, body = _dump(header), rnd.choice((b"\xff", b"\0", b"\x7f\x80")) * len(body)
     return struct.pack("<Q", len(text)) + text + body[: 8 * (len(body) // 8)]
 
 
-def as_npz(data: bytes, rnd: Random) -> bytes:
-    """Arrays under other names, of other shapes and types; headers that lie; or wounded."""
+def of_npz(data: bytes, rnd: Random) -> bytes:
+    """Arrays with other names, shapes or types, false headers, or damaged bytes."""
     if rnd.random() < 0.3:
-        return wound(data, rnd)
+        return of_bytes(data, rnd)
     with np.load(io.BytesIO(data)) as file:
         arrays = dict(file)
     out, key = io.BytesIO(), rnd.choice(sorted(arrays))
-    with zipfile.ZipFile(out, "w", rnd.choice(PACKINGS)) as archive:
+    with zipfile.ZipFile(out, "w", rnd.choice(ZIP_COMPRESSIONS)) as archive:
         for name, array in arrays.items():
             content, member = npy(array), f"{name}.npy"
             if name == key:
                 match rnd.randrange(5):
                     case 0:
-                        content = npy(_other(array, rnd))
+                        content = npy(_with_other_values(array, rnd))
                     case 1:
-                        content = lie(array, rnd)
+                        content = with_false_header(array, rnd)
                     case 2:
-                        content = wound(content, rnd)
+                        content = of_bytes(content, rnd)
                     case 3:
                         member = rnd.choice(("../x.npy", "/x.npy", "y.npy", "x", "X.npy", ".npy"))
                     case _:
@@ -192,14 +193,14 @@ def npy(array: Any) -> bytes:
     return out.getvalue()
 
 
-def lie(array: Any, rnd: Random) -> bytes:
-    """The array with another header."""
+def with_false_header(array: Any, rnd: Random) -> bytes:
+    """The array as numpy writes it, but with a wrong header."""
     header: dict[str, Any] = {
         "descr": array.dtype.str,
         "fortran_order": False,
         "shape": array.shape,
     }
-    lies: Mapping[str, tuple[Any, ...]] = {
+    false_values: Mapping[str, tuple[Any, ...]] = {
         "shape": (
             (2**40, 2**20),
             (2**62,),
@@ -227,13 +228,13 @@ def lie(array: Any, rnd: Random) -> bytes:
         "fortran_order": (True, 3, None),
         "more": (1,),
     }
-    which = rnd.choice(sorted(lies))
-    header[which] = rnd.choice(lies[which])
+    which = rnd.choice(sorted(false_values))
+    header[which] = rnd.choice(false_values[which])
     text = repr(header).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(array.tobytes())
 
 
-def _other(array: Any, rnd: Random) -> Any:
+def _with_other_values(array: Any, rnd: Random) -> Any:
     """The array with other values, of another shape or another type."""
     array = np.array(array)
     match rnd.randrange(4):

@@ -1,7 +1,7 @@
-"""How far the fuzz tests go, and what any command may come to, whatever it is given.
+"""How many inputs the fuzz tests try, and how any command may end, whatever its input.
 
-`WECFL_FUZZ=20` (`make fuzz`) tries twenty times as many inputs, other ones in every run; without
-it they are few and always the same.
+`WECFL_FUZZ=20` (`make fuzz`) tries twenty times as many inputs, different ones in every run.
+Without it the inputs are few and always the same.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from helpers import Outcome
 FACTOR = int(os.environ.get("WECFL_FUZZ", "0"))
 
 chances = st.randoms(use_true_random=False)
-"""What mutations draw from: Hypothesis looks for the smallest that fails."""
+"""The randomness of the damage; Hypothesis looks for the smallest input that fails."""
 
 
 def tries(count: int) -> settings:
-    """That many inputs, or a multiple."""
+    """Settings for `count` inputs, or for a multiple of them with `WECFL_FUZZ`."""
     return settings(
         max_examples=count * max(FACTOR, 1),
         derandomize=not FACTOR,

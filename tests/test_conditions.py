@@ -423,7 +423,7 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
         (("--aggregation", "median", "--tolerated", "0.1"), "tolerated"),
         (("--participation", "0"), "participation"),
         (("--dropout", "1"), "dropout"),
-        (("--attack", "noise", "--attackers", "0.99"), "leaves nobody else"),
+        (("--attack", "noise", "--attackers", "0.99"), "lower the share"),
     ],
 )
 def test_bad_conditions_are_one_line(tokens: tuple[str, ...], said: str, wecfl: Wecfl) -> None:

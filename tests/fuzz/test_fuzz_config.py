@@ -70,9 +70,9 @@ def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
 def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     file, out = tmp_path / "a b.toml", tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
-    value = rnd.choice([each for each in damage.HOSTILE if each is not None])
-    written = tomli_w.dumps(damage.sayable({**SMALL, name: value})).encode()
-    file.write_bytes(damage.wound(written, rnd) if rnd.random() < 0.2 else written)
+    value = rnd.choice([each for each in damage.HOSTILE_VALUES if each is not None])
+    written = tomli_w.dumps(damage.toml_values({**SMALL, name: value})).encode()
+    file.write_bytes(damage.of_bytes(written, rnd) if rnd.random() < 0.2 else written)
     before = file.read_bytes()
     judge(wecfl("run", file, "--out", out, "--rounds", "1", "--steps", "1", "--workers", "1"))
     assert file.read_bytes() == before

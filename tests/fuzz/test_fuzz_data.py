@@ -87,7 +87,7 @@ def refused_or_read(name: str | Path, folder: Path) -> None:
 def test_npz(tmp_path: Path, rnd: Random) -> None:
     tested = {"x_test": X[:9], "y_test": Y[:9]} if rnd.random() < 0.3 else {}
     file = tmp_path / "a.npz"
-    file.write_bytes(damage.as_npz(npz(x=X, y=Y, **tested), rnd))
+    file.write_bytes(damage.of_npz(npz(x=X, y=Y, **tested), rnd))
     refused_or_read(file, tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_clients(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     folder.mkdir(exist_ok=True)
     good = npz(x=X, y=Y)
     for name in "abc":
-        data = damage.as_npz(good, rnd) if name == "b" else good
+        data = damage.of_npz(good, rnd) if name == "b" else good
         (folder / f"{name}.npz").write_bytes(data)
     before = contents(folder)
     judge(wecfl("partition", "--dataset", folder, "--out", tmp_path / "p.svg"))
@@ -123,7 +123,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(rnd=chances)
 def test_newcomers(wecfl: Wecfl, finished: Path, tmp_path: Path, rnd: Random) -> None:
     file, before = tmp_path / "a.npz", contents(finished)
-    file.write_bytes(damage.as_npz(npz(x=X, y=Y), rnd))
+    file.write_bytes(damage.of_npz(npz(x=X, y=Y), rnd))
     by = rnd.choice(("update", "losses"))
     judge(wecfl("assign", finished, file, "--by", by, "--workers", "1"))
     assert contents(finished) == before
@@ -137,9 +137,9 @@ def test_fashion(tmp_path: Path, rnd: Random) -> None:
     for name, data in FASHION.items():
         for old in (tmp_path / name, tmp_path / f"{name}.gz"):
             old.unlink(missing_ok=True)
-        written = damage.wound(data, rnd) if name == spoilt and inside else data
+        written = damage.of_bytes(data, rnd) if name == spoilt and inside else data
         written = gzip.compress(written, 1, mtime=0) if packed else written
-        written = damage.wound(written, rnd) if name == spoilt and not inside else written
+        written = damage.of_bytes(written, rnd) if name == spoilt and not inside else written
         (tmp_path / (f"{name}.gz" if packed else name)).write_bytes(written)
     refused_or_read("fashion-mnist", tmp_path)
 
@@ -163,15 +163,15 @@ def test_cifar(tmp_path: Path, rnd: Random) -> None:
                 info.linkname = "/etc/passwd"
                 info.type = tarfile.SYMTYPE
             case 4:
-                body = damage.wound(body, rnd)
+                body = damage.of_bytes(body, rnd)
                 info.size = len(body)
             case _:
                 info.mtime, info.mode = -1, 0
         return body
 
-    whole = tar(change) if rnd.random() < 0.6 else damage.wound(tar(), rnd)
+    whole = tar(change) if rnd.random() < 0.6 else damage.of_bytes(tar(), rnd)
     data = gzip.compress(whole, 1, mtime=0)
-    data = damage.wound(data, rnd) if rnd.random() < 0.3 else data
+    data = damage.of_bytes(data, rnd) if rnd.random() < 0.3 else data
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(data)
     refused_or_read("cifar-10", tmp_path)
 

@@ -23,11 +23,11 @@ from wecfl.paper.queue import queue
 from wecfl.paper.result_store import ResultStore
 
 DAMAGE: dict[str, damage.Damage] = {
-    ".json": damage.as_json,
-    ".jsonl": damage.as_json_lines,
-    ".csv": damage.as_csv,
-    ".toml": damage.as_toml,
-    ".safetensors": damage.as_safetensors,
+    ".json": damage.of_json,
+    ".jsonl": damage.of_json_lines,
+    ".csv": damage.of_csv,
+    ".toml": damage.of_toml,
+    ".safetensors": damage.of_safetensors,
 }
 SMALL = Config(
     model="logistic", clients=4, groups=2, clusters=2, rounds=3, steps=2, lr=0.05, workers=1

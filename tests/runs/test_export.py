@@ -81,14 +81,14 @@ def test_what_can_t_be_exported_is_said_in_one_line(wecfl: "Wecfl", tmp_path: Pa
     for name in ("format-0", "format-1"):
         assert wecfl("export", old / name, "--cluster", "1", "--out", f"{name}.x").code == 0
     for tokens, problem in (
-        (["run", "--cluster", "1"], "exists: choose another file"),
-        (["run", "--cluster", "2"], "no cluster 2: they are numbered 0 to 1"),
-        (["run", "--cluster", "-1"], "no cluster -1: they are numbered 0 to 1"),
+        (["run", "--cluster", "1"], "--replace"),
+        (["run", "--cluster", "2"], "0 to 1"),
+        (["run", "--cluster", "-1"], "no cluster -1"),
         (["run", "--cluster", "1", "--format", "pickle"], "--format"),
-        (["run", "--cluster", "0", "--out", "file/a"], "is no folder"),
+        (["run", "--cluster", "0", "--out", "file/a"], "file is not a folder"),
         (["run", "--cluster", "0", "--out", "a\0b"], "can't write the model"),
-        (["own", "--cluster", "0", "--format", "onnx"], "its model Sequential is a module of your"),
-        (["nowhere", "--cluster", "0"], "no run folder nowhere"),
+        (["own", "--cluster", "0", "--format", "onnx"], "Sequential"),
+        (["nowhere", "--cluster", "0"], "nowhere"),
     ):
         code, _, err = wecfl("export", *tokens)
         assert (code, err.count("\n")) == (2, 1), (tokens, err)

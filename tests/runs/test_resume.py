@@ -4,6 +4,7 @@ import ast
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_a_run_of_python_values_goes_on_in_python(
     outcome = wecfl("resume", "run")
     assert outcome.code == 2
     assert "in Python, by run(…, folder=Folder('run', resume=True))" in outcome.err
-    with pytest.raises(RunFolderError, match="clusters = 3: it was begun with 2"):
+    with pytest.raises(RunFolderError, match=r"clusters = 3.* 2$"):
         run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
         run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
@@ -242,9 +243,8 @@ def test_a_configuration_that_was_changed(stopped: Path, wecfl: "Wecfl") -> None
     file = stopped / "config.toml"
     file.write_text(file.read_text().replace("steps = 3", "steps = 4"))
     outcome = wecfl("resume", stopped)
-    assert (outcome.code, outcome.err) == (
-        2, f"wecfl: {stopped} can't go on with steps = 4: it was begun with 3\n"
-    )  # fmt: skip
+    assert outcome.code == 2
+    assert re.fullmatch(rf"wecfl: {stopped} .*steps = 4.* 3\n", outcome.err)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
@@ -299,7 +299,8 @@ def test_a_second_process_is_refused(locked: int, stopped: Path, wecfl: "Wecfl")
 def test_an_existing_run_is_gone_on_with_not_overwritten(stopped: Path, wecfl: "Wecfl") -> None:
     outcome = wecfl("run", "--out", stopped)
     assert outcome.code == 2
-    assert outcome.err.endswith(f"go on with that one: wecfl resume {stopped}\n")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.endswith(f"wecfl resume {stopped}\n")
 
 
 # Formats
@@ -351,7 +352,7 @@ def test_a_later_format_is_refused(stopped: Path, whole: Path, tmp_path: Path) -
     (later / "summary.json").write_text(
         json.dumps({**summary, "format": checkpoint.FOLDER_FORMAT + 1})
     )
-    with pytest.raises(RunFolderError, match="use a later one"):
+    with pytest.raises(RunFolderError, match="later"):
         read_summary(later)
 
 

@@ -32,7 +32,7 @@ def assign(
     json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
     workers: Annotated[int | None, Parameter(help="The number of threads or processes.")] = None,
 ) -> None:
-    """Find the cluster of a finished run that fits each newcomer, and test its model on them.
+    """Find the cluster of each newcomer in a finished run, and test that cluster's model on it.
 
     A newcomer that is unlike all clusters is called novel. To get the model of a cluster, use
     wecfl export.

@@ -104,7 +104,7 @@ def resume(
     /,
     *,
     rounds: Annotated[
-        int | None, Parameter(help="The last round (default: as the run was started with).")
+        int | None, Parameter(help="The last round (default: the one the run was started with).")
     ] = None,
     engine: Annotated[
         Literal["auto", "native", "torch", "ray"] | None,

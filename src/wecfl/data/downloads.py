@@ -19,7 +19,7 @@ __all__ = ["DownloadProgress", "download", "has_apt", "unpack_debian"]
 DownloadProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes so far and the bytes in all (None if unknown)."""
 
-CHUNK_BYTES = 1 << 18
+DOWNLOAD_CHUNK_BYTES = 1 << 18
 APT_TIMEOUT_SECONDS = 600
 
 
@@ -52,7 +52,7 @@ def download(
         bar = progress and _ProgressBar(target.name, progress)
         # Without the header, requests would unpack what some servers mark as compressed.
         loader = pooch.HTTPDownloader(
-            bar or False, CHUNK_BYTES, timeout=timeout_seconds,
+            bar or False, DOWNLOAD_CHUNK_BYTES, timeout=timeout_seconds,
             headers={"Accept-Encoding": "identity"},
         )  # fmt: skip
         registry = pooch.create(

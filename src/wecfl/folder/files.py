@@ -18,7 +18,7 @@ TEMPORARY_SUFFIX = ".part"
 """The end of the name of a file that is being written. After a crash such a file is rubbish."""
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
-CHUNK_BYTES = 1 << 22
+WRITE_CHUNK_BYTES = 1 << 22
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
@@ -90,5 +90,5 @@ def _safetensors(
     yield text
     for name in names:
         flat = contiguous[name].reshape(-1).view(np.uint8).data
-        for first in range(0, len(flat), CHUNK_BYTES):
-            yield flat[first : first + CHUNK_BYTES]
+        for first in range(0, len(flat), WRITE_CHUNK_BYTES):
+            yield flat[first : first + WRITE_CHUNK_BYTES]
