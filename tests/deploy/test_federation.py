@@ -41,7 +41,10 @@ pytestmark = pytest.mark.deploy
 
 WECFL = str(Path(sys.executable).parent / "wecfl")
 NODES, ROUNDS, STEPS = 3, 2, 5
-SETTINGS = {"rounds": ROUNDS, "steps": STEPS, "clusters": 2, "timeout": 600.0, "seed": 1}
+SETTINGS = {
+    "rounds": ROUNDS, "steps": STEPS, "clusters": 2, "seed": 1,
+    "timeout": 600.0, "enrolment": 600.0,  # on a busy machine a client may take minutes
+}  # fmt: skip
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """The Ray engine on a real cluster of two nodes: the same bits, whatever dies."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_the_same_bits_with_any_number_of_actors(
         assert (engine.workers, engine.nodes) == (number, 2)
         assert len(actors()) == number
         assert all_of(engine, cnn()) == expected
-    with pytest.raises(EngineError, match="the engine is closed"):
+    with pytest.raises(EngineError, match="closed"):
         evaluation.risk(engine, start(cnn()).models)
 
 
@@ -229,7 +230,7 @@ def test_an_actor_that_is_killed_is_replaced(
         found = trained(engine, cnn())
         assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
         assert len(actors()) == 2
-    assert caplog.text.count("another one takes over") == 2
+    assert caplog.text.count("died during 'train'") == 2
     assert watch.seen[1] == ("train", 0, 5)
     assert watch.seen[3] == ("train", 5, 5)
 
@@ -254,7 +255,7 @@ def test_a_node_that_dies_is_done_without(
         assert (engine.workers, engine.nodes) == (3, 3)
         found = trained(engine, cnn())
     assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
-    assert "another one takes over" in caplog.text
+    assert "died during 'train'" in caplog.text
 
 
 class Moody(nn.Module):
@@ -364,7 +365,7 @@ def test_a_run_begun_on_ray_goes_on_without_it(wecfl: Wecfl, cluster: Any) -> No
     few = ("run", "--clients", "6", "--groups", "2", "--clusters", "2", "--rounds")
     begun = wecfl(*few, 3, "--engine", "ray", "--ray-address", cluster.address, "--out", "a")
     assert begun.code == 0
-    assert "ray: 6 clients in 2 actors on 2 nodes" in begun.out
+    assert re.search(r"6 clients .*2 actors .*2 nodes", begun.out)
     assert begun.err == ""
     on = wecfl("resume", "a", "--rounds", "5", "--engine", "native")
     assert (on.code, on.err) == (0, "")
@@ -388,8 +389,8 @@ def test_ctrl_c_ends_the_ray_that_was_started(tmp_path: Path) -> None:
     assert len(descend) > 3  # Ray's servers, and the actor
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    assert said.splitlines()[0].endswith("stopping after this round; once more to stop at once")
-    assert said.splitlines()[-1].startswith("wecfl: interrupted; go on with: wecfl resume")
+    assert "after this round" in said.splitlines()[0]
+    assert re.search(r"^wecfl: interrupted.* wecfl resume ", said.splitlines()[-1])
     assert process.returncode == 130
     gone(descend)
 
