@@ -24,7 +24,6 @@ from wecfl.core.plan import Plan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import F32
-from wecfl.engine import ray as under_test
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
@@ -280,7 +279,7 @@ def by_value() -> Iterator[None]:
 
 
 def test_a_client_that_fails_or_kills_its_actor(
-    fed: Federation, cluster: Any, by_value: None, monkeypatch: pytest.MonkeyPatch
+    fed: Federation, cluster: Any, by_value: None
 ) -> None:
     marked = fed.x.copy()
     marked[fed.train[3]] = 99
@@ -309,8 +308,8 @@ def test_a_client_that_fails_or_kills_its_actor(
         if x.max() > 98:
             os.kill(os.getppid(), signal.SIGKILL)
 
-    monkeypatch.setattr(under_test, "DEATHS", 1)
-    with RayEngine(odd, Moody(kill), workers=1, address=cluster.address) as engine:
+    how: Any = {"workers": 1, "address": cluster.address, "max_replacements": 1}
+    with RayEngine(odd, Moody(kill), **how) as engine:
         said = (
             r"^2 actors in a row died with the same 5 clients during 'train' \(.*\); if the nodes"
         )
@@ -338,14 +337,14 @@ def test_an_actor_that_dies_as_it_loads_is_replaced(
     fed: Federation,
     cluster: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(under_test, "DEATHS", 1)
     module = Fatal(tmp_path)
     for number in range(3):
         (tmp_path / str(number)).touch()
-    how: Any = {"workers": 1, "address": cluster.address, "inside": "torch"}
+    how: Any = {
+        "workers": 1, "address": cluster.address, "inside": "torch", "max_replacements": 1,
+    }  # fmt: skip
     said = r"^2 actors in a row died with the same 5 clients during 'load' \(.*\); if the nodes"
     with pytest.raises(EngineError, match=said):
         RayEngine(fed, module, **how)

@@ -418,6 +418,7 @@ def stack(*layers: nn.Module, shape: tuple[int, ...] = (1, 8, 8)) -> nn.Sequenti
 
 
 WIDE = (1, 20, 20)
+END = [nn.Flatten(), nn.Linear(1, 3)]  # behind a layer that breaks a rule before it
 
 
 @pytest.mark.parametrize(
@@ -448,18 +449,18 @@ def test_rules_of_single_layers(
     ("layers", "shape", "rule"),
     [
         ([nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)], (1, 8, 8), "'0'.* 3 .* 1"),
-        ([nn.Conv2d(1, 2, 7), nn.MaxPool2d(3)], (1, 8, 8), "'1'.*larger.*2 × 2"),
-        ([nn.MaxPool2d(3, 1, 2)], (1, 8, 8), "'0'.*padding of 2"),
-        ([nn.MaxPool2d(2, 0)], (1, 8, 8), "'0'.*stride of 0"),
-        ([nn.MaxPool2d(2**40)], (1, 8, 8), "'0'.*kernel"),
-        ([nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2)], (1, 8, 8), "'2'.*flat"),
-        ([nn.Conv2d(1, 2, 3)], (8, 8), "'0'.*images"),
-        ([nn.BatchNorm2d(2)], (1, 8, 8), "'0'.* 2 .* 1"),
+        ([nn.Conv2d(1, 2, 7), nn.MaxPool2d(3), *END], (1, 8, 8), "'1'.*larger.*2 × 2"),
+        ([nn.MaxPool2d(3, 1, 2), *END], (1, 8, 8), "'0'.*padding of 2"),
+        ([nn.MaxPool2d(2, 0), *END], (1, 8, 8), "'0'.*stride of 0"),
+        ([nn.MaxPool2d(2**40), *END], (1, 8, 8), "'0'.*kernel"),
+        ([nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2), *END], (1, 8, 8), "'2'.*flat"),
+        ([nn.Conv2d(1, 2, 3), *END], (8, 8), "'0'.*images"),
+        ([nn.BatchNorm2d(2), *END], (1, 8, 8), "'0'.* 2 .* 1"),
         ([nn.Linear(8, 3)], (1, 8, 8), "'0'.*flat"),
         ([nn.Flatten(), nn.Linear(63, 3)], (1, 8, 8), "'1'.* 63 .* 64"),
         ([nn.Flatten(), nn.Linear(64, 4)], (1, 8, 8), "last layer.*3"),
         ([nn.Flatten(), nn.Linear(64, 3)], (1, 2, 4, 8), "4 dim"),
-        ([nn.Identity()], (3,), "last layer"),
+        ([nn.Linear(3, 3), nn.ReLU()], (3,), "last layer"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

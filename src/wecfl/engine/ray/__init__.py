@@ -51,7 +51,8 @@ class RayEngine(BaseEngine):
     Arguments as of `BaseEngine`; `workers` are actors, None: one for each core of the cluster.
     `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
     Ray is started here, and ended by `close`. `inside` says what actors compute with, as for
-    `wecfl.make_engine`. Use it as a context manager.
+    `wecfl.make_engine`. An actor that dies is replaced, `max_replacements` times a step. Use the
+    engine as a context manager.
 
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
@@ -68,6 +69,7 @@ class RayEngine(BaseEngine):
         address: str | None = None,
         inside: Literal["auto", "native", "torch"] = "auto",
         progress: ClientProgress | None = None,
+        max_replacements: int = MAX_REPLACEMENTS,
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(federation, model, **options)
@@ -75,6 +77,7 @@ class RayEngine(BaseEngine):
             check_address(address)
         self._ray = imported()
         self._progress = progress or (lambda work, done, total: None)
+        self._max_replacements = max_replacements
         self._shards: list[_Shard] = []
         self._name = ""
         inner_options: EngineOptions = {
@@ -251,10 +254,11 @@ class RayEngine(BaseEngine):
     def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
         """Give a shard to a new actor on a node that is alive; its data is not loaded yet."""
         count = len(shard.clients)
-        if deaths[shard] == MAX_REPLACEMENTS:
+        if deaths[shard] == self._max_replacements:
+            actors = self._max_replacements + 1
             raise EngineError(
-                f"{MAX_REPLACEMENTS + 1} actors in a row died with the same {count} clients during "
-                f"'{work}' ({first_line(error)}); if nodes are short of memory, use fewer workers"
+                f"{actors} actors in a row died with the same {count} clients during '{work}' "
+                f"({first_line(error)}); if the nodes are short of memory, use fewer workers"
             )
         deaths[shard] += 1
         logging.getLogger("wecfl").warning(
