@@ -594,7 +594,7 @@ class TestRunner:
 
     def setup_method(self) -> None:
         self.runner = _native.Runner(
-            [_native.Layer("linear", outputs=3, weight=0, bias=12)], [4, 1, 1], 3, 15, 15
+            [_native.Layer("linear", outputs=3, weight=0, bias=12)], [4], 3, 15, 15
         )
         self.good = {
             "rows": np.zeros((2, 15), np.float32),
@@ -700,26 +700,35 @@ class TestRunner:
             self.runner.gradients(*{**good, name: value}.values())
 
     @pytest.mark.parametrize(
-        "layers",
+        ("layers", "shape", "rule"),
         [
-            [],
-            [_native.Layer("relu")],
-            [_native.Layer("what")],
-            [_native.Layer("linear", outputs=3, weight=8, bias=12)],
-            [_native.Layer("linear", outputs=3, weight=-1)],
-            [_native.Layer("linear", outputs=2, weight=0)],
-            [_native.Layer("linear", outputs=-3, weight=0)],
-            [_native.Layer("conv", kernel=3, outputs=3, weight=0)],
-            [_native.Layer("conv", kernel=2, outputs=3, weight=0)],
-            [_native.Layer("max_pool", kernel=0, stride=0)],
-            [_native.Layer("dropout", rate=1.0)],
-            [_native.Layer("norm", mean=99, variance=0)],
+            ([], [4], "last layer"),
+            ([_native.Layer("relu")], [4], "last layer"),
+            ([_native.Layer("what")], [4], "what"),
+            ([_native.Layer("linear", outputs=3, weight=8, bias=12)], [4], "weight"),
+            ([_native.Layer("linear", outputs=3, weight=0, bias=13)], [4], "bias"),
+            ([_native.Layer("linear", outputs=3, weight=-1)], [4], "weight"),
+            ([_native.Layer("linear", outputs=2, weight=0)], [4], "last layer"),
+            ([_native.Layer("linear", outputs=-3, weight=0)], [4], "output"),
+            ([_native.Layer("linear", outputs=3, weight=0)], [4, 1, 1], "flat"),
+            ([_native.Layer("conv", kernel=3, outputs=3, weight=0)], [4, 1, 1], "weight"),
+            ([_native.Layer("conv", kernel=3, outputs=1, weight=0)], [1, 1, 1], "larger"),
+            ([_native.Layer("conv", kernel=2, outputs=3, weight=0)], [4, 1, 1], "kernel of 2"),
+            ([_native.Layer("conv", kernel=1, outputs=0, weight=0)], [4, 1, 1], "output"),
+            ([_native.Layer("max_pool", kernel=0, stride=0)], [4, 1, 1], "kernel of 0"),
+            ([_native.Layer("max_pool", kernel=1, stride=0)], [4, 1, 1], "stride of 0"),
+            ([_native.Layer("max_pool", kernel=1, pad=-1)], [4, 1, 1], "padding of -1"),
+            ([_native.Layer("dropout", rate=1.0)], [4], "share"),
+            ([_native.Layer("norm", mean=99, variance=0)], [4, 1, 1], "mean"),
+            ([_native.Layer("norm", mean=0, variance=12)], [4, 1, 1], "variance"),
+            ([], [], "0 dim"),
+            ([], [4, 0], "at least one"),
+            ([], [2**16, 2**16], "too large"),
         ],
-        ids=range(12),
     )
-    def test_bad_networks(self, layers: list[Any]) -> None:
-        with pytest.raises(ValueError, match=r"\w"):
-            _native.Runner(layers, [4, 1, 1], 3, 15, 15)
+    def test_bad_networks(self, layers: list[Any], shape: list[int], rule: str) -> None:
+        with pytest.raises(ValueError, match=rule):
+            _native.Runner(layers, shape, 3, 15, 15)
 
     def test_nan_stays_nan(self) -> None:
         self.good["x"][0] = np.nan
@@ -730,9 +739,7 @@ class TestRunner:
 
     def test_unknown_instruction_set(self) -> None:
         with pytest.raises(ValueError, match="mmx"):
-            _native.Runner(
-                [_native.Layer("linear", outputs=1, weight=0)], [1, 1, 1], 1, 1, 1, "mmx"
-            )
+            _native.Runner([_native.Layer("linear", outputs=1, weight=0)], [1], 1, 1, 1, "mmx")
 
 
 def test_ctrl_c_stops_the_threads_at_once() -> None:
