@@ -427,6 +427,7 @@ def stack(*layers: nn.Module, shape: tuple[int, ...] = (1, 8, 8)) -> nn.Sequenti
 
 
 WIDE = (1, 20, 20)
+END = [nn.Flatten(), nn.Linear(1, 3)]  # behind a layer that breaks a rule before it
 
 
 @pytest.mark.parametrize(
@@ -457,18 +458,18 @@ def test_rules_of_single_layers(
     ("layers", "shape", "rule"),
     [
         ([nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)], (1, 8, 8), "'0'.* 3 .* 1"),
-        ([nn.Conv2d(1, 2, 7), nn.MaxPool2d(3)], (1, 8, 8), "'1'.*larger.*2 × 2"),
-        ([nn.MaxPool2d(3, 1, 2)], (1, 8, 8), "'0'.*padding of 2"),
-        ([nn.MaxPool2d(2, 0)], (1, 8, 8), "'0'.*stride of 0"),
-        ([nn.MaxPool2d(2**40)], (1, 8, 8), "'0'.*kernel"),
-        ([nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2)], (1, 8, 8), "'2'.*flat"),
-        ([nn.Conv2d(1, 2, 3)], (8, 8), "'0'.*images"),
-        ([nn.BatchNorm2d(2)], (1, 8, 8), "'0'.* 2 .* 1"),
+        ([nn.Conv2d(1, 2, 7), nn.MaxPool2d(3), *END], (1, 8, 8), "'1'.*larger.*2 × 2"),
+        ([nn.MaxPool2d(3, 1, 2), *END], (1, 8, 8), "'0'.*padding of 2"),
+        ([nn.MaxPool2d(2, 0), *END], (1, 8, 8), "'0'.*stride of 0"),
+        ([nn.MaxPool2d(2**40), *END], (1, 8, 8), "'0'.*kernel"),
+        ([nn.Flatten(), nn.ReLU(), nn.MaxPool2d(2), *END], (1, 8, 8), "'2'.*flat"),
+        ([nn.Conv2d(1, 2, 3), *END], (8, 8), "'0'.*images"),
+        ([nn.BatchNorm2d(2), *END], (1, 8, 8), "'0'.* 2 .* 1"),
         ([nn.Linear(8, 3)], (1, 8, 8), "'0'.*flat"),
         ([nn.Flatten(), nn.Linear(63, 3)], (1, 8, 8), "'1'.* 63 .* 64"),
         ([nn.Flatten(), nn.Linear(64, 4)], (1, 8, 8), "last layer.*3"),
         ([nn.Flatten(), nn.Linear(64, 3)], (1, 2, 4, 8), "4 dim"),
-        ([nn.Identity()], (3,), "last layer"),
+        ([nn.Linear(3, 3), nn.ReLU()], (3,), "last layer"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -602,7 +603,7 @@ class TestRunner:
 
     def setup_method(self) -> None:
         self.runner = _native.Runner(
-            [_native.Layer("linear", outputs=3, weight=0, bias=12)], [4, 1, 1], 3, 15, 15
+            [_native.Layer("linear", outputs=3, weight=0, bias=12)], [4], 3, 15, 15
         )
         self.good = {
             "rows": np.zeros((2, 15), np.float32),
@@ -708,26 +709,35 @@ class TestRunner:
             self.runner.gradients(*{**good, name: value}.values())
 
     @pytest.mark.parametrize(
-        "layers",
+        ("layers", "shape", "rule"),
         [
-            [],
-            [_native.Layer("relu")],
-            [_native.Layer("what")],
-            [_native.Layer("linear", outputs=3, weight=8, bias=12)],
-            [_native.Layer("linear", outputs=3, weight=-1)],
-            [_native.Layer("linear", outputs=2, weight=0)],
-            [_native.Layer("linear", outputs=-3, weight=0)],
-            [_native.Layer("conv", kernel=3, outputs=3, weight=0)],
-            [_native.Layer("conv", kernel=2, outputs=3, weight=0)],
-            [_native.Layer("max_pool", kernel=0, stride=0)],
-            [_native.Layer("dropout", rate=1.0)],
-            [_native.Layer("norm", mean=99, variance=0)],
+            ([], [4], "last layer"),
+            ([_native.Layer("relu")], [4], "last layer"),
+            ([_native.Layer("what")], [4], "what"),
+            ([_native.Layer("linear", outputs=3, weight=8, bias=12)], [4], "weight"),
+            ([_native.Layer("linear", outputs=3, weight=0, bias=13)], [4], "bias"),
+            ([_native.Layer("linear", outputs=3, weight=-1)], [4], "weight"),
+            ([_native.Layer("linear", outputs=2, weight=0)], [4], "last layer"),
+            ([_native.Layer("linear", outputs=-3, weight=0)], [4], "output"),
+            ([_native.Layer("linear", outputs=3, weight=0)], [4, 1, 1], "flat"),
+            ([_native.Layer("conv", kernel=3, outputs=3, weight=0)], [4, 1, 1], "weight"),
+            ([_native.Layer("conv", kernel=3, outputs=1, weight=0)], [1, 1, 1], "larger"),
+            ([_native.Layer("conv", kernel=2, outputs=3, weight=0)], [4, 1, 1], "kernel of 2"),
+            ([_native.Layer("conv", kernel=1, outputs=0, weight=0)], [4, 1, 1], "output"),
+            ([_native.Layer("max_pool", kernel=0, stride=0)], [4, 1, 1], "kernel of 0"),
+            ([_native.Layer("max_pool", kernel=1, stride=0)], [4, 1, 1], "stride of 0"),
+            ([_native.Layer("max_pool", kernel=1, pad=-1)], [4, 1, 1], "padding of -1"),
+            ([_native.Layer("dropout", rate=1.0)], [4], "share"),
+            ([_native.Layer("norm", mean=99, variance=0)], [4, 1, 1], "mean"),
+            ([_native.Layer("norm", mean=0, variance=12)], [4, 1, 1], "variance"),
+            ([], [], "0 dim"),
+            ([], [4, 0], "at least one"),
+            ([], [2**16, 2**16], "too large"),
         ],
-        ids=range(12),
     )
-    def test_bad_networks(self, layers: list[Any]) -> None:
-        with pytest.raises(ValueError, match=r"\w"):
-            _native.Runner(layers, [4, 1, 1], 3, 15, 15)
+    def test_bad_networks(self, layers: list[Any], shape: list[int], rule: str) -> None:
+        with pytest.raises(ValueError, match=rule):
+            _native.Runner(layers, shape, 3, 15, 15)
 
     def test_nan_stays_nan(self) -> None:
         self.good["x"][0] = np.nan
@@ -738,9 +748,7 @@ class TestRunner:
 
     def test_unknown_instruction_set(self) -> None:
         with pytest.raises(ValueError, match="mmx"):
-            _native.Runner(
-                [_native.Layer("linear", outputs=1, weight=0)], [1, 1, 1], 1, 1, 1, "mmx"
-            )
+            _native.Runner([_native.Layer("linear", outputs=1, weight=0)], [1], 1, 1, 1, "mmx")
 
 
 def test_ctrl_c_stops_the_threads_at_once() -> None:
