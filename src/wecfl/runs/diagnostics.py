@@ -14,6 +14,7 @@ from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.queries import gradients
 from wecfl.core.setting import Setting
 from wecfl.core.state import F32, F64, Real, State
+from wecfl.runs.json_values import json_number
 
 __all__ = ["DRAWS", "Diagnostics"]
 
@@ -112,7 +113,7 @@ class Diagnostics:
             "theory": {
                 **self._constants,
                 "U_round": U,
-                "curvature": _number(self._curvature),
+                "curvature": json_number(self._curvature),
                 "gradient": {
                     "0": float(np.average(squares[0], weights=share)),
                     "Q": float(np.average(squares[1], weights=share)),
@@ -159,9 +160,4 @@ class Diagnostics:
 
 
 def _plain(values: Real) -> list[float | None]:
-    return [_number(value) for value in values]
-
-
-def _number(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
-    return float(value) if np.isfinite(value) else None
+    return [json_number(value) for value in values]

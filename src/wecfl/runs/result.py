@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from wecfl.core.method import Method
 from wecfl.core.state import F32, Clients, Int, Reply, State
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.runs.json_values import json_number
 from wecfl.runs.kept_out import outcome
 from wecfl.runs.newcomers import (
     Assignment,
@@ -189,7 +189,7 @@ class Result:
             most = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
             epsilon = self.privacy.epsilon(most)
             told["privacy"] = {
-                "epsilon": epsilon if isfinite(epsilon) else None,
+                "epsilon": json_number(epsilon),
                 "delta": self.privacy.delta,
                 "replies": most,
             }
