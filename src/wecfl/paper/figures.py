@@ -78,14 +78,16 @@ def _convergence(found: Found) -> AnyChart:
 def _cosine(found: Found) -> AnyChart:
     """Cosine similarity of the centers, and of clients of one cluster before aggregation."""
     rows = []
-    for cell, results in found:
+    for number, (cell, results) in enumerate(found):
         seen = results[0]["trace"]["cosine"]
         where = f"{_dataset(cell.config)}, round {cell.config.rounds}"
         many = f"{len(seen['members'])} clients of cluster {seen['cluster']}"
         rows.append(
             alt.hconcat(
-                _cosine_map(seen["centers"], seen["clusters"], f"{where}: the centers", "cluster"),
-                _cosine_map(seen["clients"], seen["members"], many, "client"),
+                _cosine_map(
+                    seen["centers"], seen["clusters"], f"{where}: the centers", "cluster", number
+                ),
+                _cosine_map(seen["clients"], seen["members"], many, "client", number),
                 spacing=30,
             ).resolve_scale(color="independent")
         )
@@ -93,7 +95,7 @@ def _cosine(found: Found) -> AnyChart:
 
 
 def _cosine_map(
-    matrix: Sequence[Sequence[float]], numbers: Sequence[int], title: str, kind: str
+    matrix: Sequence[Sequence[float]], numbers: Sequence[int], title: str, kind: str, row: int
 ) -> alt.LayerChart:
     """A heat map of cosines between clusters or clients with these numbers."""
     values = np.asarray(matrix)
@@ -105,11 +107,12 @@ def _cosine_map(
         colors=alt.Scale(scheme="viridis"),
         labels={place + 0.5: str(number) for place, number in enumerate(numbers)},
         axis_title=kind,
-        dataset=f"{title}, {kind}",
+        dataset=f"{kind}-{row}",
     )
-    return chart.properties(
+    sized: alt.LayerChart = chart.properties(
         width=300, height=300, title=alt.TitleParams(title, subtitle=spread)
-    ).resolve_scale(color="independent")
+    )
+    return sized
 
 
 def _tsne(found: Found) -> AnyChart:

@@ -82,17 +82,13 @@ def heat_map(
         )
         for x, y in (("row", "column"), ("column", "row"))
     ]
-    crossing: dict[str, Any] = {"color": seam_color, "strokeWidth": 1}
+    seam = alt.Chart(alt.InlineData(values=list(seams), name=f"{dataset}-seams"))
     lines = [
-        alt.Chart(alt.InlineData(values=list(seams), name=f"{dataset}-seams"))
-        .mark_rule(**crossing)
-        .encode(place)
+        seam.mark_rule(color=seam_color, strokeWidth=1).encode(place)
         for place in (alt.X("data:Q"), alt.Y("data:Q"))
     ]
-    layers: alt.LayerChart = alt.layer(
-        *halves, *(lines if seams else []), data=alt.InlineData(values=triangle, name=dataset)
-    )
-    return layers
+    data = alt.InlineData(values=triangle, name=dataset)
+    return alt.LayerChart(data, layer=[*halves, *(lines if seams else [])])
 
 
 def _quoted(labels: Mapping[float, str]) -> str:
