@@ -153,49 +153,46 @@ def test_cells_are_chosen_by_their_words(wecfl: Wecfl, defined: Path) -> None:
     assert done(only.out) == ["wecfl k=2 seed 0", "fedavg k=1 seed 0"]
     assert "fedavg+" not in only.out  # only those are shown
     assert "fedavg+" in Path("docs/results/small.md").read_text()
-    for words, said in (
-        ("wefcl", "unknown word in --cells 'wefcl'; did you mean 'wecfl'?"),
-        ("wecfl k=3", "no cell has all the words of --cells 'wecfl k=3'"),
-    ):
+    for words, fact in (("wefcl", "did you mean 'wecfl'?"), ("wecfl k=3", "'wecfl k=3'")):
         refused = wecfl(*ask, words)
-        assert (refused.code, refused.err) == (2, f"wecfl: {said}\n")
+        assert refused.code == 2 and fact in refused.err and refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "fact"),
     [
-        (["smal"], "unknown table or figure 'smal'; did you mean 'small'?"),
-        ([], "say what to reproduce: small, all"),
-        (["small", "--budget", "2 hours"], "--budget must be a number with s, m or h"),
-        (["small", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["small", "--definitions", "nowhere"], "no definitions (*.toml) in nowhere"),
+        (["smal"], "did you mean 'small'?"),
+        ([], "small, all"),
+        (["small", "--budget", "2 hours"], "--budget"),
+        (["small", "--seeds", "0"], "--seeds"),
+        (["small", "--definitions", "nowhere"], "nowhere"),
     ],
 )
 def test_bad_requests_are_one_line(
-    wecfl: Wecfl, defined: Path, tokens: list[str], said: str
+    wecfl: Wecfl, defined: Path, tokens: list[str], fact: str
 ) -> None:
     refused = wecfl(
         "reproduce",
         *tokens,
         *(["--definitions", str(defined)] if "--definitions" not in tokens else []),
     )
-    assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+    assert refused.code == 2 and fact in refused.err and refused.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "fact"),
     [
-        ("title = 3 =", "can't read the definition"),
-        ("[[sets]]\npriority = 1\nseeds = 1", "it has no 'title'"),
-        ('title = "t"\n[[sets]]\nseeds = 1', "it has no 'priority'"),
+        ("title = 3 =", "small.toml"),
+        ("[[sets]]\npriority = 1\nseeds = 1", "'title'"),
+        ('title = "t"\n[[sets]]\nseeds = 1', "'priority'"),
         ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\ncluters = 3', "did you mean 'clusters'?"),
-        ('title = "t"\nsets = 3', "can't read the definition"),
+        ('title = "t"\nsets = 3', "small.toml"),
     ],
 )
-def test_bad_definitions_are_one_line(wecfl: Wecfl, defined: Path, text: str, said: str) -> None:
+def test_bad_definitions_are_one_line(wecfl: Wecfl, defined: Path, text: str, fact: str) -> None:
     (defined / "small.toml").write_text(text)
     refused = wecfl("reproduce", "small", "--definitions", defined)
-    assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+    assert refused.code == 2 and fact in refused.err and refused.err.count("\n") == 1
 
 
 def test_a_broken_result_is_named(wecfl: Wecfl, defined: Path) -> None:
@@ -204,7 +201,7 @@ def test_a_broken_result_is_named(wecfl: Wecfl, defined: Path) -> None:
     [file] = Path("docs/results").glob("*.json")
     file.write_text("{")
     refused = wecfl(*ask)
-    assert refused.code == 2 and f"can't read {file}" in refused.err
+    assert refused.code == 2 and str(file) in refused.err
 
 
 def test_what_is_wrong_with_all_runs_is_said_once(wecfl: Wecfl, defined: Path) -> None:
@@ -220,7 +217,7 @@ def test_no_run_begins_that_the_budget_does_not_allow(wecfl: Wecfl, defined: Pat
     kept = json.loads(file.read_text())
     file.write_text(json.dumps({**kept, "seconds": 7200.0}))
     short = wecfl(*ask, "--budget", "1.5h")
-    assert done(short.out) == [] and "6 left for which the budget did not suffice" in short.out
+    assert done(short.out) == [] and "6 left" in short.out
     assert "estimated 8 h 00 min for 4 of them" in wecfl(*ask, "--dry-run").out
 
 
@@ -277,7 +274,7 @@ def test_interrupted_it_keeps_what_was_finished_and_goes_on(
         assert mine
         code, out, err = disturbed(signal.SIGINT)
     assert code == 130 and err.startswith("wecfl: interrupted; ")
-    assert "finished runs are kept in shared" in err
+    assert "shared" in err
     one = set(done(out))  # Ctrl-C while a line is printed may print it again
     assert len(one) == len(stored(store.folder)) >= 1 and str(claimed) not in out
     code, out, _ = disturbed(signal.SIGKILL)
@@ -319,7 +316,7 @@ def test_a_table_stands_beside_the_papers_figures(wecfl: Wecfl) -> None:
     text = Path("docs/results/table1.md").read_text()
     row = "| wecfl | 10 | 72.00 ± 2.83 | 70.95 ± 3.57 | +0.3 |"
     assert row in text and text.count("| not run |") == 2 * 47
-    assert "of 1 cells run and given a ±: none." in text
+    assert "of 1 cells" in text and "none" in text
     assert page.read_text().startswith("Before\n<!-- cost -->\n") and row in page.read_text()
     assert "| cifar-10 | 2 | 1.0 | native | abacus, 2 cores |" in page.read_text()
     assert page.read_text().endswith("<!-- /table1 -->\nafter\n") and "old" not in page.read_text()
@@ -430,7 +427,7 @@ def test_figures_are_drawn_from_what_is_stored(wecfl: Wecfl, defined: Path) -> N
             f'title = "{kind}"\nfigure = "{kind}"\n{base}{sets}{trace}'
         )
     nothing = wecfl("reproduce", "fig-tsne", "--definitions", defined, "--show")
-    assert "fig-tsne: not run, so there is nothing to draw yet" in nothing.out
+    assert "fig-tsne: not run" in nothing.out
     drawn = wecfl("reproduce", *(f"fig-{kind}" for kind in kinds), "--definitions", defined)
     assert len(done(drawn.out)) == 2  # one with a trace for three of them, one without
     for kind in kinds:
@@ -528,7 +525,7 @@ def test_many_short_runs_are_lines_of_one_file_and_the_same_as_wecfl_run(
     assert [*map(same, lines(results / "liars.jsonl"))] == [*map(same, before)]
     (results / "liars.jsonl").write_text('{}\n{"seed": 1')
     refused = wecfl(*ask, "--show")
-    assert refused.code == 2 and "can't read docs/results/liars.jsonl, line 1" in refused.err
+    assert refused.code == 2 and "liars.jsonl, line 1" in refused.err
 
 
 def made_up(
@@ -645,6 +642,47 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
         "| wecfl | auto | 1, – | 1 of 2 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |",
     ):
         assert row in page.read_text(), page.read_text()
+
+
+NEWCOMERS = f"""
+title = "Late"
+table = "newcomers"
+{BASE}
+priority = 1
+seeds = 2
+
+[[sets]]
+method = "wecfl"
+clusters = 2
+newcomers = 0.2
+unseen = [0, 1]
+"""
+
+
+def test_newcomers_are_told_by_the_group_that_was_unseen(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "late.toml").write_text(NEWCOMERS)
+    store = ResultStore(Path("docs/results"))
+    first, second = read_definitions(defined)["late"].cells
+    found = {"clients": 4, "novel": 1, "right": 0.75, "recall": 1.0, "false_alarms": 0.25}
+    for seed in (0, 1):
+        scores = found | {"accuracy": 0.5 + 0.2 * seed, "members": 0.5}
+        made_up(store, first.run(seed), ari=1.0, newcomers=scores)
+    made_up(store, second.run(0), ari=0.5, newcomers=found | {"accuracy": 0.4, "members": 0.5})
+    wecfl("reproduce", "late", "--definitions", defined, "--show")
+    text = Path("docs/results/late.md").read_text()
+    for row in (
+        "| 0 | 75.0 ± 0.0 | 60.0 ± 14.1 | 50.0 ± 0.0 | 10.0 ± 14.1 | 100.0 ± 0.0 | 25.0 ± 0.0 |",
+        "| 1 | 75.0 | 40.0 | 50.0 | -10.0 | 100.0 | 25.0 | 0.50 | 1 |",
+        "| **mean** | **75.0** | **50.0** | **50.0** | **0.0** |",
+    ):
+        assert row in text, text
+
+
+@pytest.mark.parametrize("name", [n for n, d in read_definitions().items() if not d.figure])
+def test_every_shipped_table_can_be_shown_before_anything_is_run(wecfl: Wecfl, name: str) -> None:
+    Path("docs/results").mkdir(parents=True)
+    assert wecfl("reproduce", name, "--show").code == 0
+    assert "not run" in Path(f"docs/results/{name}.md").read_text()
 
 
 def test_what_decided_on_k_is_told(wecfl: Wecfl, defined: Path) -> None:

@@ -136,12 +136,12 @@ def test_what_can_not_be_drawn(tmp_path: Path) -> None:
         overview([folder(tmp_path / "a", [])])
     broken = folder(tmp_path / "b", [0.5])
     (broken / "metrics.jsonl").write_text("{")
-    with pytest.raises(RunFolderError, match=r"can't read .*metrics\.jsonl"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
         overview([broken])
     good = folder(tmp_path / "c", [0.5])
     (good / "clients.csv").unlink()
-    with pytest.raises(RunFolderError, match=r"can't read .*clients\.csv"):
+    with pytest.raises(RunFolderError, match=r"clients\.csv"):
         overview([good])
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"can't write the figure .*x\.png"):
+    with pytest.raises(ConfigError, match=r"figure .*x\.png"):
         save(overview([folder(tmp_path / "d", [0.5])]), tmp_path / "file" / "x.png")

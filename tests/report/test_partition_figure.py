@@ -91,6 +91,6 @@ def test_two_hundred_clients_fit_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["chart.gif", "chart", "png"])
 def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"use \.png, \.svg, \.pdf or \.html"):
+    with pytest.raises(ConfigError, match=r"\.png, .*\.html"):
         save(bars([("", TABLE, None)]), tmp_path / name)
     assert not list(tmp_path.iterdir())

@@ -217,7 +217,7 @@ def test_a_missing_extra_is_said_before_anything_is_computed(
 
 
 def test_a_tracker_needs_the_folder_of_its_run(fed: Federation, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run it with that as out"):
+    with pytest.raises(ConfigError, match="folder"):
         run_flat(fed, methods.fedavg, rounds=1, watch=[TensorBoard(tmp_path)], **QUICK)
 
 
@@ -225,6 +225,6 @@ def test_a_store_that_can_not_be_written(
     store: Any, fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")  # no longer supported
-    with pytest.raises(TrackError, match="can't write to MLflow at file:"):
+    with pytest.raises(TrackError, match="MLflow at file:"):
         path = tmp_path / "run"
         run_flat(fed, methods.fedavg, rounds=1, out=path, watch=[MLflow(path)], **QUICK)

@@ -1,4 +1,4 @@
-"""`wecfl compare`, `wecfl check` and `wecfl report`: what came out of runs."""
+"""`wecfl compare`, `wecfl check` and `wecfl report`: what finished runs show."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["check", "compare", "report"]
 
 
 def compare(
-    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold run folders.")],
     figure: Annotated[
-        Path | None, Parameter(help="Also draw the runs: .png, .svg, .pdf or .html.")
+        Path | None, Parameter(help="Also draw the runs into this .png, .svg, .pdf or .html.")
     ] = None,
 ) -> None:
-    """Print the runs as one table, mean ± standard deviation over seeds."""
+    """Print runs as one table. Runs that differ by their seed become mean ± standard deviation."""
     check_figure(figure)
     found = _found(folders, "compare")
     terminal.console.print(rich_results(results(found)))
@@ -39,19 +39,24 @@ def compare(
 
 
 def check(
-    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold run folders.")],
     epsilon: Annotated[
-        float | None, Parameter(help="The mean ‖∇L‖² for which Theorem 3's T is asked.")
+        float | None, Parameter(help="Ask how many rounds Theorem 3 needs for this mean ‖∇L‖².")
     ] = None,
-    rounds: Annotated[bool, Parameter(help="Show the margin in each round.", negative="")] = False,
+    rounds: Annotated[
+        bool, Parameter(help="Also show the margin in each round.", negative="")
+    ] = False,
     json: Annotated[
-        bool, Parameter(help="Print everything as JSON, a document for each run.", negative="")
+        bool, Parameter(help="Print everything as JSON, one document for each run.", negative="")
     ] = False,
     strict: Annotated[
-        bool, Parameter(help="Exit 1 if one failed whose assumptions are met.", negative="")
+        bool,
+        Parameter(
+            help="Exit with 1 if a statement failed although its assumptions are met.", negative=""
+        ),
     ] = False,
 ) -> None:
-    """Judge the paper's lemmas and theorems on the record of runs (made with --diagnostics)."""
+    """Check the paper's lemmas and theorems on runs that were made with --diagnostics."""
     if epsilon is not None and not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon must be positive and finite, got {epsilon:g}")
     checks = [check_run(folder, epsilon) for folder in _found(folders, "check")]
@@ -67,23 +72,24 @@ def check(
 
 
 def report(
-    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold some.")],
+    *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold run folders.")],
     out: Annotated[
         Path | None, Parameter(help="The page to write (default: page.html in the first folder).")
     ] = None,
     open_: Annotated[
-        bool, Parameter(name="--open", negative=(), help="Show the page in the browser.")
+        bool, Parameter(name="--open", negative=(), help="Open the page in the browser.")
     ] = False,
 ) -> None:
-    """Write one page about runs: it works offline, in a single file.
+    """Write a page about runs: one HTML file that works offline.
 
-    Result table, convergence, the clients moving in the plane round by round, the clusters, the
-    objectives and the command that repeats each run. Several runs are compared.
+    It holds the table of results, curves over the rounds, a map on which the clients move from
+    round to round, the clusters, the objectives, and the command that repeats each run. Several
+    runs are compared.
     """
     found = _found(folders, "report")
     path = out or folders[0] / "page.html"
     if path.suffix.lower() != ".html":
-        raise ConfigError(f"can't write the report as '{path}'; use .html")
+        raise ConfigError(f"the report is an HTML file: --out must end in .html, got '{path}'")
     check_place(path, "report")
     written = write(page(found, terminal.track_rounds), path)
     terminal.show(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
@@ -92,14 +98,14 @@ def report(
 
 
 def _found(folders: Sequence[Path], command: str) -> list[Path]:
-    """All runs in these folders, at least one."""
+    """All runs in these folders; at least one folder must be named."""
     if not folders:
         raise ConfigError(f"name at least one run folder: wecfl {command} runs/…")
     return [run for folder in folders for run in _runs_in(folder)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else all runs below it."""
+    """The folder itself if it is a run folder, otherwise all run folders below it."""
     if not folder.is_dir():
         raise ConfigError(f"no run folder {folder}")
     inside = sorted(path.parent for path in folder.rglob("summary.json"))

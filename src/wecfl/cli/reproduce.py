@@ -1,4 +1,4 @@
-"""`wecfl reproduce`: the queue of the paper's tables and figures, and what has come out of it."""
+"""`wecfl reproduce`: works off the queue of the paper's tables and figures, and shows them."""
 
 from __future__ import annotations
 
@@ -46,43 +46,52 @@ from wecfl.runs.watcher import OnRound
 
 __all__ = ["reproduce"]
 
+NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+"""The definitions that come with the package."""
+
 
 def reproduce(
-    *what: Annotated[str, Parameter(help="Names of tables (below), or all.")],
+    *what: Annotated[str, Parameter(help=f"Tables or figures: {', '.join(NAMES)}; or all.")],
     cells: Annotated[
         tuple[str, ...],
-        Parameter(help='Only cells with all these words: "cifar-10 wecfl k=10"; may be repeated.'),
+        Parameter(help='Only cells that have all these words: "cifar-10 wecfl k=10". Repeatable.'),
     ] = (),
     seeds: Annotated[
-        int | None, Parameter(help="Seeds 0 … N-1 of each cell (default: as defined).")
+        int | None, Parameter(help="Run seeds 0 … N-1 of each cell (default: as defined).")
     ] = None,
     budget: Annotated[
-        str | None, Parameter(help="Begin no run that may end later: 90m, 2h, 1.5h.")
+        str | None,
+        Parameter(help="Time to work, such as 90m or 1.5h: no run begins that may take longer."),
     ] = None,
     dry_run: Annotated[
-        bool, Parameter(negative=(), help="List what would be run and how long it may take.")
+        bool, Parameter(negative=(), help="List the runs that are left and how long they may take.")
     ] = False,
     show: Annotated[
-        bool, Parameter(negative=(), help="Run nothing: show what is stored, write the tables.")
+        bool,
+        Parameter(
+            negative=(), help="Run nothing: show and write the tables and figures of stored runs."
+        ),
     ] = False,
-    results: Annotated[Path, Parameter(help="The folder of finished runs.")] = Path("docs/results"),
+    results: Annotated[
+        Path, Parameter(help="The folder in which finished runs are stored.")
+    ] = Path("docs/results"),
     definitions: Annotated[
-        Path, Parameter(show_default=False, help="A folder of other definitions (TOML).")
+        Path, Parameter(show_default=False, help="A folder with other definitions (TOML files).")
     ] = SHIPPED,
     data_dir: DataDirFlag = None,
     workers: Annotated[
         int | None, Parameter(help="Threads or processes (default: one per core).")
     ] = None,
 ) -> None:
-    """Regenerate the paper's tables, beside the paper's own figures.
+    """Run the experiments of the paper's tables and figures, and show them beside the paper's.
 
-    The work is a queue of runs in the order of their importance. Each finished run is kept as a
-    small file, so that it may be interrupted at any time, goes on where it stopped, and may be
-    worked off by several processes. The members of soft votes are shared between rows.
+    The runs stand in a queue, the most important ones first. Each finished run is stored as a small
+    file. So you may interrupt the command at any time and start it again: it continues where it
+    stopped. Several processes may work on one queue. Rows share the members of their soft votes.
     """
     defined = read_definitions(definitions)
     if not what:
-        raise ConfigError(f"say what to reproduce: {', '.join([*defined, 'all'])}")
+        raise ConfigError(f"name what to reproduce: {', '.join([*defined, 'all'])}")
     for name in what:
         if name not in (*defined, "all"):
             raise ConfigError(unknown("table or figure", name, [*defined, "all"]))
@@ -128,7 +137,7 @@ def _figure(
 
 
 def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
-    """The clients of a configuration, made once for runs that follow each other."""
+    """Makes the clients of a configuration, once for consecutive runs that share them."""
     keys = {"dataset", "holdout", "validation", "seed", *PARTITION_KEYS}
 
     @lru_cache(maxsize=1)
@@ -139,7 +148,7 @@ def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federatio
 
 
 def _list_queue(asked: Sequence[tuple[Cell, int]], store: ResultStore, workers: int | None) -> None:
-    """The queue in order with estimates from the wall times of stored results."""
+    """Print the queue in order, with times estimated from stored results."""
     todo, stored = queue(asked, store), store.all()
     choosing = sum(chosen_run(cell, seed, store) is None for cell, seed in asked)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
@@ -165,7 +174,7 @@ def _work(
     local: Mapping[str, Any],
     budget: float | None,
 ) -> int:
-    """Work the queue off and tell how many runs failed."""
+    """Work off the queue; returns how many runs failed."""
     done = failed = elsewhere = 0
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
@@ -208,16 +217,16 @@ def _work(
                     elsewhere += 1
                 else:
                     done += 1
-                    said = outcome.get("error") or terminal.scores(outcome)
-                    terminal.show(f"{each}: {said}  {_duration(outcome['seconds'])}")
+                    scores = outcome.get("error") or terminal.scores(outcome)
+                    terminal.show(f"{each}: {scores}  {_duration(outcome['seconds'])}")
     except KeyboardInterrupt:
         terminal.say(f"interrupted; {done} finished runs are kept in {store.folder}")
         sys.exit(130)
     left = len(queue(asked, store)) - failed - elsewhere
     terminal.show(
         f"{_runs(done)} done"
-        + (f", {elsewhere} done or in work elsewhere" if elsewhere else "")
-        + (f", {left} left for which the budget did not suffice" if budget and left > 0 else "")
+        + (f", {elsewhere} done by other processes" if elsewhere else "")
+        + (f", {left} left: the budget is used up" if budget and left > 0 else "")
     )
     return failed
 
@@ -227,10 +236,10 @@ def _runs(count: int) -> str:
 
 
 def _seconds(text: str) -> float:
-    """A duration such as 2h, 90m or 45s."""
+    """The seconds of a duration such as 2h, 90m or 45s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not match:
-        raise ConfigError(f"--budget must be a number with s, m or h, as 2h or 90m, got '{text}'")
+        raise ConfigError(f"--budget must be a number with s, m or h, such as 90m, got '{text}'")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

@@ -1,4 +1,4 @@
-"""What every command shares: lines and tables, bars while there is something to wait for."""
+"""What every command shares: printing lines and tables, progress bars, and stopping on signals."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ console = Console()
 
 
 def say(text: str) -> None:
-    """One line on standard error, whatever it is made of."""
+    """Print one line on standard error; line breaks in the text become spaces."""
     print(f"wecfl: {' '.join(text.split())}", file=sys.stderr)
 
 
 def fail(text: str) -> NoReturn:
-    """Say why, and end with the exit code of bad input."""
+    """Print why, and exit with 2, the code of bad input."""
     say(text)
     sys.exit(2)
 
 
 def show(text: str) -> None:
-    """A line as it is: paths may hold what rich takes for markup."""
+    """Print a line as it is: a path may hold brackets, which rich would take for markup."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def wide(table: RenderableType) -> None:
-    """Wide enough for all columns also where the output is not a terminal."""
+    """Print a table, wide enough for all columns if the output is not a terminal."""
     Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
 
 
 def scores(record: Mapping[str, Any]) -> str:
-    """A record in words.
+    """The accuracy and ARI of a record, in words.
 
     >>> scores({"accuracy": 0.9, "ari": 1.0})
     'accuracy 90.0 %  ARI 1.00'
@@ -88,25 +88,25 @@ def scores(record: Mapping[str, Any]) -> str:
 
 
 def draw(chart: AnyChart, path: Path) -> None:
-    """Write a chart and say where."""
+    """Write a chart and print its path."""
     show(f"figure: {save(chart, path)}")
 
 
 def load(config: Config) -> Dataset:
-    """The data set of a configuration, with a bar while it is fetched."""
+    """The data set of a configuration, with a progress bar while it is downloaded."""
     with downloads() as progress:
         return load_pool(config, progress)
 
 
 def federation(config: Config) -> Federation:
-    """The clients of a configuration, with a bar while their data are fetched."""
+    """The clients of a configuration, with a progress bar while their data are downloaded."""
     return federation_of(config, None if holds_clients(config) else load(config))
 
 
 class Bars:
-    """A live bar for each run: rounds, accuracy and agreement with the hidden groups so far.
+    """A progress bar for each run: its rounds, accuracy and agreement with the hidden groups.
 
-    A context and a `Watcher` of runs that follow each other.
+    It is a context manager, and a `Watcher` of one run after the other.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Bars:
         self._progress.stop()
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """A bar for this run."""
+        """Add a bar for this run."""
         if config.get("engine") == "ray":
             nodes = f"{env['nodes']} node{'s' * (env['nodes'] > 1)}"
             show(f"ray: {len(clients)} clients in {env['workers']} actors on {nodes}")
@@ -135,23 +135,23 @@ class Bars:
         )
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """One round further."""
+        """Move the bar one round further."""
         if self._task is not None:
             self._progress.update(self._task, completed=record["round"], scores=scores(record))
 
     def work(self, name: str, done: int, total: int) -> None:
-        """How many clients are done with a step; what precedes the first round has no bar."""
+        """Show how many clients are done with a step; before the first round there is no bar."""
         if self._task is not None:
-            said = f"{name} {done}/{total}" if done < total else ""
-            self._progress.update(self._task, work=said)
+            progress = f"{name} {done}/{total}" if done < total else ""
+            self._progress.update(self._task, work=progress)
 
     def end(self, result: Result) -> None:
-        """The bar stays as it is."""
+        """Leave the bar as it is."""
         self._task = None
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to end; the round it came in was finished, unless asked twice."""
+    """A signal asked the run to stop. The first one lets the round finish, the second does not."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -159,9 +159,10 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stopping:
-    """Lets SIGINT and SIGTERM wait for the end of the round; a second one does not.
+    """Makes SIGINT and SIGTERM wait for the end of the round; a second signal stops at once.
 
-    A context and a `Watcher`, to be the last of a run's: what the others do about a round is done.
+    It is a context manager, and a `Watcher` that must be the last one of a run, so that the others
+    have seen the round before it stops.
     """
 
     def __init__(self) -> None:
@@ -177,11 +178,11 @@ class Stopping:
             signal.signal(number, handler)
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Know which round is the last one: there is nothing to stop after it."""
+        """Remember which round is the last one: after it there is nothing to stop."""
         self._rounds = config["rounds"]
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Stop here, if that was asked for."""
+        """Stop after this round if a signal asked for it."""
         if self._asked and record["round"] < self._rounds:
             raise Stopped(self._asked)
 
@@ -197,7 +198,7 @@ class Stopping:
 
 @contextmanager
 def downloads() -> Iterator[DownloadProgress]:
-    """A bar for each file that has to be fetched; nothing where all is here."""
+    """A progress bar for each file that is downloaded; nothing if no file is."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -219,7 +220,7 @@ def downloads() -> Iterator[DownloadProgress]:
 
 
 def track_rounds(rounds: Sequence[int], title: str) -> Iterable[int]:
-    """A bar while the rounds of a run are placed in the plane."""
+    """A progress bar while t-SNE places the clients of each round."""
     show = Console(stderr=True)
     hidden = not show.is_terminal  # it would leave an empty line
     return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True, disable=hidden)

@@ -1,1 +1,1 @@
-"""The paper's tables and figures: definitions, a queue of runs, and what is made of them."""
+"""The paper's tables and figures: definitions, the queue of runs, and what is made of them."""

@@ -1,18 +1,19 @@
-"""What a table or figure of the paper is made of: `paper/*.toml` as an ordered list of runs.
+"""Definitions of tables and figures: `paper/*.toml` as an ordered list of runs.
 
-A definition holds sets. A key of a set is a choice of `wecfl.config.Config`; a list stands for each
-of its values, and a set for all their combinations. `[base]` holds what the sets share. Besides::
+A definition holds sets. A key of a set is a choice of `wecfl.config.Config`. A list stands for each
+of its values, and a set for all their combinations. `[base]` holds what the sets share. A set has
+these keys besides::
 
     priority   sets run by rising priority, over all definitions that were asked for
     seeds      seeds 0 … N−1 (0: nothing is run, as for a picture of the partitions)
-    label      what sets the cells apart, in words, where that is not the method
-    tune       learning rates: the one that does best, seed 0, on a fifth of the training data, held
-               out from training, is used with all of it
-    trace      keep what pictures need: F, R, B, t-SNE of the first rounds, cosines of the last
+    label      a name for the cells of the set, if the method does not tell them apart
+    tune       learning rates to choose from: the best one with seed 0, on a fifth of the training
+               data that is held out for the choice; it is then used with all the data
+    trace      keep what figures need: F, R, B, t-SNE of the first rounds, cosines of the last
 
-A definition itself says its `title`; `paper`, `table` and `figure`, how it is shown
-(`wecfl.paper.tables`, `wecfl.paper.figures`); and, of many short runs, `together`: their
-results are lines of one file, not files of their own.
+A definition itself has a `title`. `paper`, `table` and `figure` say how it is shown
+(`wecfl.paper.tables`, `wecfl.paper.figures`). With `together`, the results of many short runs are
+lines of one file instead of files of their own.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
 TableLayout = Literal["robustness", "newcomers", "found"]
-"""Of a table that is not beside the paper's."""
+"""The layout of a table that does not stand beside the paper's."""
 
 LIST_KEYS = ("alpha", "classes_per")
-"""Keys that are lists themselves, so that a list of them is one value."""
+"""Keys whose values are lists: such a list is one value, not several."""
 
 MAX_CELLS = 1000
 """The largest number of cells in a set."""
@@ -68,40 +69,40 @@ class PlannedRun:
 
     config: Config
     member: int = 0
-    """Which of the independent runs that a soft vote is made of; 0 is the plain run itself."""
+    """The number of the member in a soft vote; 0 is also the plain run."""
     trace: bool = False
-    """Keep also what pictures need."""
+    """Whether the result also keeps what figures need."""
     label: str = field(default="", compare=False)
-    """Of the cell it was asked for by; cells may share a run."""
+    """The label of the cell that asked for it. Several cells may share a run."""
     pool: str = field(default="", compare=False)
-    """The file of results it belongs to, if not one of its own."""
+    """The file of results that it is a line of; empty if it has a file of its own."""
 
     @property
     def parts(self) -> tuple[PlannedRun, ...]:
-        """The members of a soft vote, each a run of its own; none for any other method."""
+        """The members of a soft vote, each a run of its own; empty for any other method."""
         members = method_of(self.config).members
         if members == 1:
             return ()
-        # FedAvg+ is a vote of FedAvg: the same for any K, so K = 5 and K = 10 share their members.
+        # FedAvg+ is a vote of FedAvg runs, whatever K is: K = 5 and K = 10 share their members.
         plain = {"method": self.config.method.removesuffix("+"), "clusters": 1}
         config = self.config.model_copy(update=plain)
         return tuple(PlannedRun(config, j, pool=self.pool) for j in range(members))
 
     @property
     def hash(self) -> str:
-        """Of the choices that make the result, but for the seed.
+        """A hash of the choices that decide the result, without the seed.
 
-        Only those that are not the default count, so that a new choice leaves the old results
-        valid.
+        Only choices that differ from their default count, so that results stay valid when a new
+        choice is added to `Config`.
 
         >>> usual, faster = PlannedRun(Config()), PlannedRun(Config(lr=0.1))
         >>> PlannedRun(Config(seed=3, workers=2)).hash == usual.hash != faster.hash
         True
         """
-        said = self.config.completed().model_dump(
+        choices = self.config.completed().model_dump(
             mode="json", exclude=set(INCIDENTAL_KEYS), exclude_defaults=True
         )
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def stem(self) -> str:
@@ -136,7 +137,7 @@ def _unseen(config: Config) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of a table: a configuration, whatever the seed."""
+    """One row of a table: a configuration, with any seed."""
 
     config: Config
     label: str = ""
@@ -146,7 +147,7 @@ class Cell:
 
     @property
     def words(self) -> list[str]:
-        """What `--cells` may ask for.
+        """The words by which `--cells` can choose it.
 
         >>> Cell(Config(clusters=5, attack="noise", aggregation="krum")).words
         ['digits', 'clusterwise-dirichlet', 'wecfl', 'k=5', 'krum', 'noise']
@@ -163,7 +164,7 @@ class Cell:
 
     @property
     def candidates(self) -> list[PlannedRun]:
-        """The runs by which the learning rate is chosen: test data have no part in it.
+        """The runs by which the learning rate is chosen, without the test data.
 
         >>> [run.config.lr for run in Cell(Config(), tune=(0.001, 0.01)).candidates]
         [0.001, 0.01]
@@ -173,22 +174,22 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table or figure: its cells, and the order in which their runs are worth having."""
+    """A table or figure: its cells, and in which order their runs are done."""
 
     name: str
     title: str
     paper: str | None
-    """The table of the paper beside which it is shown."""
+    """The table of the paper beside which it stands."""
     table: TableLayout | None
-    """How it is laid out, if not a row for each cell, beside the paper's (`wecfl.paper.tables`)."""
+    """Its layout, if it does not stand beside the paper's (`wecfl.paper.tables.files`)."""
     figure: str | None
-    """How it is drawn (`wecfl.paper.figures`); without `table` it is no table."""
+    """How it is drawn (`wecfl.paper.figures`); without `table` it is a figure alone."""
     sets: tuple[tuple[int, int, tuple[Cell, ...]], ...]
-    """(priority, seeds, cells)."""
+    """Priority, number of seeds and cells of each set."""
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell once."""
+        """All its cells, each once."""
         return list(dict.fromkeys(cell for _, _, cells in self.sets for cell in cells))
 
 
@@ -205,7 +206,7 @@ def read_definitions(folder: Path = SHIPPED) -> dict[str, Definition]:
 
 
 def ordered(definitions: Iterable[Definition], seeds: int | None = None) -> list[tuple[Cell, int]]:
-    """Cells and seeds by priority, each once; `seeds` overrides how many each set asks for."""
+    """Cells and seeds by priority, each once; `seeds` replaces the number that each set gives."""
     sets = sorted(
         (entry for definition in definitions for entry in definition.sets), key=lambda s: s[0]
     )
@@ -219,7 +220,7 @@ def ordered(definitions: Iterable[Definition], seeds: int | None = None) -> list
 
 
 def select(cells: Sequence[Cell], wanted: Sequence[str]) -> list[Cell]:
-    """The cells that hold all words of at least one of `wanted`; all for none.
+    """The cells that have all words of at least one text in `wanted`; all cells if it is empty.
 
     >>> cells = [Cell(Config(clusters=k)) for k in (1, 10)]
     >>> [cell.config.clusters for cell in select(cells, ["wecfl k=10"])]
@@ -240,7 +241,7 @@ def select(cells: Sequence[Cell], wanted: Sequence[str]) -> list[Cell]:
 
 
 class _Written(BaseModel):
-    """A definition as its file says it."""
+    """A definition as it stands in its file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -254,7 +255,7 @@ class _Written(BaseModel):
 
 
 class _Set(BaseModel):
-    """What a set says besides the choices of its cells."""
+    """The keys of a set besides the choices of its cells."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -268,29 +269,31 @@ class _Set(BaseModel):
 
 def _definition(file: Path) -> Definition:
     try:
-        said = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-        sets = [_Set.model_validate({**said.base, **each}) for each in said.sets]
-        pool = file.stem if said.together else ""
+        written = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        sets = [_Set.model_validate({**written.base, **keys}) for keys in written.sets]
+        pool = file.stem if written.together else ""
         entries = tuple((each.priority, each.seeds, _cells(each, pool)) for each in sets)
     except ValidationError as error:
         raise ConfigError(f"can't read the definition {file}: {one_line(error, None)}") from None
     except (ConfigError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read the definition {file}: {error}") from None
-    return Definition(file.stem, said.title, said.paper, said.table, said.figure, entries)
+    return Definition(
+        file.stem, written.title, written.paper, written.table, written.figure, entries
+    )
 
 
-def _cells(said: _Set, pool: str) -> tuple[Cell, ...]:
-    choices = said.model_extra or {}
+def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
+    choices = written.model_extra or {}
     lists = [
         value if isinstance(value, list) and key not in LIST_KEYS else [value]
         for key, value in choices.items()
     ]
     if prod(map(len, lists)) > MAX_CELLS:
-        raise ConfigError(f"a set has {prod(map(len, lists))} cells, at most {MAX_CELLS} are run")
+        raise ConfigError(f"a set has {prod(map(len, lists))} cells, expected at most {MAX_CELLS}")
     return tuple(
         Cell(
-            resolve(preset=said.preset, flags=dict(zip(choices, each, strict=True))),
-            said.label, tuple(said.tune), said.trace, pool,
+            resolve(preset=written.preset, flags=dict(zip(choices, values, strict=True))),
+            written.label, tuple(written.tune), written.trace, pool,
         )
-        for each in product(*lists)
+        for values in product(*lists)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One run of the queue, done and kept: training, or a soft vote of runs that were trained."""
+"""Performs one run of the queue: training, or a soft vote of runs that were trained before."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ AVERAGED_ROUNDS = 3
 def perform(
     run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound] = ()
 ) -> StoredResult | None:
-    """Do a run and keep its result; None for a soft vote whose members are not all there yet.
+    """Do a run and store its result; None for a soft vote some of whose members are missing.
 
-    That training diverged is a result as well: a table has to say so, and a choice to avoid it.
+    A diverged training is a result too: tables say so, and the choice of a learning rate avoids it.
     """
     began, code = perf_counter(), _commit()
     try:
@@ -60,19 +60,19 @@ def _train(
     run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound]
 ) -> StoredResult:
     last: deque[F32] = deque(maxlen=AVERAGED_ROUNDS)
-    pictures = FigureData(run.config, federation) if run.trace else None
+    figure_data = FigureData(run.config, federation) if run.trace else None
 
     def keep(record: Record, states: Sequence[State]) -> None:
         last.append(states[0].centers)
 
     experiment = Experiment.of(run.config, federation, watch=[keep, *watch])
-    observe = pictures.step if pictures else None
+    observe = figure_data.step if figure_data else None
     result = experiment.run(members=[run.member], observe=observe)
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
-    traced = {"trace": pictures.data(result.records)} if pictures else {}
-    late = {key: each for key, each in result.summary.items() if key == "newcomers"}
-    return {"engine": result.engine, **_scores(result.records), **late, **traced}
+    traced = {"trace": figure_data.data(result.records)} if figure_data else {}
+    newcomers = {key: found for key, found in result.summary.items() if key == "newcomers"}
+    return {"engine": result.engine, **_scores(result.records), **newcomers, **traced}
 
 
 def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> StoredResult | None:
@@ -91,7 +91,7 @@ def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> Stored
 
 
 def _scores(records: Sequence[Record]) -> StoredResult:
-    """Means of the last rounds, and the curve."""
+    """The means of the last rounds, and the curves."""
     curve = {
         key: [None if record[key] is None else round(record[key], 5) for record in records]
         for key in ("round", "accuracy", "macro_f1", "ari", "clusters")
@@ -125,15 +125,15 @@ def _cpu() -> str:
 def _commit() -> str | None:
     """The commit of this code, if it runs from its repository; with `-dirty` if it was changed.
 
-    Asked once: what runs is the code as it was when the process began.
+    git is asked once, because the process runs the code as it was when it began.
     """
 
     def git(*words: str) -> str:
-        told = subprocess.run(
+        answer = subprocess.run(
             ["git", "-C", str(Path(__file__).parents[1]), *words],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        return told.stdout.strip()
+        return answer.stdout.strip()
 
     try:
         git(

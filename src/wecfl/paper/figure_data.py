@@ -1,4 +1,4 @@
-"""What the pictures of a run need, as small numbers: t-SNE, cosines, F, R and B."""
+"""What the paper's figures need of a run, in few numbers: t-SNE, cosines, F, R and B."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Real
 from wecfl.data.federation import Federation
 from wecfl.models import layout_of, make
-from wecfl.report.tsne import planes
+from wecfl.report.tsne import tsne_planes
 from wecfl.runs.record import Record
 
 __all__ = ["FigureData"]
 
 FIRST_ROUNDS = 5
-"""The paper shows the clients in the first five rounds."""
+"""The paper's t-SNE figure shows the clients in the first five rounds."""
 COMPARED_CLIENTS = 20
-"""Clients of one cluster whose cosines the paper shows."""
+"""The paper shows the cosines of so many clients of one cluster."""
 
 
 class FigureData:
-    """Watches the steps of a run; clients are seen after E, before the server aggregates them.
+    """Watches the steps of a run, and keeps what it sees after E, before the server aggregates.
 
-    At that point the rows of `models` are what the local updates made of them, and `labels` is
-    the cluster each was assigned to.
+    At that point the rows of `models` come from the local updates, and `labels` are the clusters
+    that the clients were assigned to.
     """
 
     def __init__(self, config: Config, federation: Federation) -> None:
@@ -44,7 +44,7 @@ class FigureData:
         self._cosine: dict[str, Any] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:
-        """After each step (an `Observer` of `rounds.iterate`)."""
+        """Called after each step (an `Observer` of `rounds.iterate`)."""
         if step != "E" or not state.round:
             return
         clients, centers = state.models[:, self._columns], state.whole.get("moved")
@@ -56,8 +56,8 @@ class FigureData:
             self._cosine = self._cosines(clients, centers, state.labels)
 
     def data(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What was seen, with the objectives of the rounds' records."""
-        placed = planes(self._distances, self._config.seed)
+        """What was kept, with the objectives from the records of the rounds."""
+        placed = tsne_planes(self._distances, self._config.seed)
         diagnosed = bool(records) and "B" in records[0]
         return {
             "group": None if self._groups is None else self._groups.tolist(),
@@ -76,7 +76,7 @@ class FigureData:
         }
 
     def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:
-        """Of all centers, and of some clients of the largest cluster."""
+        """The cosines between all centers, and between some clients of the largest cluster."""
         used, sizes = np.unique(labels, return_counts=True)
         largest = used[sizes.argmax()]
         members = np.flatnonzero(labels == largest)[:COMPARED_CLIENTS]
@@ -90,7 +90,7 @@ class FigureData:
 
 
 def _largest(sides: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    """Of the clusters that have clients."""
+    """The largest B over the clusters that have clients."""
     return {side: max(b for b in each if b is not None) for side, each in sides.items()}
 
 

@@ -1,4 +1,4 @@
-"""The paper's figures, regenerated from stored results: one definition each, any format."""
+"""The paper's figures, drawn from stored results; each has a definition."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from wecfl.paper.definitions import Cell, Definition
 from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.report.figures.curves import CURVE_COLORS, curves_panel
 from wecfl.report.figures.files import AnyChart, styled
+from wecfl.report.figures.heat_map import heat_map
 from wecfl.report.figures.partition import bars
 
 __all__ = ["FIGURES", "draw"]
 
 Clients = Callable[[Config], Federation]
 Found = list[tuple[Cell, list[StoredResult]]]
-"""The cells with results, and those of their seeds."""
+"""The cells that have results, each with the results of its seeds."""
 
-DATASETS = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
+DATASET_TITLES = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
 def draw(definition: Definition, store: ResultStore, clients: Clients) -> AnyChart | None:
-    """The figure of what is stored; None if nothing is."""
+    """The figure of the stored results; None if there are none."""
     if definition.figure == "partition":  # the one that needs data and no run
         return _partition([cell.config for cell in definition.cells], clients)
     if definition.figure not in FIGURES:
@@ -39,7 +40,7 @@ def draw(definition: Definition, store: ResultStore, clients: Clients) -> AnyCha
 
 
 def _partition(configs: Sequence[Config], clients: Clients) -> AnyChart:
-    """Who holds how many samples of which class."""
+    """How many samples of each class each client holds."""
     panels = []
     for config in configs:
         federation = clients(config)
@@ -77,49 +78,41 @@ def _convergence(found: Found) -> AnyChart:
 def _cosine(found: Found) -> AnyChart:
     """Cosine similarity of the centers, and of clients of one cluster before aggregation."""
     rows = []
-    for cell, results in found:
+    for number, (cell, results) in enumerate(found):
         seen = results[0]["trace"]["cosine"]
-        where = (
-            f"{DATASETS.get(cell.config.dataset, cell.config.dataset)}, round {cell.config.rounds}"
-        )
+        where = f"{_dataset(cell.config)}, round {cell.config.rounds}"
         many = f"{len(seen['members'])} clients of cluster {seen['cluster']}"
         rows.append(
             alt.hconcat(
-                _heat(seen["centers"], seen["clusters"], f"{where}: the centers", "cluster"),
-                _heat(seen["clients"], seen["members"], many, "client"),
+                _cosine_map(
+                    seen["centers"], seen["clusters"], f"{where}: the centers", "cluster", number
+                ),
+                _cosine_map(seen["clients"], seen["members"], many, "client", number),
                 spacing=30,
             ).resolve_scale(color="independent")
         )
     return styled(alt.vconcat(*rows, spacing=30).resolve_scale(color="independent"))
 
 
-def _heat(
-    matrix: Sequence[Sequence[float]], names: Sequence[int], title: str, axis: str
-) -> alt.Chart:
+def _cosine_map(
+    matrix: Sequence[Sequence[float]], numbers: Sequence[int], title: str, kind: str, row: int
+) -> alt.LayerChart:
+    """A heat map of cosines between clusters or clients with these numbers."""
     values = np.asarray(matrix)
-    cells = pd.DataFrame(
-        [
-            {"a": names[i], "b": names[j], "cosine": float(values[i, j])}
-            for i, j in np.ndindex(values.shape)
-        ]
-    )
-    low = float(values.min())
     between = values[~np.eye(len(values), dtype=bool)]
     spread = f"between {between.min():.5f} and {between.max():.5f}, mean {between.mean():.5f}"
-    chart: alt.Chart = (
-        alt.Chart(cells, title=alt.TitleParams(title, subtitle=spread))
-        .mark_rect()
-        .encode(
-            x=alt.X("a:O", title=axis, axis=alt.Axis(labelAngle=-90 if max(names) > 99 else 0)),
-            y=alt.Y("b:O", title=axis),
-            color=alt.Color(
-                "cosine:Q", scale=alt.Scale(scheme="viridis", domain=[low, 1]), title="cosine"
-            ),
-            tooltip=["a:O", "b:O", alt.Tooltip("cosine:Q", format=".5f")],
-        )
-        .properties(width=300, height=300)
+    chart = heat_map(
+        values,
+        [f"{kind} {number}" for number in numbers],
+        colors=alt.Scale(scheme="viridis"),
+        labels={place + 0.5: str(number) for place, number in enumerate(numbers)},
+        axis_title=kind,
+        dataset=f"{kind}-{row}",
     )
-    return chart
+    sized: alt.LayerChart = chart.properties(
+        width=300, height=300, title=alt.TitleParams(title, subtitle=spread)
+    )
+    return sized
 
 
 def _tsne(found: Found) -> AnyChart:
@@ -127,7 +120,7 @@ def _tsne(found: Found) -> AnyChart:
     rows = []
     for cell, results in found:
         config, trace = cell.config, results[0]["trace"]
-        where = f"{DATASETS.get(config.dataset, config.dataset)}, K = {config.clusters}"
+        where = f"{_dataset(config)}, K = {config.clusters}"
         panels = [
             _plane(seen, trace["group"], f"round {seen['round']}") for seen in trace["rounds"]
         ]
@@ -162,7 +155,9 @@ def _objectives(found: Found) -> AnyChart:
         where = f"{_setting(cell.config)}, {_name(cell.config, several=True)}"
         seen = results[0]["trace"]
         panels = [
-            _objective(seen[name], name, f"{where}: {name}") for name in AFTER if name in seen
+            _objective(seen[name], name, f"{where}: {name}")
+            for name in LEGEND_TITLES
+            if name in seen
         ]
         panel = alt.hconcat(*panels, spacing=40)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
@@ -170,24 +165,24 @@ def _objectives(found: Found) -> AnyChart:
     return styled(chart.resolve_scale(color="independent", strokeDash="independent"))
 
 
-STEPS = {
+STEP_NAMES = {
     "L": "local update", "E": "expectation", "M": "maximization", "D": "distribution",
     "0": "before the local update", "Q": "after it",
 }  # fmt: skip
-AFTER = {"F": "F after the", "R": "R after the", "B": "largest B of a cluster"}
+LEGEND_TITLES = {"F": "F after the", "R": "R after the", "B": "largest B of a cluster"}
 
 
 def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Chart:
     values = pd.DataFrame(
         [
-            {"round": t, "after": STEPS[step], name: value}
+            {"round": t, "after": STEP_NAMES[step], name: value}
             for step, each in by_step.items()
             for t, value in enumerate(each, 1)
         ]
     )
-    names, title_of = [STEPS[step] for step in by_step], AFTER[name]
-    # F after M lies on F after E where K-means has converged, as does R after D on R after L while
-    # local updates are short: both must be seen.
+    names, title_of = [STEP_NAMES[step] for step in by_step], LEGEND_TITLES[name]
+    # F after M equals F after E if K-means has converged, and R after D nearly equals R after L if
+    # local updates are short. Dashes show both lines.
     dashes = [[1, 0]] * (len(names) - 1) + [[5, 5]]
     chart: alt.Chart = (
         alt.Chart(values, title=title)
@@ -248,10 +243,14 @@ def _map(values: pd.DataFrame, title: str, low: int) -> alt.LayerChart:
     return chart.properties(width=36 * len(across), height=24 * len(down))
 
 
+def _dataset(config: Config) -> str:
+    return DATASET_TITLES.get(config.dataset, config.dataset)
+
+
 def _setting(config: Config) -> str:
     numbers = config.completed().alpha or config.completed().classes_per or ()
     inside = ", ".join(f"{number:g}" for number in numbers)
-    return f"{DATASETS.get(config.dataset, config.dataset)}, {config.partition}({inside})"
+    return f"{_dataset(config)}, {config.partition}({inside})"
 
 
 def _name(config: Config, *, several: bool) -> str:
@@ -265,4 +264,4 @@ FIGURES: dict[str, Callable[[Found], AnyChart]] = {
     "objectives": _objectives,
     "robustness": _robustness,
 }
-"""By name, how a figure is drawn; beside them `partition`, which needs no run."""
+"""The figures by name. Beside them there is `partition`, which needs no run."""

@@ -22,13 +22,13 @@ __all__ = ["chosen_run", "estimator", "machine_seconds", "queue", "work"]
 
 
 def chosen_run(cell: Cell, seed: int, store: ResultStore) -> PlannedRun | None:
-    """The run of a cell, with the learning rate that did best; None while that is not known."""
+    """The run of a cell, with the best learning rate; None while that is not known."""
     if not cell.tune:
         return cell.run(seed)
     tried = [store.read(run) for run in cell.candidates]
     if any(stored is None for stored in tried):
         return None
-    # A diverged run has no accuracy; of equal ones the smaller rate, which comes first, is taken.
+    # A diverged run has no accuracy. Of equally good rates the first, smaller one is taken.
     scores = [stored["accuracy"] or 0.0 for stored in tried if stored]
     return cell.run(seed, lr=cell.tune[scores.index(max(scores))])
 
@@ -36,8 +36,8 @@ def chosen_run(cell: Cell, seed: int, store: ResultStore) -> PlannedRun | None:
 def queue(asked: Iterable[tuple[Cell, int]], store: ResultStore) -> list[PlannedRun]:
     """The runs that are still to be done for cells and seeds, in order.
 
-    The members of a soft vote come before it; a run whose learning rate is not chosen yet is not
-    among them, but the runs to choose by are.
+    The members of a soft vote come before it. In place of a run whose learning rate is not chosen
+    yet, there are the runs by which it will be chosen.
     """
     todo: dict[PlannedRun, None] = {}
     for cell, seed in asked:
@@ -59,11 +59,11 @@ def work(
     local: Mapping[str, Any],
     budget: float | None = None,
 ) -> Iterator[tuple[PlannedRun, StoredResult | EngineError | None]]:
-    """Do one run after the other: its result, its error, or None if another process has it.
+    """Do one run after the other; yield its result, its error, or None if another process has it.
 
-    The queue is made anew for each, so that it follows what was chosen and what other processes do.
-    `local` are choices of this machine (`data_dir`, `workers`). `budget` are the seconds after
-    which no run may begin; nor does one that is expected to take longer than what is left.
+    The queue is made anew before each run, because rates are chosen and other processes work too.
+    `local` are choices of this machine (`data_dir`, `workers`). `budget` is the time in seconds: no
+    run begins after it, or if it is expected to take longer than what is left of it.
     """
     began, tried = perf_counter(), set[PlannedRun]()
     while todo := [run for run in queue(asked, store) if run not in tried]:
@@ -76,16 +76,18 @@ def work(
             outcome: StoredResult | EngineError | None = None
             try:
                 if mine and not store.complete(run):  # another process may have finished it
-                    here = replace(run, config=run.config.model_copy(update=local))
+                    local_run = replace(run, config=run.config.model_copy(update=local))
                     watch = [watcher(run, todo)]
-                    outcome = perform(here, store, federation(here.config), watch)
-            except EngineError as error:  # of this run; what is wrong with all of them is raised
+                    outcome = perform(local_run, store, federation(local_run.config), watch)
+            except (
+                EngineError
+            ) as error:  # of this run alone; errors that concern all runs are raised
                 outcome = error
         yield run, outcome
 
 
 def machine_seconds(stored: StoredResult) -> float:
-    """The wall time of a run, had it kept all cores of its machine busy.
+    """The wall time that a run would take with all cores of its machine.
 
     >>> machine_seconds({"seconds": 60.0, "made_by": {"cores": 2, "workers": 1}})
     30.0
@@ -97,10 +99,10 @@ def machine_seconds(stored: StoredResult) -> float:
 def estimator(
     results: Sequence[StoredResult], workers: int | None = None
 ) -> Callable[[PlannedRun], float | None]:
-    """The seconds a run may take, from results of the same data set; None if there is none.
+    """Estimates the seconds a run takes, from results of the same data set; None without any.
 
-    The nearest count: those of the same method and K, else of the method, else of the data set;
-    pictures and votes take a time of their own.
+    It uses results of the same method and K; if there are none, of the method; if there are none,
+    of the data set. Runs with a trace and votes are compared with their like.
     """
     times: dict[tuple[Any, ...], list[float]] = {}
     for stored in results:
@@ -115,20 +117,20 @@ def estimator(
         config = run.config
         key = (config.dataset, bool(run.parts), run.trace, config.method, config.clusters)
         known = [rates[key[:n]] for n in (5, 4, 3) if key[:n] in rates]
-        work = _work(config.model_dump(include=set(WORK)))
+        work = _work(config.model_dump(include=set(WORK_FACTORS)))
         return known[0] * work / _share(workers, os.cpu_count()) if known else None
 
     return estimate
 
 
 def _share(workers: int | None, cores: int | None) -> float:
-    """Of the machine's cores that a run keeps busy."""
+    """The share of the machine's cores that a run keeps busy."""
     return min((workers or cores or 1) / (cores or 1), 1.0)
 
 
-WORK = ("rounds", "clients", "steps", "batch")
+WORK_FACTORS = ("rounds", "clients", "steps", "batch")
 
 
 def _work(choices: Mapping[str, Any]) -> int:
-    """Sample gradients, to which the time is about proportional."""
-    return prod(choices[key] for key in WORK)
+    """The number of sample gradients; the time is about proportional to it."""
+    return prod(choices[key] for key in WORK_FACTORS)

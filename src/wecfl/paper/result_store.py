@@ -57,7 +57,7 @@ class ResultStore:
         return stored if stored and _same(stored, run) else None
 
     def seeds(self, run: PlannedRun) -> list[StoredResult]:
-        """The results of a run with any seed."""
+        """The stored results of a run, with any seed."""
         asked = (run.hash, run.member, run.trace)
         alone = self.folder.glob(f"*_{run.hash}.json")
         files = [self.file(run)] if run.pool else sorted(alone)
@@ -82,7 +82,7 @@ class ResultStore:
         return [stored for file in files for stored in _read(file).values()]
 
     def write(self, run: PlannedRun, outcome: StoredResult) -> StoredResult:
-        """Keep a finished run; a reader sees all of it or nothing."""
+        """Store a finished run. A reader sees all of it or nothing."""
         stored = {
             "config": _choices(run.config),
             "config_hash": run.hash,
@@ -96,7 +96,7 @@ class ResultStore:
         if run.pool:
             with self._claimed(file.name, wait=True):
                 kept = {**_read(file), _key(stored): stored}
-                # In order, so that the file does not tell who was first where several work.
+                # Sorted, so that the file is the same whichever process finished first.
                 lines = "".join(f"{json.dumps(kept[key])}\n" for key in sorted(kept))
                 replace_file(file, [lines.encode()])
         else:
@@ -105,7 +105,7 @@ class ResultStore:
         return stored
 
     def write_models(self, run: PlannedRun, models: F32) -> None:
-        """Keep the models of the last rounds (rounds, P)."""
+        """Store the models of the last rounds (rounds, P)."""
         self.models(run).parent.mkdir(parents=True, exist_ok=True)
         replace_tensors(self.models(run), {"models": models})
 
@@ -119,13 +119,13 @@ class ResultStore:
         """Whether this process has the run for itself; the claim dies with the process."""
         with self._claimed(run.stem) as path:
             yield path is not None
-            # Else another process could hold the removed file and we a new one.
+            # Not before: another process could lock the removed file, and this one a new file.
             if path and self.read(run):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def _claimed(self, name: str, *, wait: bool = False) -> Iterator[Path | None]:
-        """A file that this process has locked; None if another one has, and is not waited for."""
+        """A file that this process has locked; None if another one holds it and `wait` is off."""
         path = self.folder / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -138,13 +138,13 @@ class ResultStore:
 
 
 def _same(stored: StoredResult, run: PlannedRun) -> bool:
-    """The hash leaves out defaults: if one has changed since, it was another experiment."""
+    """Whether all choices agree. The hash leaves out defaults, and a default may have changed."""
     now = _choices(run.config)
     return all(now[key] == value for key, value in stored["config"].items() if key in now)
 
 
 def _choices(config: Config) -> dict[str, Any]:
-    """What makes the result, in JSON's types."""
+    """The choices that decide the result, as values that JSON can write."""
     return config.completed().model_dump(mode="json", exclude=set(INCIDENTAL_KEYS))
 
 
@@ -153,7 +153,7 @@ def _key(stored: StoredResult) -> ResultKey:
 
 
 def _read(file: Path) -> Mapping[ResultKey, StoredResult]:
-    """The results that a file holds; parsed again only where it has changed."""
+    """The results in a file, which is parsed again only after it has changed."""
     if not file.exists():
         return {}
     seen = file.stat()

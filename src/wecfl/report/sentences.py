@@ -1,4 +1,4 @@
-"""What was run, in words."""
+"""Sentences about a run: its data, its rounds, the choice of K, and what must be noticed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 from wecfl.bilevel.auto import MIN_SILHOUETTE
 from wecfl.core.types import Int
 
-OFTEN = 0.1
-"""Of the rounds: a client refused in more of them is named."""
-NAMED = 10
-"""Clients that are named."""
+OFTEN_REFUSED_SHARE = 0.1
+"""A client whose replies were refused in a larger share of the rounds is named."""
+MAX_NAMED_CLIENTS = 10
+"""The largest number of clients that are named."""
 
-WEAK = 0.25
-"""A silhouette below which there is "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
+WEAK_SILHOUETTE = 0.25
+"""A silhouette below it shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
 
 __all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words"]
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
-    """The partition of a configuration with its parameters.
+    """The name of the partition, with its parameters.
 
     >>> partition_words({"partition": "clusterwise-dirichlet", "alpha": (0.1, 10.0)})
     'clusterwise-dirichlet(0.1, 10)'
     """
     numbers = config.get("alpha") or config.get("classes_per") or ()
-    said = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
-    return f"{config['partition']}{said}"
+    inside = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
+    return f"{config['partition']}{inside}"
 
 
 def client_words(sizes: Int, groups: Int | None) -> str:
-    """Clients and their data, from |D_i| (m,) and the generating groups (m,) if known.
+    """How many clients, groups and samples there are: |D_i| (m,), the groups (m,) if known.
 
     >>> client_words(np.array([10, 30]), np.array([0, 1]))
     '2 clients in 2 groups, 20 ± 10 training samples'
@@ -44,7 +44,7 @@ def client_words(sizes: Int, groups: Int | None) -> str:
 
 
 def round_words(record: Mapping[str, Any]) -> str:
-    """A round over a network: what came of the clients asked, their clusters, their scores.
+    """A round over a network: replies, clusters and accuracy.
 
     >>> round_words({"sizes": [3, 1], "accuracy": 0.5, "clients": {"accuracy": [0.5] * 4},
     ...              "replies": {"heard": 3}, "network": {"refused": [["b", "NaN"]], "late": 2}})
@@ -64,7 +64,7 @@ def round_words(record: Mapping[str, Any]) -> str:
 
 
 def choice_words(choice: Mapping[str, Any]) -> str:
-    """Why there are so many clusters, where the server chose K.
+    """Why there are as many clusters as there are, if the server chose K.
 
     >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
     'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
@@ -79,7 +79,7 @@ def choice_words(choice: Mapping[str, Any]) -> str:
         return f"K = {k} chosen in round {choice['since']}, {settled}{shown}"
     if value is None:
         return "too few clients to choose K: all in one cluster"
-    found = "clients are alike" if value < WEAK else "no clear grouping"
+    found = "clients are alike" if value < WEAK_SILHOUETTE else "no clear grouping"
     best = (
         f"silhouette {value:.2f} at best (K = {choice['best']}), {MIN_SILHOUETTE:g} would be clear"
     )
@@ -87,9 +87,9 @@ def choice_words(choice: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What must not be overlooked: its K, adaptation, lies, privacy, newcomers, refusals.
+    """What a reader must not overlook: K, adaptation, attacks, privacy, newcomers, refusals.
 
-    `refused` says in how many rounds the reply of each client was.
+    `refused` counts, for each client, the rounds in which its reply was refused.
 
     >>> for line in remarks({"rounds": 10, "attack": {"isolated": 0.5, "exposed": 0.25}},
     ...                     {"a": 7, "b": 1}):
@@ -119,29 +119,35 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
             else f"privacy of a client's {privacy['replies']} replies: ε = {epsilon:.3g} "
             f"at δ = {privacy['delta']:g}"
         )
-    if late := summary.get("newcomers"):
-        lines.append(_newcomer_words(late))
+    if newcomers := summary.get("newcomers"):
+        lines.append(_newcomer_words(newcomers))
     if total := sum(refused.values()):
         rounds = summary["rounds"]
-        worst = sorted(refused.items(), key=lambda each: -each[1])
-        often = [f"{name} ({n} of {rounds} rounds)" for name, n in worst if n > OFTEN * rounds]
-        shown = ", ".join(often[:NAMED]) + (
-            f" and {len(often) - NAMED} more" * (len(often) > NAMED)
+        worst = sorted(refused.items(), key=lambda item: -item[1])
+        often = [
+            f"{name} ({n} of {rounds} rounds)"
+            for name, n in worst
+            if n > OFTEN_REFUSED_SHARE * rounds
+        ]
+        shown = ", ".join(often[:MAX_NAMED_CLIENTS]) + (
+            f" and {len(often) - MAX_NAMED_CLIENTS} more" * (len(often) > MAX_NAMED_CLIENTS)
         )
         lines.append(f"{total} replies refused" + (f": look at client {shown}" if often else ""))
     return lines
 
 
-def _newcomer_words(late: Mapping[str, Any]) -> str:
-    found = [f"{late['novel']} of {late['clients']} unlike any cluster"]
+def _newcomer_words(newcomers: Mapping[str, Any]) -> str:
+    found = [f"{newcomers['novel']} of {newcomers['clients']} unlike any cluster"]
     for key, words in (
         ("right", "in the right group"),
         ("recall", "of the unseen group found novel"),
         ("false_alarms", "of the others taken for novel"),
     ):
-        if late[key] is not None and (key != "false_alarms" or late["recall"] is not None):
-            found.append(f"{100 * late[key]:.1f} % {words}")
-    if None not in (late["accuracy"], late["members"]):
-        scores = (f"{100 * late[key]:.1f} %" for key in ("accuracy", "members"))
+        if newcomers[key] is not None and (
+            key != "false_alarms" or newcomers["recall"] is not None
+        ):
+            found.append(f"{100 * newcomers[key]:.1f} % {words}")
+    if None not in (newcomers["accuracy"], newcomers["members"]):
+        scores = (f"{100 * newcomers[key]:.1f} %" for key in ("accuracy", "members"))
         found.append("accuracy {}, of members of the same clusters {}".format(*scores))
     return f"newcomers: {', '.join(found)}"

@@ -1,4 +1,4 @@
-"""A run in TensorBoard or MLflow: watchers of the same events that make `metrics.jsonl`.
+"""Trackers: watchers that show a run in TensorBoard or MLflow, with the same numbers as its folder.
 
 `wecfl run --track tensorboard --track mlflow`, or from Python, with the run's own folder::
 
@@ -27,6 +27,7 @@ from wecfl.errors import ConfigError, TrackError, unknown
 from wecfl.folder.writer import toml
 from wecfl.report.figures.files import save
 from wecfl.report.figures.overview import overview
+from wecfl.runs.json_values import leaves
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 from wecfl.runs.watcher import Watcher
@@ -89,7 +90,9 @@ class MLflow:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves unasked
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # nothing is sent that nobody asked for
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         self._tool = _imported("mlflow", "mlflow")
         self._folder = Path(folder)
@@ -129,7 +132,7 @@ class MLflow:
 
 
 TRACKERS: dict[str, Callable[[Path], Watcher]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
-"""By name, what shows the run that writes a folder."""
+"""The trackers by name; each is made for the folder that its run writes."""
 
 
 def tracker(name: str, folder: Path) -> Watcher:
@@ -146,7 +149,7 @@ def tracker(name: str, folder: Path) -> Watcher:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by name; what is unknown, text or one client's is left out.
+    """The numbers of a record by name, without texts, unknown values and those of single clients.
 
     >>> numbers({"round": 1, "ari": None, "F": {"E": 0.5}, "sizes": [3, 2], "clients": {"f": [1]}})
     {'round': 1.0, 'F/E': 0.5, 'sizes/0': 3.0, 'sizes/1': 2.0}
@@ -154,32 +157,22 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     shown = {name: value for name, value in record.items() if name != "clients"}
     return {
         name: float(value)
-        for name, value in _leaves(shown)
+        for name, value in leaves(shown, between="/")
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is inside dictionaries and lists, named by the way to it: `F/E`, `sizes/3`."""
-    if isinstance(value, Mapping | list | tuple):
-        inside = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, each in inside:
-            yield from _leaves(each, f"{name}/{key}" if name else str(key))
-    else:
-        yield name, value
-
-
 def _flat(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """The configuration as names and values that both tools take."""
+    """The configuration as names and values that both tools accept."""
     return {
         name: value if isinstance(value, int | float) else str(value)
-        for name, value in _leaves(config)
+        for name, value in leaves(config, between="/")
     }
 
 
 @contextmanager
 def _figure(result: Result) -> Iterator[Path | None]:
-    """The overview of the run as a picture; none before its first complete round."""
+    """The overview figure of the run; None before its first complete round."""
     with TemporaryDirectory() as place:
         chosen = result.folder if result.records else None
         yield save(overview([chosen]), Path(place) / "overview.png") if chosen else None
@@ -187,7 +180,9 @@ def _figure(result: Result) -> Iterator[Path | None]:
 
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.toml").exists():
-        raise ConfigError(f"a tracker shows the run that writes {folder}: run it with that as out")
+        raise ConfigError(
+            f"the tracker was made for {folder}, which holds no run; give the run the same folder"
+        )
 
 
 def _imported(module: str, extra: str) -> Any:

@@ -1,4 +1,4 @@
-"""The clients in the plane, round by round: t-SNE that moves smoothly."""
+"""t-SNE planes of the clients, one for each round, in which clients move smoothly."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from wecfl import rng
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.types import F64
 
-__all__ = ["LEAST", "planes"]
+__all__ = ["MIN_CLIENTS", "tsne_planes"]
 
-LEAST = 5
-"""Clients below which neighbourhoods mean nothing."""
+MIN_CLIENTS = 5
+"""With fewer clients, neighbourhoods mean nothing."""
 
 
-def planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
+def tsne_planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
     """The plane (m, 2) of each round from the distances (m, m) of its clients.
 
-    Every round has a t-SNE of its own, of the distances that its clustering saw. It starts where
-    the previous round ended and without early exaggeration, so that clients move only as far as
-    their neighbourhoods changed, however far the models went meanwhile.
+    Every round has a t-SNE of its own, made of the distances that its clustering saw. It starts
+    where the previous round ended, and without early exaggeration. So clients move only as far as
+    their neighbourhoods changed, however far their models moved.
 
     >>> near, far = np.array([[0.0, 1.0], [1.0, 0.0]]), np.full((2, 2), 9.0)
     >>> distances = np.block([[near, far, far], [far, near, far], [far, far, near]])
-    >>> first, second = planes([distances, distances])
+    >>> first, second = tsne_planes([distances, distances])
     >>> first.shape, bool(np.ptp(second) > 0)
     ((6, 2), True)
     """

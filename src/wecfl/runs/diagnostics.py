@@ -16,6 +16,7 @@ from wecfl.bilevel.objectives import gaps
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Real
+from wecfl.runs.json_values import json_number
 
 __all__ = ["GRADIENT_DRAWS", "Diagnostics"]
 
@@ -114,7 +115,7 @@ class Diagnostics:
             "theory": {
                 **self._constants,
                 "U_round": U,
-                "curvature": _number(self._curvature),
+                "curvature": json_number(self._curvature),
                 "gradient": {
                     "0": float(np.average(squares[0], weights=share)),
                     "Q": float(np.average(squares[1], weights=share)),
@@ -163,9 +164,4 @@ class Diagnostics:
 
 
 def _plain(values: Real) -> list[float | None]:
-    return [_number(value) for value in values]
-
-
-def _number(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
-    return float(value) if np.isfinite(value) else None
+    return [json_number(value) for value in values]

@@ -20,6 +20,7 @@ from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
+from wecfl.runs.json_values import json_number
 from wecfl.runs.simulated_attack import SimulatedAttack
 
 __all__ = [
@@ -232,10 +233,10 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
 
 def _known(scores: F64) -> list[float | None]:
     """Scores in six digits; None where a score is unknown."""
-    return [None if np.isnan(score) else round(float(score), 6) for score in scores]
+    return [json_number(score, decimals=6) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:
     """A number, or a list of several; None for NaN, which JSON does not have."""
-    several = [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+    several = [json_number(value, significant=6) for value in values]
     return several if len(several) > 1 else several[0]

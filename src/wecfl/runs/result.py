@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
 from wecfl.runs.record import Record, served
 from wecfl.runs.simulated_newcomers import newcomer_summary
@@ -193,7 +193,7 @@ class Result:
             replied = int(took_part.sum(axis=0).max(initial=0)) * len(self.states)
             epsilon = self.privacy.epsilon(replied)
             extras["privacy"] = {
-                "epsilon": epsilon if isfinite(epsilon) else None,
+                "epsilon": json_number(epsilon),
                 "delta": self.privacy.delta,
                 "replies": replied,
             }

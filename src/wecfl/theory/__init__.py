@@ -1,1 +1,1 @@
-"""The paper's lemmas, judged on a run."""
+"""The paper's lemmas and theorems, judged on what a run recorded (`wecfl check`)."""

@@ -1,4 +1,4 @@
-"""The judgement of a run as tables for the terminal."""
+"""Tables for the terminal: how the statements fared on a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from wecfl.theory.check import Check, Inequality
+from wecfl.theory.verdicts import Check, Inequality
 
 __all__ = ["rich_check", "rich_rounds"]
 
 
 def rich_check(check: Check) -> Group:
-    """The verdicts for the terminal."""
+    """The statements, the assumptions and what was refuted."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", style="bold", no_wrap=True)
     table.add_column("inequality")
@@ -84,7 +84,7 @@ def _share(rounds: Sequence[Inequality]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """1, 3–5 for 1 3 4 5.
+    """Rising numbers in short form.
 
     >>> _spans([1, 3, 4, 5])
     '1, 3–5'

@@ -61,9 +61,9 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 
 def tables_by_method(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """One table for each method, for its own page: narrow, so that only words are broken."""
+    """One table for each method, for its own page: narrow, with numbers that do not wrap."""
     named = frame.assign(data=frame["dataset"] + ", " + frame["partition"])
-    if frame["label"].any():  # these rows are beside each other, not beside the paper's
+    if frame["label"].any():  # these rows are compared with each other, not with the paper's
         named = named.drop(columns=[name for name in map(str, named) if name.startswith("paper_")])
     whole = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
     for method, rows in named.groupby("method", sort=False):
@@ -73,7 +73,7 @@ def tables_by_method(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 
 def _table(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> TextTable:
-    """The scores of some rows, beside the paper's if there are any; `names` say which is which."""
+    """A table of some rows, with the paper's scores if there are any, and `names` in front."""
     paper = "paper_accuracy" in rows
     names = {**names, **({"label": "what"} if rows["label"].any() else {})}
     found = bool(rows["ari"].notna().any())
@@ -104,9 +104,9 @@ def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
 
 
 def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
-    """The cells further than `limit` of the paper's ± from its figure, in a sentence.
+    """A sentence on the cells that differ from the paper by more than `limit` times its ±.
 
-    Nothing for rows that are no longer the paper's experiment (ablations, tuned ones).
+    Empty for rows that are not the paper's experiment (ablations, tuned ones).
     """
     if "accuracy_gap" not in frame or frame["label"].any():
         return ""
@@ -118,7 +118,7 @@ def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
         if abs(gap := row[f"{name}_gap"]) > limit
     ]
     known = int(frame["accuracy_gap"].notna().sum())
-    told = "; ".join(far) if far else "none"
+    cells = "; ".join(far) if far else "none"
     return (
-        f"More than {limit:g} of the paper's ± away, of {known} cells run and given a ±: {told}.\n"
+        f"More than {limit:g} of the paper's ± away, of {known} cells run and given a ±: {cells}.\n"
     )

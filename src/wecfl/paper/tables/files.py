@@ -49,7 +49,7 @@ def text_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[TextTab
 
 
 def cost(store: ResultStore) -> str:
-    """What the stored results took, as Markdown: runs and hours by data set, and the machine."""
+    """A Markdown table of what the results cost: runs and hours by data set, and the machine."""
     results = store.all()
     if not results:
         return "Nothing is stored yet.\n"
@@ -67,12 +67,13 @@ def cost(store: ResultStore) -> str:
 
 
 def write(definition: Definition, store: ResultStore) -> list[Path]:
-    """The table as Markdown, CSV and LaTeX beside the results, and in the pages that ask for it.
+    """Write the table as Markdown, CSV and LaTeX, and into the pages that ask for it.
 
-    These are RESULTS.md, NAME.md and methods/*.md beside the folder of results. They ask with
-    the lines ``<!-- NAME -->`` and ``<!-- /NAME -->``: what stands between them is replaced (NAME:
-    that of the definition; with a method behind it, the rows of that method; or ``cost``).
-    ``RESULTS/note.md``, if there, is what must be said of all tables beside the paper's.
+    The files stand in the folder of results. Pages are RESULTS.md, NAME.md and methods/*.md beside
+    that folder. A page asks
+    with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the two is replaced. NAME is
+    that of the definition, the same with a method behind it (the rows of that method), or ``cost``.
+    If there is a ``RESULTS/note.md``, it is added to all tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -110,7 +111,7 @@ def _joined(*parts: str) -> str:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    r"""The page with `text` between its marks.
+    r"""The page, with `text` between the marks of `name`.
 
     >>> fill("Before <!-- a -->old<!-- /a --> after", "a", "new")
     'Before <!-- a -->\n\nnew\n<!-- /a --> after'

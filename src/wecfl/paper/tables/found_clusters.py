@@ -1,4 +1,4 @@
-"""How many clusters were found, beside how many groups there are."""
+"""The table of clusters found: how many there are, beside the number of hidden groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
 
-RIGHT = 0.99
-"""The ARI from which on the groups are found."""
+MIN_RIGHT_ARI = 0.99
+"""With at least this ARI, the groups count as found."""
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
@@ -37,8 +37,8 @@ def _row(cell: Cell, store: ResultStore) -> Row:
         "label": "",
         "criterion": _criterion(config) if auto else "",
         "groups": config.groups if grouped else 0,
-        "found": _each(stored, "clusters", "d"),
-        "aris": _each(stored, "ari", ".2f") if grouped else "",
+        "found": _by_seed(stored, "clusters", "d"),
+        "aris": _by_seed(stored, "ari", ".2f") if grouped else "",
         "right": sum(right) if auto else np.nan,
     }
 
@@ -52,28 +52,28 @@ def _criterion(config: Config) -> str:
 
 
 def _right(stored: StoredResult, groups: int | None) -> bool:
-    """The groups are found; or, where there are none, nothing is."""
+    """Whether exactly the groups were found, or one cluster if there are no groups."""
     found = _last(stored, "clusters")
     right: bool = (
-        found == 1 if groups is None else found == groups and _last(stored, "ari") >= RIGHT
+        found == 1 if groups is None else found == groups and _last(stored, "ari") >= MIN_RIGHT_ARI
     )
     return right
 
 
-def _each(stored: Sequence[StoredResult], name: str, form: str) -> str:
-    """As it was with each seed."""
+def _by_seed(stored: Sequence[StoredResult], name: str, form: str) -> str:
+    """The value in the last round, for each seed."""
     ends = [_last(each, name) for each in stored]
     return " ".join("–" if end is None else format(end, form) for end in ends)
 
 
 def _last(stored: StoredResult, name: str) -> Any:
-    """As it was in the last round; None if there was none, as training diverged."""
+    """The value in the last round; None if training diverged before its first round ended."""
     curve: list[Any] = stored["curve"].get(name, [])
     return curve[-1] if curve else None
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """One block for each data set and partition."""
+    """One table for each data set and partition."""
     for (dataset, partition), rows in frame.groupby(["dataset", "partition"], sort=False):
         by = ["criterion"] if rows["criterion"].nunique() > 1 else []
         grouped = bool(rows["groups"].any())

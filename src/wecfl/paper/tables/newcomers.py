@@ -1,4 +1,4 @@
-"""How clients fare that come after the training, over many runs."""
+"""The table of newcomers: how clients fare that come after the training, over many runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["frame", "tables"]
 
 MEASURED = dict.fromkeys(("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0)
 """Shares of `wecfl.runs.newcomers.outcome` in percent; `gap` is newcomer minus member."""
-NOBODY = "–"
+NO_UNSEEN_GROUP = "–"
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
@@ -28,13 +28,16 @@ def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
 
 def _row(cell: Cell, store: ResultStore) -> Row:
     usual, stored = score_row(cell, store)
-    told = [_told(result["newcomers"]) for result in stored if "newcomers" in result]
+    results = [_with_gap(result["newcomers"]) for result in stored if "newcomers" in result]
     unseen = cell.config.unseen
-    more = {"rounds": cell.config.rounds, "unseen": NOBODY if unseen is None else str(unseen)}
-    return usual | more | dict(averaged(told, MEASURED))
+    more = {
+        "rounds": cell.config.rounds,
+        "unseen": NO_UNSEEN_GROUP if unseen is None else str(unseen),
+    }
+    return usual | more | dict(averaged(results, MEASURED))
 
 
-def _told(found: Row) -> Row:
+def _with_gap(found: Row) -> Row:
     scores = {"newcomer": found["accuracy"], "member": found["members"]}
     known = None not in scores.values()
     gap = scores["newcomer"] - scores["member"] if known else None
@@ -42,7 +45,7 @@ def _told(found: Row) -> Row:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """For each data set a line for every group that nobody saw, and the mean of those run."""
+    """One table for each data set: a row for each unseen group, and the mean of those run."""
     heads = ["unseen group", "right group %", "accuracy %", "a member's %", "difference",
              "unseen found novel %", "others taken for novel %", "ARI of members", "n"]  # fmt: skip
     for (dataset, k, rounds), rows in frame.groupby(["dataset", "k", "rounds"], sort=False):

@@ -1,4 +1,4 @@
-"""What is left of the accuracy when clients lie: methods × attacks × aggregations."""
+"""The table of robustness: accuracy under attack, by method, attack and aggregation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ MEASURED = {"isolated": 100.0, "exposed": 100.0, "success": 100.0}
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
-    """One row per cell: scores of honest clients, and whom the attackers share clusters with."""
+    """One row per cell: scores of honest clients, and how far attackers share their clusters."""
     return pd.DataFrame([_row(cell, store) for cell in cells])
 
 
 def _row(cell: Cell, store: ResultStore) -> Row:
     usual, stored = score_row(cell, store)
-    told = [result["attack"] for result in stored if "attack" in result]
+    attacks = [result["attack"] for result in stored if "attack" in result]
     label = usual.pop("label")
     attack = {"attack": label or cell.config.attack, "aggregation": cell.config.aggregation}
-    return usual | attack | dict(averaged(told, MEASURED))
+    return usual | attack | dict(averaged(attacks, MEASURED))
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """Accuracy by attack and aggregation for each method; how often a backdoor opens; clusters."""
+    """Accuracy by attack and aggregation, for each method; success of the backdoor; clusters."""
     columns = list(dict.fromkeys(frame["aggregation"]))
     for (method, k), rows in frame.groupby(["method", "k"], sort=False):
         lines = [
@@ -68,7 +68,7 @@ def _defence(each: Row) -> list[str]:
 def _scores(
     rows: pd.DataFrame, columns: Sequence[str], name: str, best: Callable[[list[float]], float]
 ) -> list[str]:
-    """In the order of the columns, the best in bold if all are of as many seeds."""
+    """The scores in the order of the columns; the best is bold if all have as many seeds."""
     found: dict[str, Row] = {each["aggregation"]: each for each in rows.to_dict("records")}
     texts = [_score(found[column], name) if column in found else "–" for column in columns]
     means = [round(found[column][name], 1) for column in columns if column in found]

@@ -1,4 +1,4 @@
-"""A cell of a table: what the stored seeds of a run come to."""
+"""One row of a table: the means over the stored seeds of a cell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[Any, Any]
 
 
 def score_row(cell: Cell, store: ResultStore) -> tuple[Row, list[StoredResult]]:
-    """Its choices and scores (in percent; mean and std over the stored seeds), and those seeds."""
+    """The choices and scores of a cell (in percent; mean and std over seeds), and its results."""
     run = chosen_run(cell, 0, store)
     stored = store.seeds(run) if run else []
     label = f"{cell.label} {_tuned(cell, run)}".strip() if cell.tune else cell.label
@@ -36,15 +36,15 @@ def score_row(cell: Cell, store: ResultStore) -> tuple[Row, list[StoredResult]]:
 
 
 def averaged(
-    told: Sequence[Mapping[str, Any]], factors: Mapping[str, float]
+    results: Sequence[Mapping[str, Any]], factors: Mapping[str, float]
 ) -> Iterator[tuple[str, float]]:
-    """Mean and std of each score, times its factor; NaN where there is none.
+    """Mean and std of each score, times its factor; NaN if no result has the score.
 
     >>> dict(averaged([{"ari": 0.5}, {"ari": None}, {"ari": 1.0}], {"ari": 1}))["ari"]
     0.75
     """
     for name, factor in factors.items():
-        values = [factor * each[name] for each in told if each.get(name) is not None]
+        values = [factor * each[name] for each in results if each.get(name) is not None]
         yield name, float(np.mean(values)) if values else nan
         yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
 

@@ -17,11 +17,11 @@ CURVE_COLORS = (
     "#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b",
     "#499894", "#9c755f", "#d37295", "#79706e", "#b6992d",
 )  # fmt: skip
-"""Tableau's, but for those too light to write a name in."""
+"""Tableau's colours, without those that are too light to write a name in."""
 
 
 def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerChart:
-    """A score over the rounds, one line for each `name`, the mean of its rows; named at its end."""
+    """A score over the rounds: one line for each `name`, the mean of its rows, named at its end."""
     names = records["name"].unique().tolist()
     curves = records.groupby(["name", "round"], sort=False)[score].mean().reset_index()
     color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=CURVE_COLORS))
@@ -54,12 +54,12 @@ def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerC
 
 
 def _apart(values: Sequence[float], gap: float) -> list[float]:
-    """Rising values moved as little as leaves a gap between neighbours.
+    """Rising values, moved as little as possible so that neighbours are `gap` apart.
 
     >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
     [0.0, 4.0, 6.0, 9.0]
     """
-    # Neighbours that come too close form a block around the mean of its members.
+    # Neighbours that come too close form a block around the mean of their values.
     blocks: list[list[float]] = []
     for value in values:
         block = [value]

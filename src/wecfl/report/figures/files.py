@@ -1,4 +1,4 @@
-"""What all charts share: one way to a file."""
+"""Charts as files: which kinds there are, how charts are styled, and how they are saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wecfl.errors import ConfigError
 __all__ = ["FORMATS", "AnyChart", "format_of", "save", "styled"]
 
 AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.HConcatChart | alt.VConcatChart
-"""Whatever Altair can save on its own."""
+"""A chart that Altair can save."""
 
 FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
     ".png": "png",
@@ -20,11 +20,11 @@ FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
     ".pdf": "pdf",
     ".html": "html",
 }
-"""The kinds of file a chart can be written to, by suffix."""
+"""The kinds of file that a chart can be written to, by suffix."""
 
 
 def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
-    """What the suffix asks for.
+    """The kind of file that the suffix asks for.
 
     >>> format_of(Path("chart.gif"))
     Traceback (most recent call last):
@@ -36,7 +36,7 @@ def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
 
 
 def styled(chart: AnyChart) -> AnyChart:
-    """Quiet axes, and titles over the left edge of each panel."""
+    """The chart with thin grey axes, and with titles over the left edge of each panel."""
     quiet: AnyChart = (
         chart.configure_view(stroke=None)
         .configure_axis(titleFontWeight="normal", domainColor="#888", tickColor="#888")
@@ -46,7 +46,7 @@ def styled(chart: AnyChart) -> AnyChart:
 
 
 def save(chart: AnyChart, path: Path | str) -> Path:
-    """Write the chart as the suffix says; HTML carries its own scripts and works offline."""
+    """Write the chart as the suffix says. HTML holds its own scripts and works offline."""
     path = Path(path)
     kind = format_of(path)
     try:

@@ -20,9 +20,9 @@ __all__ = ["overview"]
 def overview(folders: Sequence[Path]) -> AnyChart:
     """How well clients are served over the rounds, and which hidden groups were found.
 
-    Left: accuracy per round, one line per experiment (mean over its seeds). Right, for the run that
-    found the most groups, the best of them: how many clients of each generating group ended in each
-    cluster (left out if the groups are unknown).
+    Left: accuracy per round, one line per experiment (the mean over its seeds). Right: how many
+    clients of each hidden group ended in each cluster, for the run that found the most groups (the
+    most accurate of those); left out if the groups are unknown.
     """
     runs = named_runs(folders)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
@@ -50,7 +50,8 @@ def _curves(runs: pd.DataFrame) -> alt.LayerChart:
 
 def _groups(members: pd.DataFrame, name: str) -> alt.LayerChart:
     counts = members.groupby(["group", "cluster"]).size().reset_index(name="clients")
-    # Clusters in the order of the group most of them come from: a perfect match is a diagonal.
+    # Clusters in the order of the group that most of their clients come from: a perfect match is a
+    # diagonal.
     main = counts.sort_values("clients", ascending=False).drop_duplicates("cluster")
     order = main.sort_values(["group", "cluster"])["cluster"].tolist()
     apart = alt.Scale(paddingInner=0.06)

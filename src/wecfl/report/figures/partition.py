@@ -1,4 +1,4 @@
-"""The paper's bar pictures of partitions: who holds how many samples of which class."""
+"""The picture of a partition: how many samples of each class each client holds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from wecfl.core.types import F64, Int
 __all__ = ["Panel", "bars"]
 
 Panel = tuple[str, Int, Int | None]
-"""Title, samples of each class at each client (classes × clients), group of each client or None."""
+"""Title, samples (classes, clients), and the group of each client or None."""
 
-_GREY = "#888"
+AXIS_COLOR = "#888"
 
 
 def bars(panels: Sequence[Panel], *, names: Sequence[str] = ()) -> alt.ConcatChart:
-    """One bar per client, its length the number of samples, coloured by class; two panels a row.
+    """One bar per client, as long as its number of samples, coloured by class; two panels a row.
 
-    `names` are the class names of the legend (default 0, 1, …). Clients with groups are drawn
-    group by group, with a seam between. `wecfl.data.partition.counts` makes the counts.
+    `names` are the names of the classes in the legend (default 0, 1, …). Clients with groups are
+    drawn group by group, with a gap between groups. `wecfl.data.split.counts` makes the counts.
 
     >>> chart = bars([("two clients", np.array([[3, 0], [1, 4]]), None)])
     >>> [rows] = chart.to_dict()["datasets"].values()
@@ -34,8 +34,8 @@ def bars(panels: Sequence[Panel], *, names: Sequence[str] = ()) -> alt.ConcatCha
         .configure_view(stroke=None)
         .configure_axis(
             grid=False,
-            domainColor=_GREY,
-            tickColor=_GREY,
+            domainColor=AXIS_COLOR,
+            tickColor=AXIS_COLOR,
             labelFlush=False,
             labelPadding=4,
             titlePadding=10,
@@ -88,7 +88,7 @@ def _panel(title: str, counts: Int, groups: Int | None, legend: list[str]) -> al
 
 
 def _axis(title: str, lanes: int) -> alt.Axis:
-    """About a dozen round numbers; lane i fills [i, i + 1], so its label sits at i + ½."""
+    """About a dozen round numbers. Lane i fills [i, i + 1], so its label stands at i + ½."""
     every = next(step for step in (1, 2, 5, 10, 20, 50, 100, lanes) if lanes <= 12 * step)
     middles = [lane + 0.5 for lane in range(0, lanes, every)]
     return alt.Axis(title=title, values=middles, labelExpr="floor(datum.value)", domain=False)
@@ -103,5 +103,5 @@ def _edges(clients: int, groups: Int | None) -> tuple[F64, F64]:
     seam = 0.0 if groups is None else 0.1
     step = (1 - seam) / sizes[lane]
     start = lane + seam / 2 + rank * step
-    # A gap between bars of a pixel or two would only grey the picture.
+    # Between bars of one or two pixels, gaps would only make the picture grey.
     return start, start + step * (0.88 if clients <= 80 else 1)

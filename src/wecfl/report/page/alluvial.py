@@ -1,4 +1,4 @@
-"""Who moved where: clusters as columns of blocks, clients as ribbons between them."""
+"""The alluvial picture: clusters as blocks in columns, clients as ribbons between them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import numpy as np
 
 from wecfl.core.types import Int
 
-__all__ = ["Alluvial", "ClusterBlock", "Ribbon", "alluvial", "telling"]
+__all__ = ["Alluvial", "ClusterBlock", "Ribbon", "alluvial", "telling_rounds"]
 
-STEP, HEIGHT, BLOCK, GAP, TOP = 100.0, 340.0, 16.0, 5.0, 26.0
+MIN_COLUMN_DISTANCE = 100.0
+COLUMN_HEIGHT = 340.0
+BLOCK_WIDTH = 16.0
+BLOCK_GAP = 5.0
+HEAD_HEIGHT = 26.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class ClusterBlock:
     label: int
     title: str
     hidden: bool
-    """A generating group, not a cluster."""
+    """Whether it is a hidden group instead of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +38,40 @@ class Ribbon:
 
     path: str
     label: int
-    """The cluster they go to."""
+    """The cluster that they go to."""
     moved: bool
-    """They change their cluster (not: come from a generating group)."""
+    """Whether they change their cluster (coming from a hidden group does not count)."""
     title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Alluvial:
-    """The picture: columns with their heads (x, text), blocks and ribbons."""
+    """The picture: the heads of its columns (x, text), blocks and ribbons."""
 
     heads: list[tuple[float, str]]
     blocks: list[ClusterBlock]
     ribbons: list[Ribbon]
     width: float
-    height: float = HEIGHT + TOP
-    block: float = BLOCK
+    height: float = COLUMN_HEIGHT + HEAD_HEIGHT
+    block: float = BLOCK_WIDTH
 
 
-def telling(labels: Int, most: int = 8) -> list[int]:
+def telling_rounds(labels: Int, max_columns: int = 8) -> list[int]:
     """The rounds (from 0) worth a column: the first, the last, and those in which most moved.
 
-    >>> telling(np.array([[0, 0], [0, 1], [0, 1], [0, 1], [1, 1], [1, 1]]))
+    >>> telling_rounds(np.array([[0, 0], [0, 1], [0, 1], [0, 1], [1, 1], [1, 1]]))
     [0, 1, 4, 5]
     """
     last = len(labels) - 1
     moves = (labels[1:] != labels[:-1]).sum(axis=1)
-    most_moved = np.argsort(-moves, kind="stable")[: most - 2]
+    most_moved = np.argsort(-moves, kind="stable")[: max_columns - 2]
     return sorted({0, last, *(int(t) + 1 for t in most_moved if moves[t])})
 
 
 def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
-    """The picture of assignments (rounds, m), one column each, called `names`.
+    """The picture of the assignments (rounds, m): one column each, with `names` above them.
 
-    Known generating groups come first, as a column of their own.
+    If the hidden groups are known, they are the first column.
 
     >>> picture = alluvial(np.array([[0, 0, 1], [0, 1, 1]]), None, ["1", "2"])
     >>> [(ribbon.title, ribbon.moved) for ribbon in picture.ribbons]
@@ -78,14 +82,14 @@ def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
     columns = [("cluster", f"round {n}", own, order) for n, own in zip(names, labels, strict=True)]
     if groups is not None:
         columns.insert(0, ("group", "hidden group", groups, np.unique(groups).tolist()))
-    step = max(STEP, 320 / max(len(columns) - 1, 1))
-    most = max(len(np.unique(own)) for _, _, own, _ in columns)
-    scale = (HEIGHT - GAP * (most - 1)) / labels.shape[1]
+    step = max(MIN_COLUMN_DISTANCE, 320 / max(len(columns) - 1, 1))
+    most_blocks = max(len(np.unique(own)) for _, _, own, _ in columns)
+    scale = (COLUMN_HEIGHT - BLOCK_GAP * (most_blocks - 1)) / labels.shape[1]
     blocks: list[ClusterBlock] = []
     ribbons: list[Ribbon] = []
     tops: list[dict[int, float]] = []
     for j, (kind, head, own, ranks) in enumerate(columns):
-        y, top = TOP, {}
+        y, top = HEAD_HEIGHT, {}
         for label in ranks:
             if count := int((own == label).sum()):
                 top[label] = y
@@ -93,13 +97,13 @@ def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
                 blocks.append(
                     ClusterBlock(j * step, y, count * scale, label, title, kind == "group")
                 )
-                y += count * scale + GAP
+                y += count * scale + BLOCK_GAP
         tops.append(top)
     for j, ((kind, _, left, ranks), (_, _, right, _)) in enumerate(pairwise(columns)):
         leave, arrive = dict(tops[j]), dict(tops[j + 1])
         for a, b in product(ranks, order):
             if count := int(((left == a) & (right == b)).sum()):
-                height, edges = count * scale, (j * step + BLOCK, (j + 1) * step)
+                height, edges = count * scale, (j * step + BLOCK_WIDTH, (j + 1) * step)
                 path = _path(edges, leave[a], arrive[b], height)
                 leave[a] += height
                 arrive[b] += height
@@ -108,12 +112,12 @@ def alluvial(labels: Int, groups: Int | None, names: Sequence[str]) -> Alluvial:
                 if stays:
                     words = f"{_clients(count)} stay{'s' * (count == 1)} in cluster {a}"
                 ribbons.append(Ribbon(path, b, kind == "cluster" and not stays, words))
-    heads = [(j * step + BLOCK / 2, head) for j, (_, head, _, _) in enumerate(columns)]
-    return Alluvial(heads, blocks, ribbons, step * (len(columns) - 1) + BLOCK)
+    heads = [(j * step + BLOCK_WIDTH / 2, head) for j, (_, head, _, _) in enumerate(columns)]
+    return Alluvial(heads, blocks, ribbons, step * (len(columns) - 1) + BLOCK_WIDTH)
 
 
 def _order(labels: Int, groups: Int | None) -> list[int]:
-    """Clusters in the order of the group most of them come from, so that few ribbons cross."""
+    """Clusters in the order of the group most of their clients come from: few ribbons cross."""
     found = range(int(labels.max()) + 1)
     if groups is None:
         return list(found)
@@ -132,7 +136,7 @@ def _clients(count: int) -> str:
 
 
 def _path(edges: tuple[float, float], y: float, to_y: float, height: float) -> str:
-    """From the left edge at y to the right edge at to_y, and back below."""
+    """The outline of a ribbon, from the left edge at y to the right edge at to_y and back."""
     x, to_x = edges
     middle = (x + to_x) / 2
     return (

@@ -1,4 +1,4 @@
-"""The map of the clients: a chart that moves them from round to round, and room for each."""
+"""The map of the clients: a chart in which they move from round to round, none hiding another."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from wecfl.core.state import F64, Int
 from wecfl.report.page.line_charts import COLOR_COUNT, Spec, as_spec
+from wecfl.runs.json_values import json_number
 
 __all__ = ["client_map", "spread_apart"]
 
@@ -27,10 +28,11 @@ def client_map(
     names: Sequence[str],
     sizes: Int,
 ) -> Spec:
-    """Clients in the plane. The signal `t` moves them (t = 1.5 is half way from frame 1 to 2), `by`
-    colours them by `cluster` or `group`; those that have just moved to another cluster have a ring.
+    """The clients as dots. The signal `t` moves them: t = 1.5 is half way from frame 1 to frame 2.
 
-    `planes` holds one (m, 2) per frame, `labels` and `accuracy` (NaN: unknown) are (frames, m).
+    The signal `by` colours them by `cluster` or `group`. Clients that have just moved to another
+    cluster have a ring. `planes` holds one (m, 2) per frame; `labels` and `accuracy` (NaN if it is
+    unknown) are (frames, m).
 
     >>> spec = client_map(
     ...     [np.eye(2)] * 2, labels=np.zeros((2, 2), int), groups=None,
@@ -38,14 +40,16 @@ def client_map(
     >>> [p["value"] for p in spec["params"] if p["name"] in "XA"]
     [[[1398, 102], [1398, 102]], [[1.0, None], [1.0, 0.5]]]
     """
-    gap = min(280 / len(names) ** 0.5, 34.0)  # the size of a client: many need smaller ones
+    gap = min(
+        280 / len(names) ** 0.5, 34.0
+    )  # the diameter of a dot: many clients need smaller ones
     whole = np.round(np.stack(spread_apart(planes, *MAP_SIZE, gap=gap))).astype(int)
     arrays = {
         "X": whole[:, :, 0].tolist(),
         "Y": whole[:, :, 1].tolist(),
         "L": np.asarray(labels).tolist(),
         "G": None if groups is None else np.asarray(groups).tolist(),
-        "A": [[None if np.isnan(a) else round(float(a), 3) for a in frame] for frame in accuracy],
+        "A": [[json_number(a, decimals=3) for a in frame] for frame in accuracy],
         "names": list(names),
         "samples": np.asarray(sizes).tolist(),
     }
@@ -66,14 +70,14 @@ def client_map(
             client="names[datum.i]",
             samples="samples[datum.i]",
             accuracy="A[round(t)][datum.i]",
-            said="'client ' + datum.client + ', cluster ' + datum.cluster",
+            spoken="'client ' + datum.client + ', cluster ' + datum.cluster",
         )
         .encode(
             x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[0]], nice=False)),
             y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[1]], nice=False)),
         )
     )
-    told = [
+    tooltip = [
         alt.Tooltip("client:N"), alt.Tooltip("cluster:O"),
         *([alt.Tooltip("group:O")] if groups is not None else []),
         alt.Tooltip("samples:Q"), alt.Tooltip("accuracy:Q", format=".1%"),
@@ -89,8 +93,8 @@ def client_map(
         shape=alt.Shape("shape:N", legend=None, scale=form),
         stroke=alt.when("datum.moved").then(ring).otherwise(edge),
         strokeWidth=alt.when("datum.moved").then(alt.value(2)).otherwise(alt.value(0.5)),
-        tooltip=told,
-        description="said:N",
+        tooltip=tooltip,
+        description="spoken:N",
     )
     tops = base.transform_aggregate(top="argmax(y)", groupby=["key"]).transform_calculate(
         x="datum.top.x", y="datum.top.y"
@@ -104,15 +108,15 @@ def client_map(
     numbers = [tops.mark_text(**style, **more).encode(text="key:N") for more in (halo, {})]
     spec = as_spec(alt.layer(dots, *numbers).properties(width="container", height="container"))
     values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
-    # Not through Altair, which looks at each of ten thousands of numbers several times.
+    # Added to the dictionary, because Altair validates each of ten thousands of numbers slowly.
     return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
 
 
 def spread_apart(planes: Iterable[F64], width: float, height: float, gap: float) -> list[F64]:
-    """The planes, each filling a rectangle, with clients moved aside so that none hides another.
+    """The planes, each scaled to a rectangle, with clients moved apart so that none hides another.
 
-    Clients of one group nearly coincide. Where two are closer than `gap` they push each other away,
-    starting from the arrangement of the round before, so that it stays recognizable.
+    Clients of one group nearly coincide. Two that are closer than `gap` push each other away. This
+    starts from the arrangement of the round before, so that the reader recognizes it.
 
     >>> [placed] = spread_apart([np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]])], 100, 100, gap=10)
     >>> bool(np.linalg.norm(placed[0] - placed[1]) > 9)
@@ -122,10 +126,12 @@ def spread_apart(planes: Iterable[F64], width: float, height: float, gap: float)
     aside: F64 | None = None
     for plane in planes:
         low, high = plane.min(axis=0), plane.max(axis=0)
-        # t-SNE's own extent means nothing; a margin leaves room to be moved aside.
+        # The extent of a t-SNE means nothing; the margin leaves room for clients to be moved.
         part = np.where(high > low, (plane - low) / np.where(high > low, high - low, 1), 0.5)
         places = 3 * gap + part * (np.array([width, height]) - 6 * gap)
-        if aside is None:  # points that coincide need a direction: a sunflower's
+        if (
+            aside is None
+        ):  # points that coincide need different directions: those of a sunflower's seeds
             angle = np.arange(len(plane)) * np.pi * (3 - np.sqrt(5))
             aside = gap / 100 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         moved = places + aside
@@ -136,7 +142,7 @@ def spread_apart(planes: Iterable[F64], width: float, height: float, gap: float)
             if (length + 2 * gap * np.eye(len(plane))).min() > 0.98 * gap:
                 break
             step = 0.35 * np.einsum("ij,ijc->ic", push, between)
-            long = np.hypot(*step.T)[:, None]  # a crowd must not throw anybody across the plane
+            long = np.hypot(*step.T)[:, None]  # a crowd must not throw a client across the plane
             moved = moved + step * np.minimum(1, gap / 2 / np.maximum(long, 1e-9))
             moved = np.clip(moved, gap / 2, np.array([width, height]) - gap / 2)
         aside = moved - places

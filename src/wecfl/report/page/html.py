@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -13,40 +14,55 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary
-from wecfl.report.page.line_charts import COLOR_COUNT, lines, stroke
+from wecfl.report.page.line_charts import COLOR_COUNT, line_chart, stroke
 from wecfl.report.page.objective_charts import Chart
 from wecfl.report.page.run_section import TrackRounds, run_section
 from wecfl.report.tables.results import named_runs, result_cells, results
 
-__all__ = ["page", "write"]
+__all__ = ["PageLimits", "page", "write"]
 
-DETAILED = 6
-"""Runs that are shown in detail; all are in the table and the curves."""
-FRAMES = 100
-"""Rounds with a plane, over all runs: the page stays small and is made in half a minute."""
-FEWEST = 10
-"""Rounds with a plane that each run may have in any case."""
 CURVES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "ari": "ARI with the hidden groups"}
 
 
-def page(folders: Sequence[Path], track: TrackRounds = lambda rounds, title: rounds) -> str:
+@dataclass(frozen=True, slots=True)
+class PageLimits:
+    """What keeps a page small, and made within half a minute."""
+
+    detailed_runs: int = 6
+    """Runs shown in detail; the table and the curves hold all of them."""
+    frames: int = 100
+    """Rounds on the maps of clients, over all runs together."""
+    min_frames: int = 10
+    """Rounds that the map of each run may show in any case."""
+    places: int = 50_000
+    """Clients × rounds of one map: 100 rounds of 500 clients take 0.7 MB."""
+
+
+def page(
+    folders: Sequence[Path],
+    track: TrackRounds = lambda rounds, title: rounds,
+    limits: PageLimits | None = None,
+) -> str:
     """The page about these run folders, as HTML.
 
-    Several runs are compared (curves overlaid, one table); runs that differ by their seed alone are
-    one experiment, their mean is drawn, and the first of them is shown in detail.
+    Several runs are compared: their curves share the charts, and there is one table. Runs that
+    differ by their seed alone are one experiment: their mean is drawn, and the first of them is
+    shown in detail.
     """
+    limits = limits or PageLimits()
     runs = named_runs(folders)
     charts, numbers = _convergence(runs)
     firsts = runs.drop_duplicates("name")
-    shown = firsts[firsts["rounds"] > 0].head(DETAILED)
+    shown = firsts[firsts["rounds"] > 0].head(limits.detailed_runs)
     if shown.empty:
         raise RunFolderError("nothing to show: by their summary.json no run has a complete round")
-    frames = max(FRAMES // len(shown), FEWEST)
+    frames = max(limits.frames // len(shown), limits.min_frames)
     heads, rows = result_cells(results(folders))
     environment = Environment(
         loader=PackageLoader("wecfl.report.page"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # no spaces
     return environment.get_template("page.html").render(
         title=_title(firsts),
         runs=len(runs),
@@ -57,7 +73,8 @@ def page(folders: Sequence[Path], track: TrackRounds = lambda rounds, title: rou
         charts=charts,
         numbers=numbers,
         details=[
-            run_section(row["name"], row["folder"], frames, track) for _, row in shown.iterrows()
+            run_section(row["name"], row["folder"], track, frames=frames, places=limits.places)
+            for _, row in shown.iterrows()
         ],
         colors=COLOR_COUNT,
         version=__version__,
@@ -66,10 +83,10 @@ def page(folders: Sequence[Path], track: TrackRounds = lambda rounds, title: rou
 
 
 def write(html: str, path: Path) -> Path:
-    """Write the page."""
+    """Write the page to a file, with the folders above it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A file name may hold bytes that are no UTF-8: \udcff instead of no page.
+        # A file name may hold bytes that are not UTF-8: they are shown as \udcff.
         path.write_text(html, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         why = getattr(error, "strerror", None) or error
@@ -79,7 +96,7 @@ def write(html: str, path: Path) -> Path:
 
 @cache
 def _scripts() -> str:
-    """Vega, Vega-Lite and their embedding, minified: about 900 KB."""
+    """Vega, Vega-Lite and vega-embed, minified: about 900 KB."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed")
 
 
@@ -92,7 +109,7 @@ def _title(firsts: pd.DataFrame) -> str:
 
 
 def _convergence(runs: pd.DataFrame) -> tuple[list[Chart], list[list[str]]]:
-    """Scores over rounds, the mean of each experiment's runs; and the accuracy as a table."""
+    """Charts of the scores, each the mean over an experiment's runs; the accuracy as a table."""
     records = [
         {"name": name, "round": record["round"], **{key: record.get(key) for key in CURVES}}
         for name, folder in zip(runs["name"], runs["folder"], strict=True)
@@ -102,14 +119,14 @@ def _convergence(runs: pd.DataFrame) -> tuple[list[Chart], list[list[str]]]:
         raise RunFolderError(f"nothing to show: {runs['folder'].iloc[0]} holds no complete round")
     names = runs["name"].unique().tolist()
     frame = pd.DataFrame(records).astype({"ari": float})
-    # All experiments in every chart, so that a colour means the same in each of them.
+    # Every chart holds all experiments, so that a colour means the same in each of them.
     means = {key: frame.pivot_table(key, "round", "name").reindex(columns=names) for key in CURVES}
     charts = []
     for key, title in CURVES.items():
         series = {name: means[key][name].tolist() for name in names}
         if means[key].notna().to_numpy().any():
-            most = 1.0 if key == "ari" else None
-            spec = lines(series, means[key].index.tolist(), percent=key != "ari", most=most)
+            best = 1.0 if key == "ari" else None
+            spec = line_chart(series, means[key].index.tolist(), percent=key != "ari", best=best)
             charts.append(Chart(title, spec))
     numbers = [
         [str(t), *("–" if pd.isna(value) else f"{100 * value:.2f}" for value in row)]

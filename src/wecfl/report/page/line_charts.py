@@ -1,4 +1,4 @@
-"""The charts of the report page, as Vega-Lite.
+"""Line charts of the report page, in Vega-Lite.
 
 Colours are the page's (`var(--c0)` …), so that charts follow its light and dark appearance.
 """
@@ -11,14 +11,25 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-__all__ = ["COLOR_COUNT", "Series", "Spec", "Stroke", "as_spec", "limit", "lines", "stroke"]
+from wecfl.runs.json_values import json_number
+
+__all__ = [
+    "COLOR_COUNT",
+    "Series",
+    "Spec",
+    "Stroke",
+    "as_spec",
+    "bound_stroke",
+    "line_chart",
+    "stroke",
+]
 
 COLOR_COUNT = 10
-"""Colours of the page; cluster k has colour k mod 10 and shape k div 10."""
+"""Colours of the page. Cluster k has colour k mod 10 and shape k div 10."""
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3))
-"""Line i has dashes i mod 4: told apart also without colour, and seen where lines coincide."""
+"""Line i has dashes i mod 4, so that lines differ without colour and show where they coincide."""
 Series = Mapping[str, Sequence[float | None]]
-"""Lines by name; None where a value is not known."""
+"""The values of each line by its name; None where a value is not known."""
 Spec = dict[str, Any]
 """A chart in Vega-Lite."""
 Stroke = tuple[str, tuple[int, ...]]
@@ -26,7 +37,7 @@ Stroke = tuple[str, tuple[int, ...]]
 
 
 def stroke(number: int) -> Stroke:
-    """The look of line or cluster `number`.
+    """Colour and dashes of line or cluster `number`.
 
     >>> stroke(11)
     ('var(--c1)', (9, 3, 2, 3))
@@ -34,48 +45,50 @@ def stroke(number: int) -> Stroke:
     return f"var(--c{number % COLOR_COUNT})", DASHES[number % len(DASHES)]
 
 
-def limit(of: int | None = None) -> Stroke:
-    """The look of what bounds line `of`, or of what bounds all of them."""
+def bound_stroke(of: int | None = None) -> Stroke:
+    """Colour and dashes of a bound on line `of`, or on all of them."""
     return "var(--muted)" if of is None else stroke(of)[0], (1, 4)
 
 
-def lines(
+def line_chart(
     series: Series,
     rounds: Sequence[int],
     *,
     percent: bool = False,
-    most: float | None = None,
+    best: float | None = None,
     over: str = "round",
     strokes: Sequence[Stroke] | None = None,
 ) -> Spec:
-    """Values over rounds (or what `over` says), one line each, and all of them under the pointer.
+    """One line for each series, over rounds or what `over` names; the pointer shows all values.
 
-    `strokes` are the looks of the lines, by default those of lines 0, 1, … . `most` is the best
-    value there is: the axis then goes from 0 to it. Otherwise positive values that span more than
+    `strokes` are the colours and dashes, by default those of lines 0, 1, … . If `best` is given,
+    the axis goes from 0 to this best possible value. Otherwise positive values that span more than
     two orders of magnitude get a logarithmic axis.
 
-    >>> spec = lines({"a": [1.0, 2.0], "b": [None, 4.0]}, [1, 2])
+    >>> spec = line_chart({"a": [1.0, 2.0], "b": [None, 4.0]}, [1, 2])
     >>> [rows] = spec["datasets"].values()
     >>> [row["v1"] for row in rows]
     [None, 4.0]
     """
     fields = [f"v{i}" for i in range(len(series))]
-    columns = [[_finite(value) for value in values] for values in series.values()]
+    columns = [
+        [json_number(value, significant=6) for value in values] for values in series.values()
+    ]
     rows = [
         {"round": t, **dict(zip(fields, values, strict=True))}
         for t, *values in zip(rounds, *columns, strict=True)
     ]
     known = [value for values in columns for value in values if value is not None]
     wide = bool(known) and min(known) > 0 and max(known) > 100 * min(known)
-    scale = alt.Scale(zero=most is not None, domainMax=alt.Undefined if most is None else most)
+    scale = alt.Scale(zero=best is not None, domainMax=alt.Undefined if best is None else best)
     axis = alt.Axis(format="%" if percent else "~g", tickCount=5)
-    if wide and most is None:
+    if wide and best is None:
         tens = range(
             *(int(np.floor(np.log10(edge(known)))) + i for i, edge in enumerate((min, max)))
         )
         scale = alt.Scale(type="log", nice=False)
         axis = alt.Axis(format="~g", values=[10.0**e for e in tens if 10.0**e >= min(known)])
-    written = ".1%" if percent else ".4~g"
+    number_format = ".1%" if percent else ".4~g"
     hover = alt.selection_point(
         name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
         empty=False,
@@ -96,22 +109,17 @@ def lines(
         layers.append(base.mark_line(strokeWidth=2, **mark).encode(y=y))
         shown = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
         layers.append(base.mark_circle(color=color, size=60).encode(y=y, opacity=shown))
-    told = [alt.Tooltip("round:Q", title=over)] + [
-        alt.Tooltip(f"{field}:Q", title=name, format=written)
+    tooltip = [alt.Tooltip("round:Q", title=over)] + [
+        alt.Tooltip(f"{field}:Q", title=name, format=number_format)
         for field, name in zip(fields, series, strict=True)
     ]
     faint = alt.when(hover).then(alt.value(0.5)).otherwise(alt.value(0))
-    rule = base.mark_rule(color="var(--muted)").encode(opacity=faint, tooltip=told)
+    rule = base.mark_rule(color="var(--muted)").encode(opacity=faint, tooltip=tooltip)
     chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
     return as_spec(chart)
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON knows no NaN, and a model may diverge."""
-    return float(f"{value:.6g}") if value is not None and np.isfinite(value) else None
-
-
 def as_spec(chart: alt.LayerChart | alt.FacetChart) -> Spec:
-    """Without what the page sets for all charts."""
+    """The chart as a dictionary, without what the page sets for all charts."""
     spec: Spec = chart.to_dict()
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

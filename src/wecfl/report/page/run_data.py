@@ -26,7 +26,7 @@ __all__ = ["RunData"]
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run folder, read."""
+    """The contents of a run folder."""
 
     folder: Path
     summary: dict[str, Any]
@@ -34,9 +34,9 @@ class RunData:
     records: list[Record]
     clients: pd.DataFrame
     labels: Int
-    """(rounds, m)"""
+    """(rounds, m), the cluster of each client after each round."""
     held: Int | None
-    """(classes, m), training samples; None in older folders."""
+    """(classes, m), training samples of each class; None in older folders."""
     traced: list[int]
 
     @classmethod
@@ -76,7 +76,7 @@ class RunData:
         return cls(folder, summary, config, records, clients, labels, held, traced)
 
     def trace(self, round: int, of: Literal["clients", "centers"] = "clients") -> tuple[F64, F64]:
-        """The distances and norms of a round, of these clients or of their centers."""
+        """The distances and norms of the clients, or of their centers, in a round."""
         between, norms = read_trace(self.folder, round, of)
         least = len(self.clients) if of == "clients" else self.labels[round - 1].max() + 1
         if len(norms) < least or (of == "clients" and len(norms) > least):
@@ -88,16 +88,16 @@ class RunData:
 
     @property
     def groups(self) -> Int | None:
-        """(m,), the generating groups, if known."""
+        """(m,), the hidden groups that generated the data; None if they are unknown."""
         found = self.clients["group"]
         return None if found.isna().any() else found.to_numpy(np.int64)
 
     @property
     def sizes(self) -> Int:
-        """(m,), |D_i|."""
+        """(m,), |D_i|, the training samples of each client."""
         return self.clients["samples"].to_numpy(np.int64)
 
     @property
     def several(self) -> bool:
-        """Clients were in different clusters at some time."""
+        """Whether clients were in different clusters at some time."""
         return bool(self.labels.max(initial=0) > 0)

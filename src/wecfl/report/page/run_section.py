@@ -1,48 +1,42 @@
-"""What the report page says about one run."""
+"""The section of the report page about one run."""
 
 from __future__ import annotations
 
 import shlex
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tomli_w
 
 from wecfl.core.state import Int
-from wecfl.folder.distance_trace import cosines
 from wecfl.folder.readers import (
     read_clients,
     read_environment,
     read_newcomers,
     refused_of,
 )
-from wecfl.report.page.alluvial import Alluvial, alluvial, telling
+from wecfl.report.page.alluvial import Alluvial, alluvial, telling_rounds
 from wecfl.report.page.client_map import client_map
+from wecfl.report.page.cosine_maps import CosineMap, cosine_maps
 from wecfl.report.page.line_charts import Spec
-from wecfl.report.page.objective_charts import Chart, choice, objectives
+from wecfl.report.page.objective_charts import Chart, choice_charts, objective_charts
 from wecfl.report.page.run_data import RunData
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.newcomers import newcomer_cells
-from wecfl.report.tsne import LEAST, planes
+from wecfl.report.tsne import MIN_CLIENTS, tsne_planes
 
 __all__ = ["RunSection", "TrackRounds", "run_section"]
 
 TrackRounds = Callable[[Sequence[int], str], Iterable[int]]
-"""Passes rounds on while it shows how far it got, under a title."""
-
-MAPPED = 200
-"""Clients in a heat map."""
-PLACES = 50_000
-"""Clients × rounds in a plane: 100 rounds of 500 clients, 0.7 MB."""
+"""Yields the rounds while it shows, under a title, how many are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientMotion:
-    """The plane and, for each stop of its slider, the round and what to say about it."""
+    """The map of the clients and, for each stop of its slider, the round and a note on it."""
 
     spec: Spec
     rounds: list[int]
@@ -51,43 +45,29 @@ class ClientMotion:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
-    """A symmetric matrix of cosines in bytes, 0 = `low`, 255 = `high`."""
-
-    title: str
-    about: str
-    names: list[str]
-    edge: list[tuple[int, int]]
-    """Along the edge: cluster, and how many cells it takes."""
-    low: float
-    high: float
-    bytes: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterCard:
-    """One cluster: whom it serves and how well."""
+    """One cluster: its clients, their data, and how well they are served."""
 
     label: int
     clients: int
     samples: int
     groups: list[tuple[int, int, int]]
-    """Generating group, its clients in here, its clients in all; empty if unknown."""
+    """Hidden group, its clients in this cluster, all its clients; empty if groups are unknown."""
     classes: list[float]
-    """Share of each class in the training samples; empty if unknown."""
+    """The share of each class in the training samples; empty if it is unknown."""
     accuracy: list[float]
-    """Of each client; empty if no round was completed."""
+    """The accuracy of each client; empty if no round was completed."""
     members: list[Any]
 
     @property
     def median(self) -> float:
-        """Of the members' accuracies."""
+        """The median of the members' accuracies."""
         return float(np.median(self.accuracy))
 
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """All the page says about one run."""
+    """All that the page says about one run."""
 
     name: str
     lead: str
@@ -95,33 +75,39 @@ class RunSection:
     remarks: list[str]
     motion: ClientMotion | None
     missing: str
-    """Why there is no motion."""
+    """Why there is no map of the clients; empty if there is one."""
     moves: Alluvial | None
     moved: str
     choice: list[Chart]
-    """Why there are so many clusters."""
+    """Charts that show why there are as many clusters as there are."""
     cards: list[ClusterCard]
     newcomers: tuple[list[str], list[list[str]]] | None
-    """Head and lines of a table; None if nobody was kept out."""
+    """Heads and rows of a table; None if no client was kept out of the training."""
     charts: list[Chart]
     more: list[Chart]
-    heats: list[Heat]
+    cosines: list[CosineMap]
     command: str
     repeat: str
     config: str
     environment: list[tuple[str, str]]
 
 
-def run_section(name: str, folder: Path, frames: int, track: TrackRounds) -> RunSection:
-    """Everything about the run in a folder, with at most `frames` rounds in the plane."""
-    run, env, late = RunData.read(folder), read_environment(folder), read_newcomers(folder)
+def run_section(
+    name: str, folder: Path, track: TrackRounds, *, frames: int, places: int
+) -> RunSection:
+    """Everything the page says about the run in a folder.
+
+    Its map of clients shows at most `frames` rounds, and at most `places` clients × rounds.
+    """
+    run, env, newcomers = RunData.read(folder), read_environment(folder), read_newcomers(folder)
     lead = client_words(run.sizes, run.groups) + " each"
     if "partition" in run.config:
         lead = f"{partition_words(run.config)}: {lead}"
+    frames = max(min(frames, places // max(len(run.clients), 1)), 2)
     motion, missing = _motion(run, frames, lambda rounds: track(rounds, name))
-    columns = telling(run.labels)
+    columns = telling_rounds(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
-    charts, more = objectives(run.records)
+    charts, more = objective_charts(run.records)
     machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return RunSection(
         name=name,
@@ -132,14 +118,14 @@ def run_section(name: str, folder: Path, frames: int, track: TrackRounds) -> Run
         missing=missing,
         moves=picture if run.several else None,
         moved=_moved(run.labels, columns),
-        choice=choice(run.records),
+        choice=choice_charts(run.records),
         cards=_cards(run),
-        newcomers=None if late is None else newcomer_cells(late),
+        newcomers=None if newcomers is None else newcomer_cells(newcomers),
         charts=charts,
         more=more,
-        heats=_heats(run),
+        cosines=cosine_maps(run),
         command=env.get("command", ""),
-        # A run of Python values writes its components down, which is not enough to repeat it.
+        # A run made from Python values: its folder describes them, but can't make them again.
         repeat=""
         if "components" in run.config
         else shlex.join(["wecfl", "run", str(folder / "config.toml")]),
@@ -153,7 +139,7 @@ def run_section(name: str, folder: Path, frames: int, track: TrackRounds) -> Run
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """The figures a reader looks for first."""
+    """The figures that a reader looks for first."""
     summary = run.summary
     facts = [
         ("accuracy", _percent(summary["accuracy"])),
@@ -188,17 +174,16 @@ def _motion(
     kept = run.traced
     if not kept:
         return None, "This run has no trace. Run it again with --trace to see its clients move."
-    if len(run.clients) < LEAST:
+    if len(run.clients) < MIN_CLIENTS:
         return None, f"{len(run.clients)} clients are too few for a map of neighbourhoods."
-    frames = max(min(frames, PLACES // len(run.clients)), 2)
     if len(kept) > frames:  # clients move early on: keep the first rounds, thin out the others
         early = frames // 2
-        late = np.linspace(len(kept) - 1, early, frames - early).round().astype(int)
-        kept = [*kept[:early], *(kept[i] for i in np.unique(late))]
+        thinned = np.linspace(len(kept) - 1, early, frames - early).round().astype(int)
+        kept = [*kept[:early], *(kept[i] for i in np.unique(thinned))]
     distances = (run.trace(t)[0] for t in track(kept))
     at = np.array(kept) - 1
     spec = client_map(
-        planes(distances, run.summary["seed"]),
+        tsne_planes(distances, run.summary["seed"]),
         labels=run.labels[at],
         groups=run.groups,
         accuracy=np.array([run.records[t]["clients"]["accuracy"] for t in at], np.float64),
@@ -225,7 +210,7 @@ def _cards(run: RunData) -> list[ClusterCard]:
         inside = np.flatnonzero(run.clients["cluster"] == label)
         own = run.clients.iloc[inside]
         counts = held[:, inside].sum(axis=1) if held is not None else np.zeros(0)
-        here = [] if groups is None else [
+        groups_inside = [] if groups is None else [
             (int(g), int((groups[inside] == g).sum()), int((groups == g).sum()))
             for g in np.unique(groups[inside])
         ]  # fmt: skip
@@ -234,51 +219,13 @@ def _cards(run: RunData) -> list[ClusterCard]:
                 label=int(label),
                 clients=len(own),
                 samples=int(own["samples"].sum()),
-                groups=here,
+                groups=groups_inside,
                 classes=(counts / max(counts.sum(), 1)).tolist(),
                 accuracy=own["accuracy"].dropna().tolist() if "accuracy" in own else [],
                 members=own.to_dict("records"),
             )
         )
     return cards
-
-
-def _heats(run: RunData) -> list[Heat]:
-    """Cosines between centers and between clients, in the last traced round."""
-    if not run.traced:
-        return []
-    last = run.traced[-1]
-    labels = run.labels[last - 1]
-    used = np.unique(labels)
-    names = [f"cluster {k}" for k in used]
-    heats = []
-    if len(used) > 1:
-        heats.append(_heat(run, "centers", f"after round {last}", used, used, names))
-    every = -(-len(labels) // MAPPED)
-    within = np.zeros_like(labels) if run.groups is None else run.groups
-    order = np.lexsort((within, labels))[::every]  # clusters, and groups inside of them
-    about = f"after local update {last}, by cluster" + (f" (one in {every})" if every > 1 else "")
-    names = [f"{run.clients['client'][i]} (cluster {labels[i]})" for i in order]
-    heats.append(_heat(run, "clients", about, order, labels[order], names))
-    return heats
-
-
-def _heat(  # noqa: PLR0917
-    run: RunData,
-    of: Literal["clients", "centers"],
-    about: str,
-    order: Int,
-    clusters: Int,
-    names: list[str],
-) -> Heat:
-    matrix = cosines(*run.trace(run.traced[-1], of))[np.ix_(order, order)]
-    matrix = np.clip(np.nan_to_num(matrix), -1, 1)
-    low, high = float(matrix.min()), float(matrix.max())
-    levels = np.round((matrix - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
-    kinds, counts = np.unique(clusters, return_counts=True)
-    edge = list(zip(kinds.tolist(), counts.tolist(), strict=True))
-    packed = b64encode(levels.tobytes()).decode()
-    return Heat(of.capitalize(), about, names, edge, low, high, packed)
 
 
 def _percent(value: float | None) -> str:

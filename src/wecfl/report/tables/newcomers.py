@@ -1,4 +1,4 @@
-"""How clients fare that come after the training."""
+"""The table of newcomers: clients that come after the training, and how they fare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["newcomer_cells", "rich_newcomers"]
 
 
 def newcomer_cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str], list[list[str]]]:
-    """One line per newcomer, in words: its head and its lines.
+    """Heads and rows of the table as texts, one row for each newcomer.
 
     >>> frame = pd.DataFrame([{"client": "a", "samples": 9, "cluster": 2, "confidence": 0.875,
     ...     "distance": 0.5, "limit": 0.25, "novel": True, "accuracy": 0.5, "macro_f1": 0.5}])

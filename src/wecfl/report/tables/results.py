@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal
@@ -14,24 +14,25 @@ from rich.table import Table
 
 from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
+from wecfl.runs.json_values import leaves
 
 __all__ = ["experiments", "named_runs", "result_cells", "results", "rich_results", "score"]
 
 Summary = Mapping[str, Any]
-"""`summary.json`, with the choices as its `config`."""
+"""`summary.json`, with the configuration as its `config`."""
 
 COLUMNS = {
     "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
     "clusters", "rounds", "seeds", "seconds", "unfinished",
 }  # fmt: skip
-"""What `results` always has; other columns are choices in which the experiments differ."""
+"""Columns that `results` always has. Others are choices in which the experiments differ."""
 
 
 def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]]:
-    """One row per run, in its folder or in memory, and the columns that tell experiments apart.
+    """One row per run, in a folder or in memory, and the columns that tell experiments apart.
 
-    Runs that agree in these columns differ by their seed alone; of runs that agree in the seed too,
-    the last one counts.
+    Runs that agree in these columns differ by their seed alone. Of runs that agree in the seed
+    too, the last one counts.
     """
     frame = pd.DataFrame([_flat(run) for run in runs])
     choices = [c for c in frame.columns if c.startswith("config.")]
@@ -52,7 +53,7 @@ def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
 
 
 def _differs(frame: pd.DataFrame, choice: str) -> bool:
-    """A method's components tell it from its namesakes only; its name does from the others."""
+    """Whether runs differ in a choice. Components count only between methods of one name."""
     same = ["method"] if choice.startswith("config.components.") else [True] * len(frame)
     return bool((frame.groupby(same)[choice].nunique(dropna=False) > 1).any())
 
@@ -76,10 +77,10 @@ def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
 
 
 def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """The table in words, best accuracy first, scores in percent: its head and its lines.
+    """Heads and rows of the table as texts: best accuracy first, scores in percent.
 
-    The number of rounds or seeds is a column of its own only where it differs from 1 or between
-    experiments: it must fit a narrow terminal.
+    Rounds are a column only if experiments differ in them, seeds only if there are several: the
+    table must fit a narrow terminal.
     """
     extra = [column for column in frame.columns if column not in COLUMNS]
     counts = [
@@ -132,12 +133,12 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     config = summary.pop("config")
     choices = {
         f"config.{key}": value
-        for key, value in _leaves(config)
+        for key, value in leaves(config, between=".", item=None)
         if key not in (*INCIDENTAL_KEYS, "method", "clusters", "rounds")
         and not key.startswith("structure.")
     }
-    # A run without ground truth has no ARI, one stopped in its first round no score at all: None
-    # would make the column one of objects.
+    # Without hidden groups there is no ARI, and without a complete round no score at all. NaN
+    # keeps the column one of numbers.
     scores = {
         key: float("nan") if summary[key] is None else summary[key]
         for key in ("accuracy", "macro_f1", "ari", "clusters")
@@ -155,17 +156,8 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     }
 
 
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables under dotted names."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield above + key, value
-
-
 def score(mean: float, std: float, factor: float = 1, digits: int = 2) -> str:
-    """Mean ± standard deviation, if there is one.
+    """The mean, with ± standard deviation if there is one.
 
     >>> score(0.7095, 0.0357, 100), score(70.95, float("nan"))
     ('70.95 ± 3.57', '70.95')

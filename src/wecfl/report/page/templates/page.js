@@ -1,5 +1,5 @@
 "use strict";
-// Charts are Vega-Lite; the page adds the slider that moves clients, and the heat maps.
+// Charts are Vega-Lite; the page adds the slider that moves clients, and arrow keys that read heat maps.
 (() => {
   const font = getComputedStyle(document.body).fontFamily;
   const axis = {
@@ -9,7 +9,6 @@
   };
   const options = {
     actions: false,
-    renderer: "svg", // so that colours can be the page's own
     tooltip: { disableDefaultStyle: true },
     config: {
       background: null, font, view: { stroke: null }, axis, text: { color: "var(--ink)" },
@@ -18,7 +17,17 @@
   };
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const parse = (element) => JSON.parse(element.textContent);
-  const embed = (element) => vegaEmbed(element, parse(document.getElementById(element.dataset.chart)), options);
+  const specOf = (element) => parse(document.getElementById(element.dataset.chart));
+  const embed = (element) => vegaEmbed(element, specOf(element), { ...options, renderer: "svg" });
+
+  // A heat map has too many cells for SVG, and a canvas can't look up the colours of the page.
+  function embedOnCanvas(element) {
+    const style = getComputedStyle(element);
+    const coloured = (value) => JSON.parse(
+      JSON.stringify(value).replace(/var\((--\w+)\)/g, (_, name) => style.getPropertyValue(name).trim()),
+    );
+    return vegaEmbed(element, coloured(specOf(element)), { ...coloured(options), renderer: "canvas" });
+  }
 
   function play(figure, view) {
     const slider = figure.querySelector("input[type=range]");
@@ -69,71 +78,41 @@
     tell();
   }
 
-  function heat(figure) {
-    const { names, edge, low, high, bytes } = parse(figure.querySelector("script"));
-    const canvas = figure.querySelector("canvas"), say = figure.querySelector(".say");
-    const n = names.length, cell = Math.max(Math.ceil(800 / n), 1);
-    const levels = Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0));
-    const paint = canvas.getContext("2d");
-    canvas.width = canvas.height = n * cell;
-    let row = 0, column = 0;
+  async function heat(figure) {
+    const chart = figure.querySelector(".chart"), say = figure.querySelector(".say");
+    const low = Number(chart.dataset.low), step = Number(chart.dataset.step);
+    let drawn = await embedOnCanvas(chart), row = 0, column = 0;
+    const names = drawn.view.data("levels-names").map((each) => each.name);
+    const levels = drawn.view.data("levels").map((each) => each.data); // the lower triangle, row by row
+    const within = (place) => Math.min(Math.max(place, 0), names.length - 1);
 
-    function shade(name) { // a colour of the page as red, green, blue
-      const hex = getComputedStyle(figure).getPropertyValue(name).trim();
-      return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-    }
-    function draw(marked) {
-      const from = shade("--card"), to = shade("--accent");
-      const palette = Array.from({ length: 256 }, (_, i) => `rgb(${from.map((v, c) => v + ((to[c] - v) * i) / 255)})`);
-      levels.forEach((level, i) => {
-        paint.fillStyle = palette[level];
-        paint.fillRect((i % n) * cell, Math.floor(i / n) * cell, cell, cell);
-      });
-      paint.fillStyle = getComputedStyle(figure).getPropertyValue("--paper");
-      let seam = 0;
-      for (const [, span] of edge) {
-        paint.fillRect(seam * cell - 1, 0, 2, n * cell);
-        paint.fillRect(0, seam * cell - 1, n * cell, 2);
-        seam += span;
-      }
-      if (marked) {
-        paint.strokeStyle = getComputedStyle(figure).getPropertyValue("--ink");
-        paint.lineWidth = 3;
-        paint.strokeRect(column * cell, row * cell, cell, cell);
-      }
-    }
-    function read(nextRow, nextColumn) {
-      row = Math.min(Math.max(nextRow, 0), n - 1);
-      column = Math.min(Math.max(nextColumn, 0), n - 1);
-      const value = low + (levels[row * n + column] / 255) * (high - low);
-      say.textContent = `${names[row]} · ${names[column]}: ${value.toFixed(4)}`;
-    }
-    canvas.addEventListener("pointermove", (event) => {
-      const box = canvas.getBoundingClientRect();
-      read(Math.floor(((event.clientY - box.top) / box.height) * n), Math.floor(((event.clientX - box.left) / box.width) * n));
-    });
-    canvas.addEventListener("keydown", (event) => {
+    chart.addEventListener("keydown", (event) => {
       const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (!move) return;
       event.preventDefault();
-      read(row + move[0], column + move[1]);
-      draw(true);
+      row = within(row + move[0]);
+      column = within(column + move[1]);
+      const below = Math.max(row, column), level = levels[(below * (below + 1)) / 2 + Math.min(row, column)];
+      say.textContent = `${names[row]} · ${names[column]}: ${(low + level * step).toFixed(4)}`;
+      drawn.view.signal("at_row", row).signal("at_column", column).run();
     });
-    canvas.addEventListener("blur", () => draw(false));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(false));
-    draw(false);
+    chart.addEventListener("blur", () => drawn.view.signal("at_row", -1).run());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", async () => {
+      drawn.finalize();
+      drawn = await embedOnCanvas(chart);
+    });
   }
 
   // What comes into view is drawn first, so that a page of several runs opens at once; the rest when
   // there is time, so that it can be printed. In closed details there is no width to draw in.
-  const waiting = new Set(document.querySelectorAll(".chart, .heat"));
+  const waiting = new Set(document.querySelectorAll(".chart"));
   async function show(target) {
     if (!waiting.delete(target)) return;
     seen.unobserve(target);
-    if (target.classList.contains("heat")) return heat(target);
+    const map = target.closest(".heat"), plane = target.closest(".plane");
+    if (map) return heat(map);
     const { view } = await embed(target);
-    const figure = target.closest(".plane");
-    if (figure) play(figure, view);
+    if (plane) play(plane, view);
   }
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) show(target);
