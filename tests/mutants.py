@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ NATIVE = "wecfl.engine.native._native"
 PARTS = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "mkdocs.yml",
          "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")  # fmt: skip
 """What tests read of the tree."""
-MAX_SECONDS = 600
+MAX_SECONDS = 1800
 """A mutant whose tests take longer (an endless loop) counts as caught."""
 
 SELF = "the doctests of the file that is changed"
@@ -39,7 +40,7 @@ SELF = "the doctests of the file that is changed"
 Verdict = Literal["caught", "survived", "stale"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mutant:
     """One mistake."""
 
@@ -179,7 +180,7 @@ MUTANTS = (
         "data", "validation tests on what is trained on",
         "test=tuple(rows[held] for rows, (_, held) in pairs)",
         "test=tuple(rows[kept] for rows, (kept, _) in pairs)",
-        "tests/data/test_federation.py",
+        f"{SELF} tests/data/test_federation.py",
     ),
     # -- folder -----------------------------------------------------------------------------------
     mutant(
@@ -338,41 +339,46 @@ class Tree:
         finally:
             file.write_text(before)
 
-    def test(self, words: Sequence[str]) -> tuple[int, str]:
-        """Run pytest until the first failure: its exit code and what it printed."""
+    def test(self, words: Sequence[str]) -> tuple[int, list[str]]:
+        """Run pytest: its exit code and the tests that failed."""
         environment = {
             **os.environ,
             "PYTHONPATH": f"{self.place / 'startup'}{os.pathsep}{self.place / 'src'}",
             "PYTHONDONTWRITEBYTECODE": "1",  # a file may change twice in a second
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
         try:
             done = subprocess.run(
                 command, cwd=self.place, env=environment, capture_output=True, text=True,
                 check=False, timeout=MAX_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return 1, f"FAILED by taking more than {MAX_SECONDS} s"
-        return done.returncode, done.stdout + done.stderr
+            return 1, [f"more than {MAX_SECONDS} s"]
+        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
+        if done.returncode not in (0, 1, 2) or bool(done.returncode) != bool(failed):
+            told = done.stdout + done.stderr
+            raise SystemExit(f"mutants: {' '.join(command)} ended with {done.returncode}:\n{told}")
+        return done.returncode, failed
 
-    def judge(self, one: Mutant) -> tuple[Verdict, str]:
-        """What becomes of a mutant, and by which test or why not."""
+    def judge(self, one: Mutant, broken: Sequence[str] = ()) -> tuple[Verdict, str]:
+        """What becomes of a mutant, and by which test or why not.
+
+        Tests that are broken, and fail also without a mistake, are left out.
+        """
         found = self.find(one)
         if isinstance(found, str):
             return "stale", found
         file, right, wrong = found
         words = one.tests.replace(SELF, str(file.relative_to(self.place))).split()
+        left_out = [f"--deselect={test}" for test in broken]
         with self.changed(file, right, wrong):
-            code, output = self.test(words)
-        if code == 0:
-            return "survived", one.tests
-        told = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        if code not in (1, 2) or not told:
-            raise SystemExit(f"mutants: pytest {one.tests} ended with {code}:\n{output}")
-        return "caught", told[0].partition(" - ")[0]
+            code, failed = self.test(["-x", *words, *left_out])
+        return ("caught", failed[0]) if code else ("survived", one.tests)
 
 
-def judged(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdict, str]]:
+def judged(
+    mutants: Sequence[Mutant], jobs: int, broken: Sequence[str] = ()
+) -> Iterator[tuple[Mutant, Verdict, str]]:
     """Each mutant in turn, several at a time in a tree each."""
     with TemporaryDirectory(prefix="wecfl-mutants-") as folder:
         free: SimpleQueue[Tree] = SimpleQueue()
@@ -384,7 +390,7 @@ def judged(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdi
         def judge(one: Mutant) -> tuple[Mutant, Verdict, str]:
             tree = free.get()
             try:
-                return one, *tree.judge(one)
+                return one, *tree.judge(one, broken)
             finally:
                 free.put(tree)
 
@@ -392,15 +398,12 @@ def judged(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Verdi
             yield from pool.map(judge, mutants)
 
 
-def check_unchanged(mutants: Sequence[Mutant]) -> None:
-    """All tests pass without a mistake: else "caught" would mean nothing."""
+def failing(tests: Sequence[str]) -> list[str]:
+    """Which of these fail also without a mistake."""
+    if not tests:
+        return []
     with TemporaryDirectory(prefix="wecfl-mutants-") as folder:
-        tree = Tree(Path(folder))
-        words = sorted({word for one in mutants for word in one.tests.replace(SELF, "").split()})
-        there = [word for word in words if (tree.place / word.partition("::")[0]).exists()]
-        code, output = tree.test(["-n", "auto", *there])
-        if code:
-            raise SystemExit(f"mutants: the tests fail without a mistake:\n{output}")
+        return Tree(Path(folder)).test(sorted(set(tests)))[1]
 
 
 def main() -> None:
@@ -420,11 +423,19 @@ def main() -> None:
             if isinstance(place, str):
                 print(f"stale     {one.room}: {one.mistake}\n          {place}")
         sys.exit(2 * any(isinstance(place, str) for _, place in found))
-    check_unchanged(mutants)
-    print(f"no mistake: all tests pass ({time.perf_counter() - began:.0f} s)", flush=True)
-    for one, verdict, by in judged(mutants, chosen.jobs):
-        counts[verdict] += 1
-        print(f"{verdict:9} {one.room}: {one.mistake}\n          {by}", flush=True)
+    broken: list[str] = []
+    while mutants:
+        caught_by = {}
+        for one, verdict, by in judged(mutants, chosen.jobs, broken):
+            counts[verdict] += 1
+            caught_by |= {one: by} if verdict == "caught" else {}
+            print(f"{verdict:9} {one.room}: {one.mistake}\n          {by}", flush=True)
+        found = failing([by for by in caught_by.values() if "::" in by])
+        mutants = [one for one, by in caught_by.items() if by in found]
+        counts["caught"] -= len(mutants)
+        broken += found
+        for test in found:
+            print(f"fails without a mistake, so that others must catch: {test}", flush=True)
     stale = f", {counts['stale']} stale" if counts["stale"] else ""
     print(f"{time.perf_counter() - began:.0f} s")
     print(f"{counts['caught']} caught, {counts['survived']} survived{stale}")

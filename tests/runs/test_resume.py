@@ -220,6 +220,19 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
     assert ("000004" in caplog.text and "earlier checkpoint" in caplog.text) != gone
 
 
+def test_a_manifest_that_says_something_else_is_not_believed(
+    stopped: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As good JSON as before, but not what the run wrote."""
+    file = stopped / "checkpoints" / "000004.json"
+    signed = json.loads(file.read_text())
+    signed["manifest"]["seconds"] += 1
+    file.write_text(json.dumps(signed))
+    go_on(stopped)
+    assert "000004.json is damaged" in caplog.text
+    same_folders(whole, stopped)
+
+
 def test_nothing_left_to_go_on_from(stopped: Path, wecfl: "Wecfl") -> None:
     for file in (stopped / "checkpoints").glob("*.safetensors"):
         flip(file)
