@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 import wecfl
+from fuzzing import FACTOR
 from helpers import method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods
 from wecfl.bilevel.aggregation import Mean
@@ -29,8 +30,16 @@ from wecfl.runs.result import Result
 
 SEED = 5
 ROUNDS = 3
-EVERY = pytest.mark.parametrize("name", [*methods.METHODS, "wecfl auto", "fesem auto"])
-BOTH = pytest.mark.parametrize("engine", ["native", "torch"])
+NAMES = [*methods.METHODS, "wecfl auto", "fesem auto"]
+EVERY = pytest.mark.parametrize("name", NAMES)
+KINDS = ("fedavg+", "ifca", "wecfl auto", "fedadam", "scaffold", "fedavg-ft", "ditto", "fedper")
+"""A method of each kind: votes, asks, counts clusters, keeps something here, there or at home."""
+ON_ENGINES = pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "native") for name in NAMES]
+    + [(name, "torch") for name in (NAMES if FACTOR else KINDS)],
+)
+"""All on the native engine; on torch, which takes four times as long, some (`make fuzz`: all)."""
 
 
 @cache
@@ -112,8 +121,7 @@ def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
         np.testing.assert_array_equal(getattr(ended, name), getattr(stored, name))
 
 
-@EVERY
-@BOTH
+@ON_ENGINES
 def test_every_method_gives_the_same_bits_with_any_number_of_workers(
     name: str, engine: str, fed: wecfl.Federation
 ) -> None:
@@ -128,8 +136,7 @@ def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
         np.testing.assert_allclose(ours.models, theirs.models, atol=1e-4)
 
 
-@EVERY
-@BOTH
+@ON_ENGINES
 def test_every_method_goes_on_to_the_bit(
     name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
