@@ -14,6 +14,8 @@ from wecfl.methods import METHODS
 from wecfl.report.charts import save
 from wecfl.report.figures import HEIGHT, overview
 
+pytestmark = pytest.mark.usefixtures("checked_charts")
+
 
 def folder(
     path: Path,
