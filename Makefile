@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -20,13 +20,13 @@ run: $(READY)  ## find the hidden groups: FedAvg against WeCFL on digits (under 
 	@$(BIN)/wecfl run --method fedavg,wecfl
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
-fuzz: $(READY)  ## bad input of every kind, twenty times as much and other than in make test (half an hour)
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz -n auto
+fuzz: $(READY)  ## bad input, random networks and engines: twenty times as much, and other, than in make test
+	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance -n auto
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \
@@ -61,7 +61,8 @@ peers: .venv-peers/.ready  ## install the libraries that make bench compares wit
 	@touch $@
 
 sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	cmake -S native -B build/sanitize -DWECFL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	cmake -S native -B build/sanitize -DWECFL_SANITIZE=ON \
+	  -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS_SANITIZE="-O1 -g1" \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	cmake --build build/sanitize --parallel 2 > /dev/null
 	WECFL_NATIVE="$$(echo build/sanitize/_native*.so)" UBSAN_OPTIONS=halt_on_error=1 \
@@ -71,6 +72,9 @@ sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and Unde
 BASE ?= HEAD
 freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision: make freeze BASE=HEAD~1
 	$(BIN)/python tests/freeze.py --base $(BASE)
+
+mutants: $(READY)  ## how many of forty small mistakes in src the tests catch (a quarter of an hour)
+	$(BIN)/python tests/mutants.py
 
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from altair.utils.schemapi import SchemaBase, debug_mode
 
 if build := os.environ.get("WECFL_NATIVE"):  # another build of the kernels: `make sanitize`
     found = spec_from_file_location("wecfl.engine.native._native", build)
@@ -77,6 +78,22 @@ def command(
         return Outcome(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def checked_charts() -> None:
+    """Altair checks each part of a chart against its schema, as it does outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def unchecked_charts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without these checks, which are half of a page's time, but where a test asks for them."""
+    if "checked_charts" in request.fixturenames:
+        yield
+        return
+    with debug_mode(False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SchemaBase, "validate", lambda *_: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """The library against the naive twin, method by method."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,26 +31,40 @@ METHODS = {
 }
 
 
+SEED, ROUNDS = 3, 4
+
+
+@cache
+def federation() -> wecfl.Federation:
+    partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
+    return wecfl.Federation.from_dataset("digits", partition, clients=9, seed=SEED)
+
+
+def start(architecture: str) -> nn.Module:
+    # The same CNN each time: of some thousand starts, one lets float error flip a ReLU.
+    if architecture == "cnn":
+        return reinitialized(cnn(), SEED, 7)
+    return build("mlp", shape=(1, 8, 8), classes=10, seed=SEED)
+
+
+@cache
+def twins(name: str, architecture: str) -> tuple[Any, list[nn.Module]]:
+    """What the twin comes to, which is slow, for both engines."""
+    _, k, mu = METHODS[name]
+    given = start(architecture)
+    inits = [given, *(reinitialized(given, SEED, j) for j in range(1, k))]
+    plan = LocalPlan(steps=7, batch=16, lr=0.05)
+    return twin(name, federation(), inits, plan, rounds=ROUNDS, seed=SEED, mu=mu)
+
+
 @pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("architecture", ["mlp", "cnn"])
 @pytest.mark.parametrize("name", METHODS)
 def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, engine: Any) -> None:
-    method, k, mu = METHODS[name]
-    seed, rounds = 3, 4
-    partition = wecfl.partitions.ClusterwiseNClass((4, 4), groups=3)
-    fed = wecfl.Federation.from_dataset("digits", partition, clients=9, seed=seed)
-    # The same CNN each time: of some thousand starts, one lets float error flip a ReLU.
-    given = (
-        reinitialized(cnn(), seed, 0)
-        if architecture == "cnn"
-        else build("mlp", shape=(1, 8, 8), classes=10, seed=seed)
-    )
-    inits = [given, *(reinitialized(given, seed, j) for j in range(1, k))]
-    plan = LocalPlan(steps=7, batch=16, lr=0.05)
-
-    labels, clients = twin(name, fed, inits, plan, rounds=rounds, seed=seed, mu=mu)
+    method, given = METHODS[name][0], start(architecture)
+    labels, clients = twins(name, architecture)
     result = run_flat(
-        fed, method, model=given, rounds=rounds, steps=7, batch=16, lr=0.05, seed=seed,
+        federation(), method, model=given, rounds=ROUNDS, steps=7, batch=16, lr=0.05, seed=SEED,
         workers=2, engine=engine,
     )  # fmt: skip
 

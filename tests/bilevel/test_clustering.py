@@ -82,6 +82,24 @@ def test_a_fresh_start_is_that_of_scikit_learn(seed: int, m: int, p: int, k: int
     assert inertia(points, centers, labels, weight) == pytest.approx(reference.inertia_)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_better_start_wins(seed: int) -> None:
+    """Warm from the best that is known, or from one point for all: there a fresh one is better."""
+    draws = np.random.default_rng(seed)
+    points, weight = draws.normal(size=(40, 3)), draws.uniform(0.1, 3, 40)
+    best = Reference(6, n_init=50, random_state=0).fit(points, sample_weight=weight)
+    for old in (best.cluster_centers_, np.zeros((6, 3))):
+
+        def found(kmeans: KMeans, old: Any = old) -> float:
+            labels, centers = clustered(kmeans, points, old, weight, seed)
+            return inertia(points, centers, labels, weight)
+
+        both, warm, fresh = (
+            found(KMeans(fresh=n, warm=w)) for n, w in ((1, True), (0, True), (1, False))
+        )
+        assert both == pytest.approx(min(warm, fresh))
+
+
 def test_a_label_means_the_same_cluster_over_rounds() -> None:
     points, truth, weight = blobs(3)
     centers = np.stack([points[truth == k].mean(axis=0) for k in (3, 1, 4, 0, 2)])

@@ -1,6 +1,7 @@
 """One suite over every registered method, and the relations between methods."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 import wecfl
+from fuzzing import FACTOR
 from helpers import method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods
 from wecfl.bilevel.aggregation import Mean
@@ -29,18 +31,36 @@ from wecfl.models import build, row_of
 from wecfl.runs.result import Result
 
 SEED = 5
-EVERY = pytest.mark.parametrize("name", [*methods.METHODS, "wecfl auto", "fesem auto"])
-BOTH = pytest.mark.parametrize("engine", ["native", "torch"])
+ROUNDS = 3
+NAMES = [*methods.METHODS, "wecfl auto", "fesem auto"]
+EVERY = pytest.mark.parametrize("name", NAMES)
+KINDS = ("fedavg+", "ifca", "wecfl auto", "fedadam", "scaffold", "fedavg-ft", "ditto", "fedper")
+"""A method of each kind: votes, asks, counts clusters, keeps something here, there or at home."""
+ON_ENGINES = pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "native") for name in NAMES]
+    + [(name, "torch") for name in (NAMES if FACTOR else KINDS)],
+)
+"""All on the native engine; on torch, which takes four times as long, some (`make fuzz`: all)."""
 
 
-@pytest.fixture(scope="module")
-def fed() -> wecfl.Federation:
+@cache
+def digits() -> wecfl.Federation:
     partition = wecfl.partitions.ClusterwiseDirichlet((0.1, 10.0), groups=3)
     return wecfl.Federation.from_dataset("digits", partition, clients=9, seed=SEED)
 
 
+@pytest.fixture(scope="module")
+def fed() -> wecfl.Federation:
+    return digits()
+
+
 def run(
-    fed: wecfl.Federation, method: Method, workers: int = 1, rounds: int = 3, engine: str = "native"
+    fed: wecfl.Federation,
+    method: Method,
+    workers: int = 1,
+    rounds: int = ROUNDS,
+    engine: str = "native",
 ) -> Result:
     how: Any = {"workers": workers, "engine": engine, "objectives": False}
     return run_flat(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
@@ -52,13 +72,17 @@ def named(name: str) -> Method:
     return method_named(kind, k="auto" if auto else 3)
 
 
+@cache
+def plain(name: str, engine: str = "native") -> Result:
+    """The run that several tests compare others with."""
+    return run(digits(), named(name), engine=engine)
+
+
 @EVERY
-@BOTH
-def test_every_method_learns_and_keeps_the_shapes(
-    name: str, engine: str, fed: wecfl.Federation
-) -> None:
+def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federation) -> None:
+    """On the native engine; that the other one comes to the same is another test."""
     method = named(name)
-    result = run(fed, method, rounds=12, engine=engine)
+    result = run(fed, method, rounds=12)
     width = wecfl.models.layout_of(result.architecture).width
     assert len(result.states) == method.members
     for state in result.states:
@@ -99,36 +123,30 @@ def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
         np.testing.assert_array_equal(getattr(ended, name), getattr(stored, name))
 
 
-@EVERY
-@BOTH
+@ON_ENGINES
 def test_every_method_gives_the_same_bits_with_any_number_of_workers(
     name: str, engine: str, fed: wecfl.Federation
 ) -> None:
-    method = named(name)
-    same_bits(run(fed, method, 1, engine=engine), run(fed, method, 2, engine=engine))
+    same_bits(plain(name, engine), run(fed, named(name), 2, engine=engine))
 
 
 @EVERY
-def test_every_method_gives_the_same_result_on_both_engines(
-    name: str, fed: wecfl.Federation
-) -> None:
-    method = named(name)
-    native, torch = run(fed, method, rounds=5), run(fed, method, rounds=5, engine="torch")
+def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
+    native, torch = plain(name), plain(name, "torch")
     np.testing.assert_array_equal(native.labels, torch.labels)
     for ours, theirs in zip(native.states, torch.states, strict=True):
         np.testing.assert_allclose(ours.models, theirs.models, atol=1e-4)
 
 
-@EVERY
-@BOTH
+@ON_ENGINES
 def test_every_method_goes_on_to_the_bit(
     name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
     """Stopped a round after the last checkpoint, and resumed: as if nothing had happened."""
     method, after = named(name), tmp_path / "run"
     how: Any = {
-        "engine": engine, "workers": 1, "rounds": 4, "steps": 4, "lr": 0.05, "seed": SEED,
-        "checkpoint_every": 2,
+        "engine": engine, "workers": 1, "rounds": 4, "steps": 2, "lr": 0.05, "seed": SEED,
+        "checkpoint_every": 2, "objectives": engine == "native",
     }  # fmt: skip
 
     def stop(record: dict[str, Any], states: object) -> None:
@@ -150,21 +168,21 @@ def test_every_method_goes_on_to_the_bit(
 def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federation) -> None:
     method = named(name)
     order = np.random.default_rng(0).permutation(len(fed))
-    plain, permuted = run(fed, method), run(fed.subset(order), method)
-    assert adjusted_rand_score(plain.labels[order], permuted.labels) == 1.0
+    usual, permuted = plain(name), run(fed.subset(order), method)
+    assert adjusted_rand_score(usual.labels[order], permuted.labels) == 1.0
     np.testing.assert_allclose(
-        permuted.states[0].models, plain.states[0].models[order], atol=1e-5, rtol=1e-4
+        permuted.states[0].models, usual.states[0].models[order], atol=1e-5, rtol=1e-4
     )
-    assert permuted.records[-1]["accuracy"] == pytest.approx(plain.records[-1]["accuracy"])
+    assert permuted.records[-1]["accuracy"] == pytest.approx(usual.records[-1]["accuracy"])
 
 
 @EVERY
 def test_scaling_importance_changes_nothing(name: str, fed: wecfl.Federation) -> None:
     method = named(name)
     scaled = method.replace(importance=lambda sizes: 7.3 * method.importance(sizes))
-    plain, other = run(fed, method), run(fed, scaled)
-    np.testing.assert_array_equal(plain.labels, other.labels)
-    np.testing.assert_allclose(plain.states[0].models, other.states[0].models, atol=1e-6)
+    usual, other = plain(name), run(fed, scaled)
+    np.testing.assert_array_equal(usual.labels, other.labels)
+    np.testing.assert_allclose(usual.states[0].models, other.states[0].models, atol=1e-6)
 
 
 def test_one_cluster_is_fedavg(fed: wecfl.Federation) -> None:

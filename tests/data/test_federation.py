@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from wecfl.data.datasets import load
 from wecfl.data.federation import Federation
 from wecfl.data.partition import ClusterwiseDirichlet, ClusterwisePermuted, Iid
 from wecfl.data.source import Dataset
@@ -238,6 +239,14 @@ def test_groups_call_the_same_classes_something_else() -> None:
     permutations = [tuple(names[group][c] for c in range(10)) for group in range(3)]
     assert len(set(permutations)) == 3
     assert all(sorted(each) == list(range(10)) for each in permutations)
+
+
+def test_a_data_set_keeps_its_own_names() -> None:
+    digits = load("digits")
+    before = digits.y.copy()
+    fed = Federation.from_dataset(digits, ClusterwisePermuted(groups=3), clients=9)
+    assert (fed.y != before).any()
+    np.testing.assert_array_equal(digits.y, before)
 
 
 def test_no_more_groups_than_permutations() -> None:

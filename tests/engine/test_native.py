@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
 import wecfl
+from fuzzing import tries
 from helpers import local_update, run_flat
 from wecfl import Correction, Federation, State, methods
 from wecfl.bilevel import evaluation
@@ -150,7 +151,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, int, int], int]
 
 
 @given(networks(), st.integers(2, 40), st.integers(0, 1000), st.sampled_from(ISAS))
-@settings(deadline=None, max_examples=60)
+@tries(15)
 def test_random_networks_train_like_torch_in_double_precision(
     case: tuple[nn.Sequential, tuple[int, int, int], int], batch: int, seed: int, isa: str
 ) -> None:
@@ -172,7 +173,7 @@ def test_random_networks_train_like_torch_in_double_precision(
 
 
 @given(networks(), st.booleans(), st.integers(1, 70), st.integers(0, 1000))
-@settings(deadline=None, max_examples=30)
+@tries(10)
 def test_gradients_of_random_networks_are_those_of_autograd(
     case: tuple[nn.Sequential, tuple[int, int, int], int], by_batch: bool, size: int, seed: int
 ) -> None:

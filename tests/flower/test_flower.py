@@ -203,12 +203,13 @@ def test_what_is_a_clients_own_is_in_no_message(
         node.tamper = watch
     grid = FakeGrid(nodes)
     served(grid, method=name, clusters=1, rounds=3)
-    travelled = b"".join(
-        array.data
+    travelled = {
+        array.data[at : at + 32]  # eight numbers, wherever they begin
         for message in [*grid.pushed, *answers]
         for record in message.content.array_records.values()
         for array in record.values()
-    )
+        for at in range(0, len(array.data), 4)
+    }
     found = 0
     for file in tmp_path.glob("c*/**/*.safetensors"):
         for field, kept in read_tensors(file).items():

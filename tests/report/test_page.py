@@ -84,6 +84,7 @@ def one(runs: Path, tmp_path: Path) -> Iterator[Path]:
     yield Path(shutil.copytree(runs / "wecfl", tmp_path / "run"))
 
 
+@pytest.mark.usefixtures("checked_charts")
 def test_the_page_holds_the_figures_of_the_run(runs: Path) -> None:
     text = Text(page([runs / "wecfl"]))
     heads, [row] = result_cells(results([runs / "wecfl"]))
@@ -181,6 +182,7 @@ def test_names_are_text(fed: Federation, tmp_path: Path) -> None:
     assert plane["names"] == list(names)
 
 
+@pytest.mark.usefixtures("checked_charts")
 def test_what_else_was_measured_is_drawn(one: Path) -> None:
     records = read_metrics(one)
     for record in records:
@@ -204,6 +206,7 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     assert "together" not in html
 
 
+@pytest.mark.usefixtures("checked_charts")
 def test_objectives_are_drawn_beside_what_the_theory_allows(
     fed: Federation, tmp_path: Path
 ) -> None:

@@ -90,7 +90,7 @@ MEMORY: dict[str, dict[str, list[str]]] = {
 
 def test_kills_change_nothing() -> None:
     """At random moments, and by fault injection in the middle of writing; `make soak` has more."""
-    command = [sys.executable, "tests/kills.py", "--times", "3", "--rounds", "4"]
+    command = [sys.executable, "tests/kills.py", "--times", "2", "--rounds", "4"]
     path = os.pathsep.join(["tests", *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [*command, "--method", *MEMORY], cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": path},
@@ -101,10 +101,10 @@ def test_kills_change_nothing() -> None:
     assert {method: each["kept"] for method, each in told.items()} == MEMORY
     assert told["cfl-adam"]["clusters"] == [1, 2, 4, 6]  # parted when they had moments to leave
     assert told["wecfl-adam"]["clusters"] == [2] * 4  # of one that all began in
-    assert all(each["kills"] >= 3 for each in told.values())
+    assert all(each["kills"] >= 2 for each in told.values())
     writing = sum(each["while writing"] for each in told.values())
-    assert writing >= 4
-    assert sum(each["kills"] for each in told.values()) - writing >= 4
+    assert writing >= 3
+    assert sum(each["kills"] for each in told.values()) - writing >= 3
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole: Path, tmp_path: Path) -> None:
@@ -218,6 +218,19 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
     same_folders(whole, stopped)
     gone = (damage, kind) == (Path.unlink, "json")  # never finished, as far as anyone can tell
     assert ("000004" in caplog.text and "earlier checkpoint" in caplog.text) != gone
+
+
+def test_a_manifest_that_says_something_else_is_not_believed(
+    stopped: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As good JSON as before, but not what the run wrote."""
+    file = stopped / "checkpoints" / "000004.json"
+    signed = json.loads(file.read_text())
+    signed["manifest"]["seconds"] += 1
+    file.write_text(json.dumps(signed))
+    go_on(stopped)
+    assert "000004.json is damaged" in caplog.text
+    same_folders(whole, stopped)
 
 
 def test_nothing_left_to_go_on_from(stopped: Path, wecfl: "Wecfl") -> None:
