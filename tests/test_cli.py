@@ -257,7 +257,8 @@ def test_partition_says_one_line_each_and_draws(wecfl: Wecfl) -> None:
     assert Path("four.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_help_and_version(wecfl: Wecfl) -> None:
+def test_help_and_version(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # each description on one line
     assert wecfl("--version").out.strip() == __version__
     assert "compare" in wecfl().out
     text = " ".join(wecfl("run", "--help").out.replace("│", " ").split())

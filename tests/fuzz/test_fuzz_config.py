@@ -231,4 +231,6 @@ def test_nothing_that_a_run_is_called_becomes_a_part_of_the_page(
 
 def test_a_configuration_without_an_end(wecfl: Wecfl) -> None:
     for device in ("/dev/zero", "/dev/urandom"):
-        assert "no configuration" in wecfl("run", device).err
+        outcome = wecfl("run", device)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert f"{device}: " in outcome.err and "configuration" in outcome.err
