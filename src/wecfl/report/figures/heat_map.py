@@ -88,7 +88,7 @@ def heat_map(
         for place in (alt.X("data:Q"), alt.Y("data:Q"))
     ]
     data = alt.InlineData(values=triangle, name=dataset)
-    return alt.LayerChart(data, layer=[*halves, *(lines if seams else [])])
+    return alt.LayerChart(layer=[*halves, *(lines if seams else [])], data=data)
 
 
 def _quoted(labels: Mapping[float, str]) -> str:
