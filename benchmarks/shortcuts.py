@@ -66,7 +66,7 @@ def _memory(turns: int, clients: int, width: int) -> Line:
 
 def _line(work: str, clients: int, width: int, plain: list[float], ours: list[float]) -> Line:
     seconds = f"{median(plain):.3f} s against {median(ours):.3f} s"
-    return Line(work, f"{clients:,} × {width:,}", ratios(plain, ours), least=1.5, detail=seconds)
+    return Line(work, f"{clients:,} × {width:,}", ratios(plain, ours), least=1, detail=seconds)
 
 
 if __name__ == "__main__":

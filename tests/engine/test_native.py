@@ -591,7 +591,7 @@ def test_clients_that_take_fewer_steps() -> None:
                 engine, state, replace(plan, done=np.array([0, 1, 0])), Correction(), 7
             )
             assert (none != state.models).any(axis=1).tolist() == [False, True, False]
-            with pytest.raises(ConfigError, match=r"0 to 4 .* 5"):
+            with pytest.raises(ConfigError, match=r"0 to 4 .*5"):
                 local_update(
                     engine, state, replace(plan, done=np.array([1, 5, 2])), Correction(), 7
                 )

@@ -25,6 +25,7 @@ class Samples:
     def of(self, federation: Federation, client: int) -> Int:
         """The samples of a client, as rows of the pool.
 
+        >>> import numpy as np
         >>> fed = Federation.from_arrays([np.eye(9)], [np.arange(9)], test=1 / 3)
         >>> len(Samples("train").of(fed, 0)), len(Samples("train", limit=2).of(fed, 0))
         (6, 2)
