@@ -28,6 +28,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app, engine
+from wecfl.flower.roster import Place
 from wecfl.flower.server import serve
 from wecfl.flower.wire import PROTOCOL
 from wecfl.folder.readers import config_of, read_metrics
@@ -255,6 +256,14 @@ def test_a_client_refuses_a_server_that_asks_for_noise(nodes: Nodes, served: Ser
     state = wecfl.State(0, None, runner.starts([0], 0), np.zeros(M, np.int64))
     with pytest.raises(EngineError, match="0 valid replies"):
         local_update(runner, state, Plan(), wecfl.Correction(), 0)
+
+
+def test_places_are_in_the_order_of_the_keys_not_of_names_or_arrival() -> None:
+    roster = Roster(2)
+    roster.join(Place("a", node=7, key=5, samples=3))
+    roster.join(Place("b", node=8, key=1, samples=4))
+    roster.sort()
+    assert (roster.names, roster.sizes.tolist(), roster.row(7)) == (("b", "a"), [4, 3], 1)
 
 
 # Replies that can't be used

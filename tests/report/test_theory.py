@@ -11,7 +11,7 @@ import pytest
 from helpers import run_flat
 from wecfl import Config, Federation, methods, run_config
 from wecfl.errors import ConfigError, RunFolderError
-from wecfl.theory.judge import Check, Statement, check_run
+from wecfl.theory.judge import Assumption, Check, Inequality, Statement, check_run
 
 NAMES = [
     "Lemma 1", "Lemma 2", "Lemma 3", "Theorem 1", "Lemma 4", "Lemma 4*", "Lemma 5", "Theorem 2",
@@ -148,3 +148,10 @@ def test_bad_folders_are_said(convex: Path, tmp_path: Path) -> None:
     (folder / "models.safetensors").write_bytes(b"")
     with pytest.raises(RunFolderError, match=r"can't read .*models.safetensors"):
         check_run(folder)
+
+
+@pytest.mark.parametrize("met", [True, False, None])
+def test_a_statement_is_refuted_only_where_all_it_rests_on_was_met(met: bool | None) -> None:
+    failed = [Inequality(1, left=2.0, right=1.0)]
+    assumptions = [Assumption("one", True, ""), Assumption("other", met, "")]
+    assert Statement("Lemma", "", failed, assumptions).refuted == (met is True)
