@@ -14,14 +14,13 @@ from threadpoolctl import threadpool_limits
 import wecfl
 from fuzzing import FACTOR
 from helpers import method_named, run_flat, same_bits, same_folders
-from wecfl import NativeEngine, State, methods
+from wecfl import NativeEngine, State, methods, rng
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
-from wecfl.core.ask import Ask
-from wecfl.core.components import Clusters
-from wecfl.core.method import Method
+from wecfl.core.components import Clusters, View
+from wecfl.core.method import Ask, Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import STEPS, iterate, opening
 from wecfl.core.setting import Setting
@@ -317,6 +316,18 @@ def test_what_a_clustering_gives_is_checked(
 ) -> None:
     with pytest.raises(wecfl.errors.ConfigError, match=complaint):
         run(fed, methods.wecfl(k=3).replace(clustering=lambda *_: clusters))
+
+
+def test_a_clustering_draws_anew_in_every_round(fed: wecfl.Federation) -> None:
+    drawn = []
+
+    def clustering(view: View, distance: object, draws: np.random.Generator) -> Clusters:
+        drawn.append((view.round, draws.random()))
+        return Clusters(view.labels, view.centers)
+
+    run(fed, methods.wecfl(k=3).replace(clustering=clustering))
+    keyed = [rng.stream(SEED, "clustering", t).random() for t in range(ROUNDS + 1)]
+    assert drawn == [*enumerate(keyed)]
 
 
 @pytest.mark.parametrize("label", [-1, 3])

@@ -30,6 +30,7 @@ from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app
 from wecfl.flower.messages import PROTOCOL_VERSION
+from wecfl.flower.roster import Place
 from wecfl.flower.server import serve
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
@@ -221,6 +222,14 @@ def test_what_is_a_clients_own_is_in_no_message(
                     if not np.isin(piece, start).any() and piece.any():  # it has moved
                         assert piece.tobytes() not in travelled
     assert found >= M
+
+
+def test_places_are_in_the_order_of_the_keys_not_of_names_or_arrival() -> None:
+    roster = Roster(2)
+    roster.join(Place("a", node=7, key=5, samples=3))
+    roster.join(Place("b", node=8, key=1, samples=4))
+    roster.sort()
+    assert (roster.names, roster.sizes.tolist(), roster.row(7)) == (("b", "a"), [4, 3], 1)
 
 
 # Replies that can't be used

@@ -12,7 +12,7 @@ from helpers import run_flat
 from wecfl import Config, Federation, methods, run_config
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.theory.check import check_run
-from wecfl.theory.verdicts import Check, Statement
+from wecfl.theory.verdicts import Assumption, Check, Inequality, Statement
 
 NAMES = [
     "Lemma 1", "Lemma 2", "Lemma 3", "Theorem 1", "Lemma 4", "Lemma 4*", "Lemma 5", "Theorem 2",
@@ -149,3 +149,10 @@ def test_bad_folders_are_said(convex: Path, tmp_path: Path) -> None:
     (folder / "models.safetensors").write_bytes(b"")
     with pytest.raises(RunFolderError, match=r"models\.safetensors"):
         check_run(folder)
+
+
+@pytest.mark.parametrize("met", [True, False, None])
+def test_a_statement_is_refuted_only_where_all_it_rests_on_was_met(met: bool | None) -> None:
+    failed = [Inequality(1, left=2.0, right=1.0)]
+    assumptions = [Assumption("one", True, ""), Assumption("other", met, "")]
+    assert Statement("Lemma", "", failed, assumptions).refuted == (met is True)

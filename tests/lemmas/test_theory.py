@@ -183,7 +183,8 @@ def test_what_is_measured_is_what_a_naive_twin_finds(engine: Engine, alike: Fede
         B = np.max([found["B"]["0"], found["B"]["Q"]], axis=0)[parted.labels]
         assert found["theory"]["U_round"] == pytest.approx(U, rel=1e-4)
         assert found["theory"]["sigma2"] == 0
-        assert found["theory"]["gradient"]["Q"] == pytest.approx((lam * norms[1] ** 2).sum(), 1e-4)
+        for key, norm in (("0", norms[0]), ("Q", norms[1])):
+            assert found["theory"]["gradient"][key] == pytest.approx((lam * norm**2).sum(), 1e-4)
         gap = np.linalg.norm((seen["M"][t - 1].models - sent.models)[:, head], axis=1)
         bound = gap / (2 * max(norms[0].max(), norms[1].max()))
         np.testing.assert_allclose(found["clients"]["lr_bound_1"], bound, rtol=1e-3)

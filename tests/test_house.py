@@ -1,0 +1,164 @@
+"""The rules of the house: names that say what they hold, files short enough to read, tests that
+bend. What is wrong is listed whole, each with its place.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "wecfl"
+MAX_LINES = 400
+MAX_MATCH_LETTERS = 60
+
+RIDDLES = {
+    "AGAIN", "BEST", "BIG", "CLEAR", "CLOSE", "CROWDED", "DETAILED", "EXACT", "FAR", "FEW",
+    "FEWEST", "FREE", "GROWING", "KEPT", "LARGE", "LARGEST", "LEAST", "LONG", "LONGEST", "LOOK",
+    "MANY", "MOST", "NEAR", "SHORT", "SHORTEST", "SMALL", "SMALLEST", "WORST",
+}  # fmt: skip
+"""Words without a noun: as the whole name of a constant they say nothing."""
+
+COMPILED = {"_native"}
+"""Private by name, but a module: the compiled kernels, which have tests of their own."""
+
+
+def parsed(folder: Path) -> dict[str, ast.Module]:
+    """The files below a folder by their place in the repository."""
+    return {
+        str(file.relative_to(TESTS.parent)): ast.parse(file.read_text(encoding="utf-8"))
+        for file in sorted(folder.rglob("*.py"))
+    }
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[str, ast.Module]:
+    return parsed(SOURCE)
+
+
+@pytest.fixture(scope="module")
+def tests() -> dict[str, ast.Module]:
+    return parsed(TESTS)
+
+
+def nothing(found: list[str]) -> None:
+    """An empty list, or all of it."""
+    assert not found, "\n".join(["", *found])
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The names in capitals that a module gives to something, and the line of each."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id.isupper():
+                yield target.id, node.lineno
+
+
+def calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    """The calls of methods of that name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == name:
+            yield node
+
+
+def from_wecfl(tree: ast.Module) -> set[str]:
+    """The names that a test has for modules and values of `wecfl`."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "wecfl":
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            ours = [alias for alias in node.names if alias.name.split(".")[0] == "wecfl"]
+            names |= {alias.asname or "wecfl" for alias in ours}
+    return names
+
+
+def test_no_module_is_too_long_to_be_read() -> None:
+    nothing(
+        [
+            f"{file.relative_to(TESTS.parent)} has {lines} lines"
+            for file in sorted(SOURCE.rglob("*.py"))
+            if (lines := len(file.read_text(encoding="utf-8").splitlines())) > MAX_LINES
+        ]
+    )
+
+
+def test_no_two_public_classes_have_one_name(source: dict[str, ast.Module]) -> None:
+    places = defaultdict(list)
+    for file, tree in source.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(file)
+    nothing([f"{name}: {', '.join(files)}" for name, files in places.items() if len(files) > 1])
+
+
+def test_constants_have_a_noun(source: dict[str, ast.Module]) -> None:
+    nothing(
+        [
+            f"{file}:{line} {name}"
+            for file, tree in source.items()
+            for name, line in constants(tree)
+            if name.strip("_") in RIDDLES
+        ]
+    )
+
+
+def test_tests_pin_no_whole_sentences(tests: dict[str, ast.Module]) -> None:
+    """Of an error: its type, the key fact, and that it is one line."""
+
+    def letters(pattern: ast.expr) -> int:
+        parts = [node.value for node in ast.walk(pattern) if isinstance(node, ast.Constant)]
+        return sum(len(part) for part in parts if isinstance(part, str))
+
+    nothing(
+        [
+            f"{file}:{node.lineno} {ast.unparse(keyword.value)}"
+            for file, tree in tests.items()
+            for node in calls(tree, "raises")
+            for keyword in node.keywords
+            if keyword.arg == "match" and letters(keyword.value) > MAX_MATCH_LETTERS
+        ]
+    )
+
+
+def test_tests_set_parameters_and_no_constants(tests: dict[str, ast.Module]) -> None:
+    """What a test has to change about `wecfl` is a parameter of it."""
+
+    def patched(call: ast.Call, ours: set[str]) -> str:
+        """The name that is set, if it is one of `wecfl`."""
+        match call.args:
+            case [ast.Constant(value=str(dotted)), _]:
+                return dotted if dotted.startswith("wecfl.") else ""
+            case [target, ast.Constant(value=str(name)), _]:
+                used = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+                return name if used & ours or "'wecfl." in ast.unparse(target) else ""
+        return ""
+
+    nothing(
+        [
+            f"{file}:{call.lineno} {name}"
+            for file, tree in tests.items()
+            for call in calls(tree, "setattr")
+            if (name := patched(call, from_wecfl(tree))).rpartition(".")[2].isupper()
+        ]
+    )
+
+
+def test_tests_go_through_the_public_surface(tests: dict[str, ast.Module]) -> None:
+    others = ("self", "cls", "os", "module(")  # the last: of the benchmarks
+    found = []
+    for file, tree in tests.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "wecfl":
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Attribute) and not ast.unparse(node.value).startswith(others):
+                names = [node.attr]
+            else:
+                continue
+            private = [name for name in names if name.startswith("_") and name[1:2] != "_"]
+            found += [f"{file}:{node.lineno} {name}" for name in private if name not in COMPILED]
+    nothing(found)
