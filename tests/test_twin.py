@@ -41,8 +41,8 @@ def federation() -> wecfl.Federation:
 
 
 def start(architecture: str) -> nn.Module:
-    # The same CNN each time: of some thousand starts, one lets float error flip a ReLU. Start 0 does
-    # so for IFCA in torch on processors with AVX-512.
+    # The same CNN each time: of some thousand starts, one lets float error flip a ReLU. Start 0
+    # does so for IFCA in torch on processors with AVX-512.
     if architecture == "cnn":
         return reinitialized(cnn(), SEED, 7)
     return build("mlp", shape=(1, 8, 8), classes=10, seed=SEED)
