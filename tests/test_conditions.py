@@ -409,7 +409,7 @@ def test_no_center_is_made_of_fewer_models(digits: Federation) -> None:
     [
         (("--attackers", "0.2"), "attackers needs attack"),
         (("--noise", "1"), "noise needs clip"),
-        (("--attack", "label-flip", "--attack-strength", "2"), "label-flip has no strength"),
+        (("--attack", "label-flip", "--attack-strength", "2"), "label-flip has no option strength"),
         (("--attack", "sign-flop"), "attack"),
         (("--stragglers", "0.5", "--steps", "1"), "at least 2"),
         (("--min-cluster", "99"), "min_cluster"),

@@ -58,7 +58,7 @@ PROMISES = {
         ]
     },
     "**Your tools can watch**": {
-        "test_track.py": [
+        "report/test_trackers.py": [
             "test_tensorboard_holds_every_number_of_every_round",
             "test_mlflow_holds_every_number_of_every_round",
         ]

@@ -22,7 +22,7 @@ from typing import Any
 from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
-from wecfl.channel.privacy import Privacy, check_private
+from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
 from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
@@ -89,7 +89,7 @@ class Experiment:
     conditions: Conditions = DEFAULT_CONDITIONS
     """Which clients take part, what is lost or refused, and which clients attack."""
     privacy: Privacy | None = None
-    """Clients clip their update and add noise before they send it; only in a simulation."""
+    """Clients clip their update and add noise before they send it."""
     newcomers: Newcomers | None = None
     """Clients that are kept out of the training, and assigned at its end (`result.newcomers`)."""
     measure: Measure = DEFAULT_MEASURE
@@ -99,11 +99,9 @@ class Experiment:
     folder: Folder | str | Path | None = None
     """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
-    """Objects that are called when the run begins, after each round and when it ends
-    (`wecfl.runs.watcher`), or functions that are called after each round."""
+    """Watchers (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What is written to `config.toml`; by default a description of these values. `wecfl.run` does
-    not have this parameter."""
+    """What `config.toml` says; by default a description of these values. `run` does without."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -198,8 +196,7 @@ class Experiment:
 
     @property
     def _objectives(self) -> bool:
-        asked = self.measure.objectives
-        return self.privacy is None if asked is None else asked
+        return self.privacy is None if (chosen := self.measure.objectives) is None else chosen
 
     @property
     def _overspent(self) -> bool:
@@ -229,11 +226,8 @@ class Experiment:
         method.check(len(members), plan, layout)
         if self._rate:
             check_theory(method, plan)
-        if self._compute is None and getattr(self.engine, "privacy", None) != self.privacy:
-            raise ConfigError(
-                "clients of the engine that was given add other noise than the experiment asks "
-                "for: give both the same privacy"
-            )
+        if self._compute is None:
+            check_same_privacy(self.engine, self.privacy)
         if self.privacy:
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
@@ -246,11 +240,10 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         if self._compute:
-            if self._compute.engine not in ENGINES:
-                known = ", ".join(ENGINES)
-                raise ConfigError(f"engine must be one of {known}, got '{self._compute.engine}'")
+            name, known = self._compute.engine, ", ".join(ENGINES)
+            if name not in ENGINES:
+                raise ConfigError(f"engine must be one of {known}, got '{name}'")
             if not isinstance(members, Federation):
-                name = self._compute.engine
                 raise ConfigError(
                     f"engine {name} needs the clients' data in a federation, got {members!r}"
                 )

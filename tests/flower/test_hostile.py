@@ -57,7 +57,7 @@ def nodes_of(fed: Federation, place: str, tamper: Tamper) -> dict[int, Node]:
 def run(nodes: dict[int, Node], out: Path, rounds: int) -> Result:
     config = {
         "clients": M, "rounds": rounds, "steps": 2, "lr": 0.05, "clusters": 2, "timeout": 1,
-        "enrolment": 0.05, "min-clients": 1, "out": str(out), "checkpoint-every": 1,
+        "enrolment": 0.05, "min-clients": 1, "quorum": 0.5, "out": str(out), "checkpoint-every": 1,
     }  # fmt: skip
     return serve(FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import ndtri
 
 from wecfl import rng
 from wecfl.core.method import Method
@@ -29,7 +28,7 @@ from wecfl.core.state import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Privacy", "check_private", "epsilon_of", "system_normals"]
+__all__ = ["Privacy", "check_private", "check_same_privacy", "epsilon_of", "system_normals"]
 
 RENYI_ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 """α, of the Rényi divergences that are tried."""
@@ -128,6 +127,8 @@ def system_normals(count: int) -> F64:
     >>> bool(abs(system_normals(10_000).std() - 1) < 0.1)
     True
     """
+    from scipy.special import ndtri  # noqa: PLC0415  (most clients do without)
+
     bits = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
     quantiles: F64 = ndtri((bits + 0.5) / 2.0**53)
     return quantiles
@@ -160,4 +161,16 @@ noise protects: choose a method that clusters by models
         raise ConfigError(
             "noise on BatchNorm's statistics or on frozen parameters makes no sense: with privacy, "
             "use a model without them"
+        )
+
+
+def check_same_privacy(engine: object, privacy: Privacy | None) -> None:
+    """Refuse an engine whose clients add other noise than an experiment asks for.
+
+    >>> check_same_privacy(object(), None)
+    """
+    if getattr(engine, "privacy", None) != privacy:
+        raise ConfigError(
+            "clients of the engine that was given add other noise than the experiment asks for: "
+            "give both the same privacy"
         )

@@ -207,7 +207,7 @@ class FlowerEngine:
 
     def _complaint(self, tally: NDArray[Any]) -> str:
         """What is wrong with a tally: a client can't have tested more than it can hold."""
-        if tally.sum() > MAX_SAMPLES:
+        if (tally > MAX_SAMPLES).any() or tally.sum() > MAX_SAMPLES:
             return f"it counts more than {MAX_SAMPLES} test samples"
         return self.task.complaint(tally)
 
