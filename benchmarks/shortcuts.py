@@ -16,7 +16,7 @@ import numpy as np
 from common import Line, main, measure, ratios
 from wecfl import memory
 from wecfl.bilevel.column_order import in_order
-from wecfl.core.state import F32, F64
+from wecfl.core.types import F32, F64
 
 
 def lines(turns: int = 5, clients: int = 2_000) -> list[Line]:

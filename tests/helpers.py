@@ -14,8 +14,8 @@ from wecfl.bilevel.local import Train
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Job, Sent, Site, perform
-from wecfl.core.state import F32, F64, Bool, Int, State, Table
-from wecfl.core.types import Split
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.layout import Layout
 from wecfl.runs.result import Result

@@ -19,8 +19,9 @@ from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
+from wecfl.core.ask import Ask
 from wecfl.core.components import Clusters, View
-from wecfl.core.method import Ask, Method
+from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import STEPS, iterate, opening
 from wecfl.core.setting import Setting

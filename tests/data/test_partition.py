@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.data.client_rows import ClientRows, allot, class_counts, split_samples
 from wecfl.data.partition import (
     PARTITIONS,

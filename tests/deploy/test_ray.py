@@ -24,7 +24,7 @@ from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError

@@ -62,7 +62,7 @@ def run(nodes: dict[int, Node], out: Path, rounds: int) -> Result:
     return serve(FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
 
 
-NUMBERS = [
+NUMBERS: list[int | float] = [
     -1, 0, 1, 2, 2**31, 2**53, 2**60, 2**62, 2**63 - 1, -(2**63),
     0.5, -0.0, 1e30, 3e38, 1e308, float("nan"), float("inf"),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Array, Message
 from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import nn
@@ -188,7 +188,7 @@ def skeleton(message: Message) -> str:
     parts = []
     for name, record in message.content.items():
         for key, value in record.items():
-            if hasattr(value, "data"):
+            if isinstance(value, Array):
                 parts.append(f"{name} {key} {value.dtype} {value.shape} {len(value.data)}")
             else:
                 parts.append(f"{name} {key} {value!r}")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wecfl.core.state import F32, F64
+from wecfl.core.types import F32, F64
 
 __all__ = ["EQUAL_SHARE", "in_order", "weighted_median"]
 

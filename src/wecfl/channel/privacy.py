@@ -24,7 +24,7 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.core.method import Method
-from wecfl.core.state import F32, F64, Bool, Int
+from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 

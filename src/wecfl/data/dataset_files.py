@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 from wecfl.data.samples import (
     Array,
     as_labels,

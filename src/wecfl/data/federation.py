@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
 from wecfl.data.partition import Partition

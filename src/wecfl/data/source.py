@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 
 __all__ = ["Dataset", "Package", "Source"]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from wecfl import rng
 from wecfl.core.plan import LocalPlan
-from wecfl.core.state import F32, Bool, Int
-from wecfl.core.types import Split
+from wecfl.core.types import F32, Bool, Int, Split
 from wecfl.data.federation import Federation
 
 __all__ = ["Lesson", "Samples", "Walk"]

@@ -23,7 +23,7 @@ from typing import Any, Unpack, final
 import numpy as np
 from torch import nn
 
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EngineOptions, LocalEngine

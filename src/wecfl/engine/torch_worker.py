@@ -19,8 +19,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
-from wecfl.core.state import F32, Bool, Int
 from wecfl.core.task import Task
+from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Samples, Walk
 from wecfl.engine.local import EVALUATION_BATCH

@@ -18,7 +18,8 @@ from torch import nn
 from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import F32, Int, Reply, Table
+from wecfl.core.state import Reply
+from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.messages import (

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.data.datasets import SOURCES
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.files import replace_file, replace_tensors

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from wecfl.config import Config
-from wecfl.core.state import F32, State
+from wecfl.core.state import State
+from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.errors import DivergedError
 from wecfl.experiment import Experiment

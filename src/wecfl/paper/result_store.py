@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wecfl.config import INCIDENTAL_KEYS, Config
-from wecfl.core.state import F32
+from wecfl.core.types import F32
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
 from wecfl.folder.result_schema import ResultSchema

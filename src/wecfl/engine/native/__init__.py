@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from wecfl import memory, rng
-from wecfl.core.state import F32, Int
+from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.program import Answers, Job, Sent
-from wecfl.core.state import Int, Table
+from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.local import NO_MEMORY, BaseEngine, EngineOptions, table_for
 from wecfl.engine.ray.actor import Actor

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from wecfl.core.state import F64
+from wecfl.core.types import F64
 
 __all__ = ["COLOR_LEVELS", "heat_map"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.report.page.line_charts import COLOR_COUNT, Spec, as_spec
 from wecfl.runs.json_values import json_number
 

@@ -8,7 +8,7 @@ from typing import Literal
 import altair as alt
 import numpy as np
 
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 from wecfl.folder.distance_trace import cosines
 from wecfl.report.figures.heat_map import COLOR_LEVELS, heat_map
 from wecfl.report.page.line_charts import Spec, as_spec

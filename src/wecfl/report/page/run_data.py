@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from wecfl.core.state import F64, Int
+from wecfl.core.types import F64, Int
 from wecfl.errors import RunFolderError
 from wecfl.folder.distance_trace import read_trace, traced_rounds
 from wecfl.folder.readers import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from wecfl.core.state import Int
+from wecfl.core.types import Int
 from wecfl.folder.readers import (
     read_clients,
     read_environment,
