@@ -291,9 +291,18 @@ def _run(federation: Deployment) -> list[str]:
     if not records:
         return [f"run {place}: no round yet"]
     last = records[-1]
-    refused = last.get("network", {}).get("refused", [])
+    report = last.get("network", {})
+    refused = report.get("refused", [])
     return [
         f"run {place}",
         f"round {last['round']} of {config['rounds']}: {round_words(last)}",
+        *([_privacy(report["privacy"])] if "privacy" in report else []),
         *(f"refused {who}: {why}" for who, why in refused),
     ]
+
+
+def _privacy(spent: Mapping[str, Any]) -> str:
+    """The largest privacy budget that a client's ledger has come to."""
+    if spent["epsilon"] is None:
+        return "privacy: none, the replies are clipped but have no noise"
+    return f"privacy: ε = {spent['epsilon']:.3g} after {spent['replies']} replies of a client"

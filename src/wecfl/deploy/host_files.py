@@ -17,6 +17,7 @@ HOST_TEMPLATES = {
     "wecfl-superlink.service": "wecfl-superlink.service",
     "wecfl-supernode@.service": "wecfl-supernode@.service",
     "client.toml": "client.toml",
+    "policy.toml": "policy.toml",
 }
 """The files that are written, and the template of each."""
 
