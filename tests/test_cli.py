@@ -258,16 +258,18 @@ def test_partition_says_one_line_each_and_draws(wecfl: Wecfl) -> None:
 
 
 def test_help_and_version(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # each description on one line
+    monkeypatch.setenv("COLUMNS", "300")
     assert wecfl("--version").out.strip() == __version__
     assert "compare" in wecfl().out
     text = " ".join(wecfl("run", "--help").out.replace("│", " ").split())
+    # A narrow terminal breaks lines, and puts the second name of a flag between two of them.
+    words = " ".join(word for word in text.split() if not word.startswith("--no-"))
     for name, field in Config.model_fields.items():
         if name == "options":  # each of them is a flag of its own
             continue
         assert f"--{name.replace('_', '-')}" in text
         assert field.description
-        assert " ".join(field.description.replace("`", "").split()) in text
+        assert " ".join(field.description.replace("`", "").split()) in words
     for flag in ("preset", "out", "figure"):
         assert re.search(rf"--{flag} (STR|PATH) [A-Z]", text)
 
