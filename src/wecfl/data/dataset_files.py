@@ -162,6 +162,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], max_items: int) -> Array:
 # cifar-10: six batches of records of one label byte and 3 × 32 × 32 pixel bytes
 
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+"""The official file of CIFAR-10."""
 _CIFAR_FOLDER = "cifar-10-batches-bin"
 _BATCH_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 

@@ -24,6 +24,7 @@ from wecfl.errors import RunFolderError
 __all__ = ["LEDGER_FILE", "Ledger", "Spent", "append_line"]
 
 LEDGER_FILE = "ledger.jsonl"
+"""In the `state-dir` of a node."""
 
 
 @dataclass(frozen=True, slots=True)

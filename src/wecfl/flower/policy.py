@@ -33,6 +33,7 @@ from wecfl.errors import ConfigError
 __all__ = ["POLICY_FILE", "Policy"]
 
 POLICY_FILE = "policy.toml"
+"""In the `state-dir` of a node, where its configuration names no other file."""
 
 
 class Policy(BaseModel):

@@ -35,16 +35,20 @@ Fraction = Annotated[float, Field(ge=-ROUNDING_TOLERANCE, le=1 + ROUNDING_TOLERA
 AgreementScore = Annotated[float, Field(ge=-1 - ROUNDING_TOLERANCE, le=1 + ROUNDING_TOLERANCE)]
 """A number in [−1, 1], up to rounding: the adjusted Rand index or a silhouette."""
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+"""A whole number that JSON holds exactly."""
 ClusterCount = Count | Literal["auto"]
 """K as the user asked for it."""
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is neither infinite nor NaN."""
 NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0)]
+"""A finite number from 0 on."""
 MeasuredValue = float | bool | str | None
 """Any measurement of a round. It is not finite where training diverged."""
 MeasuredList = MeasuredValue | list[MeasuredValue]
 EmptyAsNone = BeforeValidator(lambda text: None if text == "" else text)
 """Reads an empty cell of a CSV table as None."""
 StepName = Literal["L", "E", "M", "D"]
+"""A step of Algorithm 1."""
 UpdateSide = Literal["0", "Q"]
 """Before (0) and after (Q) the local update."""
 
