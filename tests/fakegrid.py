@@ -12,8 +12,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+import wecfl
+from wecfl import Federation
+
 Tamper = Callable[[Message], Message | None]
 """What becomes of a reply on its way; None: it never comes."""
+
+WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
+"""Seconds: nothing takes long in a grid without a network."""
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -86,6 +92,12 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
 
+def digits_of(clients: int) -> Federation:
+    """Clients of two groups with five classes each."""
+    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
+    return Federation.from_dataset("digits", partition, clients=clients, seed=1)
+
+
 def changed(**records: Any) -> Tamper:
     """Replace records of a reply to training."""
 
@@ -98,4 +110,4 @@ def changed(**records: Any) -> Tamper:
     return tamper
 
 
-__all__ = ["ConfigRecord", "FakeGrid", "Node", "Tamper", "changed"]
+__all__ = ["WAITS", "ConfigRecord", "FakeGrid", "Node", "Tamper", "changed", "digits_of"]

@@ -16,7 +16,7 @@ from flwr.app.message.message import make_message
 from torch import nn
 
 import wecfl
-from fakegrid import FakeGrid, Node, Tamper, changed
+from fakegrid import WAITS, FakeGrid, Node, Tamper, changed, digits_of
 from helpers import run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
@@ -43,14 +43,10 @@ from wecfl.runs.summary import replies
 
 M, CLASSES = 4, 10
 
-WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
-"""Seconds: nothing takes long in a grid without a network."""
-
 
 @pytest.fixture(scope="module")
 def fed() -> Federation:
-    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
-    return Federation.from_dataset("digits", partition, clients=M, seed=1)
+    return digits_of(M)
 
 
 def make_model() -> nn.Module:

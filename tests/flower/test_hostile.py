@@ -1,6 +1,5 @@
 """Whatever one client says, the run goes on without it, and its folder reads back and resumes."""
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import wecfl
-from fakegrid import FakeGrid, Node
+from fakegrid import WAITS, FakeGrid, Node, Tamper, digits_of
 from fuzzing import tries
 from wecfl import Federation
 from wecfl.flower import client_app
@@ -24,20 +23,15 @@ from wecfl.report.page.html import page
 from wecfl.runs.result import Result
 
 M, CLASSES = 4, 10
-WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
 
 
 @pytest.fixture(scope="module")
 def fed() -> Federation:
-    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
-    return Federation.from_dataset("digits", partition, clients=M, seed=1)
+    return digits_of(M)
 
 
 def make_model() -> nn.Module:
     return wecfl.models.build("logistic", shape=(1, 8, 8), classes=CLASSES, seed=5)
-
-
-Tamper = Callable[[Message], Message | None]
 
 
 def nodes_of(fed: Federation, place: str, tamper: Tamper) -> dict[int, Node]:

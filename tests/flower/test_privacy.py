@@ -17,7 +17,7 @@ from scipy.stats import norm
 from torch import nn
 
 import wecfl
-from fakegrid import FakeGrid, Node
+from fakegrid import WAITS, FakeGrid, Node, digits_of
 from wecfl import Federation
 from wecfl.bilevel.local import Alone, ClusterLosses, Gradients, Risk, Score, Train
 from wecfl.channel.privacy import Privacy, epsilon_of
@@ -33,15 +33,13 @@ from wecfl.runs.result import Result
 
 M, CLASSES = 3, 10
 PRIVACY = Privacy(clip=0.1, noise=10.0)
-WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
 
 Nodes = dict[int, Node]
 
 
 @pytest.fixture(scope="module")
 def fed() -> Federation:
-    partition = wecfl.partitions.ClusterwiseNClass((5, 5), groups=2)
-    return Federation.from_dataset("digits", partition, clients=2 * M, seed=1)
+    return digits_of(2 * M)
 
 
 def make_model() -> nn.Module:
