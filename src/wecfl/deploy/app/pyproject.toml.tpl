@@ -36,5 +36,7 @@ min-clients = 2          # least number of clients to begin with, and of valid r
 enrolment = 120.0        # seconds to wait for all clients to join
 quorum = 0.75            # share of valid replies with which a round can end without the rest
 timeout = 600.0          # seconds after which a round ends in any case
+# clip = 0.3             # privacy: clients clip their updates to this length …
+# noise = 10.0           # … and add noise of so many times this length (wecfl[privacy], docs/privacy.md)
 pin-nodes = true         # a client's name belongs to the node that joined with it
 out = "run"              # the run folder on the server; a run that is in it continues
