@@ -39,8 +39,9 @@ class Classification:
     def losses(self, outputs: F64, targets: Int) -> F64:
         """(n,), −log softmax of the right class."""
         top = outputs.max(axis=1, keepdims=True)
-        log_sum = np.log(np.exp(outputs - top).sum(axis=1)) + top[:, 0]
-        loss: F64 = log_sum - outputs[np.arange(len(targets)), targets]
+        with np.errstate(invalid="ignore"):  # a model that diverges may give infinite outputs
+            log_sum = np.log(np.exp(outputs - top).sum(axis=1)) + top[:, 0]
+            loss: F64 = log_sum - outputs[np.arange(len(targets)), targets]
         return loss
 
     def objective(
