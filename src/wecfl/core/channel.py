@@ -106,7 +106,8 @@ class Channel:
     privacy: Protection | None = None
     """What honest clients do to their update before they send it."""
     refuse_above: float = 100.0
-    """An update that is this many times longer than the median of the round is refused."""
+    """An update that is this many times longer than the median of the round is refused. Where
+    clients have rates of their own, this is about their lengths per rate."""
     min_cluster: int = 1
     """A center is made of at least so many models; with fewer it stays as it is."""
     keys: Int | None = None
@@ -185,7 +186,11 @@ class Channel:
                 trained = sent.fresh(np.arange(m))
                 trained[who] = rows["model"]
             trained = self._forged(sent, trained, replied, layout.trainable, job)
-            self._judge(_lengths(trained, sent), outcome, sent.round)
+            length = _lengths(trained, sent)
+            if isinstance(job.plan.lr, np.ndarray):
+                # Clients with other rates go other ways: what they send is measured per rate.
+                length[who] = _per_rate(length[who], job.plan.lr)
+            self._judge(length, outcome, sent.round)
             heard = outcome == Reply.HEARD
             replies["model"] = (
                 trained if heard.all() else np.where(heard[:, None], trained, sent.models)
@@ -244,6 +249,16 @@ def _lengths(trained: F32, sent: State) -> F64:
             if not np.isfinite(squares[i]):  # squares may overflow where the row does not
                 squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
     return np.sqrt(squares)
+
+
+def _per_rate(length: F64, rates: F32) -> F64:
+    """(n,), the lengths of updates divided by the clients' rates.
+
+    >>> _per_rate(np.array([0.2, 0.0, np.nan]), np.array([0.1, 0.0, 0.1], np.float32)).round(6)
+    array([ 2.,  0., inf])
+    """
+    still = np.where(length == 0, 0.0, np.inf)  # nobody moves at the rate 0
+    return np.divide(length, rates, out=still, where=(rates > 0) & np.isfinite(length))
 
 
 def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:
