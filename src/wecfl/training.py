@@ -20,6 +20,7 @@ from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
 from wecfl.folder.readers import read_metrics
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components, structure
+from wecfl.models import is_logistic
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.newcomers import Assigner, Reference
 from wecfl.runs.record import Record, Recorder
@@ -67,9 +68,13 @@ def train(
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
     states = saved.states if saved else tuple(map(opening, settings))
     del saved  # so that its matrices are freed when the run moves on
+    newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     diagnostics = None
     if experiment.measure.diagnostics:
-        diagnostics = Diagnostics(setting, states[0], records[-1] if records else None)
+        diagnostics = Diagnostics(
+            setting, states[0], records[-1] if records else None,
+            logistic=is_logistic(newcomer_setup.module) and engine.task.kernel == "cross-entropy",
+        )  # fmt: skip
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
     observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
@@ -89,7 +94,6 @@ def train(
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
-    newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import wecfl
 from wecfl import Config, Federation, State, methods, run_config
@@ -55,6 +58,12 @@ def test_theorem_1_f_falls_in_every_step_of_a_convex_run_at_the_bounds_rate() ->
         assert max(record["clients"]["lr"]) > 0
     # The clients of a group are too unlike for Theorem 2: no rate meets its condition.
     assert not any(below(record, "lr_bound_2") for record in result.records)
+
+
+def test_rates_that_differ_by_far_make_no_honest_update_too_long() -> None:
+    """In round 16 the longest update is more than 100 times as long as the median."""
+    records = run_config(Config(**CONVEX, lr="theory", rounds=16, objectives=False)).records
+    assert not any("replies" in record for record in records)
 
 
 def test_theorem_2_r_falls_in_every_round_that_meets_its_condition() -> None:
@@ -122,7 +131,7 @@ def followed(
     method, plan = methods.wecfl(k=2), LocalPlan(steps=2, batch=2000, momentum=0.0)
     setting = Setting(method, engine, plan, rate=rate)
     state = opening(setting)
-    watched, records = Diagnostics(setting, state), []
+    watched, records = Diagnostics(setting, state, logistic=True), []
     values: dict[str, dict[str, float]] = {"F": {}, "R": {}}
 
     def observe(step: str, state: State, seconds: float) -> None:
@@ -202,6 +211,54 @@ def test_what_is_measured_is_what_a_naive_twin_finds(engine: Engine, alike: Fede
             found["clients"]["lr_bound_2"], (1 - B * U**2 / least) * 2 / b, rtol=1e-2
         )
     assert records[-1]["theory"]["U"] > U  # the largest so far was that of the first round
+
+
+# β
+
+
+def test_beta_of_logistic_regression_is_its_bound_at_any_rate(tmp_path: Path) -> None:
+    """At η = 20 the first step saturates the softmax, where secants see hardly any curvature."""
+    federation = federation_of(Config(**CONVEX, **ALIKE))
+    data = [federation.x[rows].reshape(len(rows), -1) for rows in federation.train]
+    with_bias = [np.c_[x, np.ones(len(x))].astype(np.float64) for x in data]
+    bound = max(np.linalg.eigvalsh(x.T @ x / len(x)).max() for x in with_bias) / 2
+    for lr in (0.01, 20.0):
+        out = tmp_path / f"{lr}"
+        choices = CONVEX | ALIKE | {"steps": 2, "rounds": 3, "diagnostics": True}
+        records = run_config(Config(**choices, lr=lr), out=out).records
+        found = [record["theory"]["beta"] for record in records]
+        assert found == [found[0]] * 3
+        assert found[0] == pytest.approx(bound, rel=0.01)
+        [theorem] = [each for each in check_run(out).statements if each.name == "Theorem 3"]
+        assert bool(theorem.rounds) == (lr * bound < 2)
+        assert ("2/β" in theorem.missing) == (lr * bound >= 2)
+
+
+def test_beta_of_a_network_does_not_shrink_where_the_softmax_saturates() -> None:
+    """The largest eigenvalue of the Hessian at the common start, by torch's autograd."""
+    choices = {"clients": 4, "groups": 2, "clusters": 2, "rounds": 2, "steps": 2, "workers": 1}
+    config = Config(**choices, model="mlp", lr=20.0, momentum=0.0, diagnostics=True)
+    federation = federation_of(config)
+    model = make("mlp", shape=federation.shape, classes=federation.classes, seed=config.seed)
+    largest = max(
+        top_eigenvalue(model, torch.tensor(federation.x[rows]), torch.tensor(federation.y[rows]))
+        for rows in federation.train
+    )
+    for record in run_config(config).records:
+        assert record["theory"]["beta"] >= 0.9 * largest
+
+
+def top_eigenvalue(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Of the Hessian of the mean cross-entropy: power iteration with exact products."""
+    parameters = list(model.parameters())
+    slope = torch.autograd.grad(cross_entropy(model(x), y), parameters, create_graph=True)
+    vectors = [each.detach() for each in slope]
+    length = 0.0
+    for _ in range(30):
+        length = float(torch.sqrt(sum((v**2).sum() for v in vectors)))  # type: ignore[arg-type]
+        vectors = [v / length for v in vectors]
+        vectors = list(torch.autograd.grad(slope, parameters, vectors, retain_graph=True))
+    return float(torch.sqrt(sum((v**2).sum() for v in vectors)))  # type: ignore[arg-type]
 
 
 def test_diagnostics_change_nothing_but_the_record() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from wecfl.bilevel.bounds import gradient_bound, lr_bound_1, secants
+from wecfl.bilevel.bounds import gradient_bound, lr_bound_1
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.evaluation import gradients
+from wecfl.bilevel.smoothness import largest_curvature
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
@@ -15,12 +16,6 @@ from wecfl.core.types import F32, F64
 from wecfl.errors import ConfigError
 
 __all__ = ["check_theory", "theory"]
-
-PROBES = 4
-"""The number of gradient probes for β, the largest curvature."""
-PROBE_LENGTH = 1e-2
-"""The length of a probe, relative to that of the model: short enough for the Hessian, and long
-enough for float32."""
 
 
 def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
@@ -47,7 +42,8 @@ def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -
     array([0.   , 0.194], dtype=float32)
     """
     if state.round == 0:
-        beta = _largest_curvature(state, engine)
+        slope = gradients(engine, state.models)
+        beta = largest_curvature(engine, state.models, slope, slope)
         return np.full(len(gap), 1 / beta if beta > 0 else 0.0, dtype=np.float32)
     sampled = gradients(engine, state.models, batches=1, seed=seed, round=state.round)
     bound = lr_bound_1(gap, plan.steps, gradient_bound(sampled[None]))
@@ -74,22 +70,3 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
             f"L, E, M, D; {method.name} does not: give lr as a number"
         )
 
-
-def _largest_curvature(state: State, engine: Engine) -> float:
-    """β near the models, by power iteration; a difference of gradients stands for H·v."""
-    trainable = engine.layout.trainable
-    models = state.models[:, :trainable].astype(np.float64)
-    slope = gradients(engine, state.models).astype(np.float64)
-    length = np.linalg.norm(models, axis=1, keepdims=True)
-    reach = PROBE_LENGTH * np.where(length > 0, length, 1)
-    direction, beta = slope, 0.0
-    for _ in range(PROBES):
-        norm = np.linalg.norm(direction, axis=1, keepdims=True)
-        direction = np.divide(direction, norm, out=np.zeros_like(direction), where=norm > 0)
-        probe = state.models.copy()
-        probe[:, :trainable] = models + reach * direction
-        probe_slope = gradients(engine, probe.copy()).astype(np.float64)
-        found, _curved = secants(probe[:, :trainable], probe_slope, models, slope)
-        beta = max(beta, float(np.nanmax(found, initial=0.0)))
-        direction = probe_slope - slope
-    return beta

@@ -8,7 +8,7 @@
 from torch.nn import Module
 
 from wecfl.models.rows import fill, layout_of, reinitialized, row_of
-from wecfl.models.zoo import MODELS, Model, Vote, auto, build, make
+from wecfl.models.zoo import MODELS, Model, Vote, auto, build, is_logistic, make
 
 __all__ = [
     "MODELS",
@@ -18,6 +18,7 @@ __all__ = [
     "auto",
     "build",
     "fill",
+    "is_logistic",
     "layout_of",
     "make",
     "reinitialized",

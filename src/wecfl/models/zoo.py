@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wecfl.errors import ModelError, unknown
 from wecfl.models.rows import keyed
 
-__all__ = ["MODELS", "Model", "Vote", "auto", "build", "make"]
+__all__ = ["MODELS", "Model", "Vote", "auto", "build", "is_logistic", "make"]
 
 Shape = Sequence[int]
 
@@ -62,6 +62,17 @@ def mlp(shape: Shape, classes: int) -> nn.Sequential:
 def logistic(shape: Shape, classes: int) -> nn.Sequential:
     """Multinomial logistic regression, the convex case of the paper's theorems."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+def is_logistic(model: nn.Module) -> bool:
+    """Whether a module is multinomial logistic regression: one linear layer and nothing else.
+
+    >>> is_logistic(logistic((4,), 2)), is_logistic(nn.Linear(4, 2)), is_logistic(mlp((4,), 2))
+    (True, True, False)
+    """
+    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    kinds = [type(layer) for layer in layers if type(layer) is not nn.Flatten]
+    return kinds == [nn.Linear]
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {

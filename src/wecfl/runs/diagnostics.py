@@ -13,6 +13,7 @@ from wecfl.bilevel import bounds
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.evaluation import gradients
 from wecfl.bilevel.objectives import gaps
+from wecfl.bilevel.smoothness import largest_curvature, logistic_bound
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Real
@@ -28,18 +29,27 @@ GRADIENT_DRAWS = 4
 class Diagnostics:
     """Watches a run (the first of a soft vote), and measures B, U, σ², β and the bounds.
 
-    In each round it costs two full gradients of every client, at the models before the local steps
-    (q = 0) and after them (q = Q), and `GRADIENT_DRAWS` mini-batch gradients. The latter are left
-    out where one batch holds all data of every client. U, σ² and β are the largest values so far;
-    the bounds of a round need only the U of that round (`U_round`).
+    In each round it costs three full gradients of every client, at the models before the local
+    steps (q = 0), after them (q = Q) and at a probe for β, and `GRADIENT_DRAWS` mini-batch
+    gradients. The latter are left out where one batch holds all data of every client. U, σ² and β
+    are the largest values so far; the bounds of a round need only the U of that round (`U_round`).
+
+    β begins with power iteration at the common start, and each round adds a probe along the
+    direction in which the gradient turned. With `logistic`, the model is logistic regression: then
+    β is a bound for all models, and no probe is needed.
 
     For a run that is resumed, `last` is the record of the round that ended with `state`.
     """
 
     def __init__(
-        self, setting: Setting, state: State, last: Mapping[str, Any] | None = None
+        self,
+        setting: Setting,
+        state: State,
+        last: Mapping[str, Any] | None = None,
+        *,
+        logistic: bool = False,
     ) -> None:
-        self._setting = setting
+        self._setting, self._logistic = setting, logistic
         self._importance = setting.method.importance(setting.engine.sizes)
         self._constants = {
             name: last["theory"][name] if last else 0.0 for name in ("U", "sigma2", "beta")
@@ -52,6 +62,15 @@ class Diagnostics:
         self._path_U = 0.0
         self._clear()
         self._begin(state)
+        if not last:
+            self._see(beta=self._first_beta(state))
+
+    def _first_beta(self, state: State) -> float:
+        """β before the first round."""
+        engine, slope = self._setting.engine, self._started_slope
+        if self._logistic:
+            return logistic_bound(engine, len(state.labels))
+        return largest_curvature(engine, state.models, slope, slope)
 
     def step(self, step: str, state: State, seconds: float) -> None:
         """After each step (an `Observer` of `rounds.iterate`)."""
@@ -60,6 +79,7 @@ class Diagnostics:
             self._trained, self._trained_slope = state, self._gradients(state)
             self._path_U = max(self._path_U, bounds.gradient_bound(self._trained_slope[None]))
             self._see_secants(self._started, self._started_slope)
+            self._probe_curvature()
         elif step == "D":
             self._close(self._previous, state)
         self._previous = state
@@ -141,6 +161,20 @@ class Diagnostics:
         )  # fmt: skip
         self._see(beta=float(np.fmax.reduce(smooth, initial=0.0)))
         self._curvature = float(np.fmin.reduce(curved, initial=self._curvature))
+
+    def _probe_curvature(self) -> None:
+        """Update β at the models before the local steps, along the turn of the gradient since.
+
+        That turn is about the Hessian times the way, which is a step of power iteration. A long way
+        into flat regions has a small secant, but the probe is short.
+        """
+        if not self._logistic:
+            turn = self._trained_slope - self._started_slope
+            self._see(
+                beta=largest_curvature(
+                    self._setting.engine, self._started.models, self._started_slope, turn, probes=1
+                )
+            )
 
     def _gradients(self, state: State) -> F32:
         return gradients(self._setting.engine, state.models)

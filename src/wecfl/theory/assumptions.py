@@ -183,7 +183,8 @@ def _smooth(run: RunEvidence) -> Assumption:
     kinks = run.is_known_model and not logistic
     facts = ["ReLU has kinks"] if kinks else []
     if run.measured:
-        facts.append(f"β ≥ {run.measured[-1]['theory']['beta']:.3g} by secants")
+        beta = run.measured[-1]["theory"]["beta"]
+        facts.append(f"β = {beta:.3g}" if logistic else f"β ≥ {beta:.3g} was met")
     met = True if logistic else False if kinks else None
     return Assumption("smooth", met, "; ".join(facts))
 

@@ -59,6 +59,7 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
             yield Statement(name, says, [], [outside], missing="not about this method")
         return
     known = {a.name: a for a in assumptions(run)}
+    records, pairs = run.records, list(pairwise(run.records))
 
     def state(
         name: str, needs: str, rounds: Callable[[], list[Inequality]], condition: str = ""
@@ -71,10 +72,8 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
                 raise
             found, missing = [], WHY_MISSING[error.args[0]]
         if not found and not missing:
-            missing = "needs a second round"
+            missing = "η is not below 2/β in any round" if pairs else "needs a second round"
         return Statement(name, STATEMENTS[name], found, chosen, condition, missing)
-
-    records, pairs = run.records, list(pairwise(run.records))
 
     def within(record: Record, bound: str) -> bool:
         """Whether η_i is within the bound for every client; not if the bound is unknown."""
