@@ -69,4 +69,3 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
             f"lr theory needs a method that compares clients by their models, in the order "
             f"L, E, M, D; {method.name} does not: give lr as a number"
         )
-
