@@ -66,6 +66,14 @@ def traced(dataset: str, k: int, rounds: int) -> dict[str, Any]:
     raise LookupError(f"no trace of {dataset}, K = {k}, {rounds} rounds")
 
 
+def gradients() -> dict[str, Any]:
+    """What was recorded for Theorem 3 of clients that are alike."""
+    files = DOCS.glob("results/digits_*_trace_*.json")
+    runs = [json.loads(file.read_text("utf-8")) for file in files]
+    [trace] = [run["trace"] for run in runs if run["config"]["alpha"] == [0.1, 1000.0]]
+    return dict(trace)
+
+
 def cosines(trace: dict[str, Any], of: str) -> np.ndarray:
     matrix = np.array(trace["cosine"][of])
     return matrix[np.triu_indices(len(matrix), 1)]
@@ -92,6 +100,9 @@ def figures() -> dict[int, list[str]]:
     fashion, few = traced(FASHION, 10, 5), traced(FASHION, 3, 5)
     moved = [np.not_equal(a["cluster"], b["cluster"]).sum() for a, b in pairwise(few["rounds"])]
     after_l, gaps = wide["F"]["L"], differences()
+    rate = gradients()
+    measured, promised = rate["gradient"]["measured"], rate["gradient"]["promised"]
+    power = np.log(measured[-1] / measured[99]) / np.log(len(measured) / 100)
     two = [
         f"{cell(CIFAR, groups, method, k, 0, 1):.2f} and {cell(CIFAR, pairs, method, k, 0, 1):.2f}"
         for method, k in (("wecfl", 10), ("fesem", 10), ("ifca", 10), ("fedavg", 1))
@@ -137,6 +148,15 @@ def figures() -> dict[int, list[str]]:
         13: [
             f"{first_above(method, 0, 0.6)} and {first_above(method, 1, 0.6)} by {name}"
             for method, name in (("wecfl", "WeCFL"), ("fesem", "FeSEM"), ("ifca", "IFCA"))
+        ],
+        14: [
+            f"{measured[0]:.2f} after one round, {measured[99]:.3f} after 100 and "
+            f"{measured[-1]:.3f} after {len(measured)}",
+            f"T^−{-power:.2f}",
+            f"{min(promised):.1f} after {1 + np.argmin(promised)}",
+            f"{promised[-1]:.1f} after {len(promised)}",
+            f"{max(rate['B']['0'][0], rate['B']['Q'][0]):.2f} to "
+            f"{max(rate['B']['0'] + rate['B']['Q']):.2f}",
         ],
     }
 

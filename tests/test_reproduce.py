@@ -420,20 +420,24 @@ def test_validation_data_come_from_the_training_data_alone() -> None:
 def test_figures_are_drawn_from_what_is_stored(wecfl: Wecfl, defined: Path) -> None:
     base = BASE.replace("rounds = 4", "rounds = 6").replace("false", "true")
     sets = '[[sets]]\npriority = 1\nseeds = 1\nmethod = "wecfl"\nclusters = 2\n'
-    kinds = ("tsne", "cosine", "objectives", "convergence")
+    kinds = ("tsne", "cosine", "objectives", "convergence", "rate")
     for kind in kinds:
         trace = "trace = true\n" if kind != "convergence" else ""
+        trace += "diagnostics = true\nmomentum = 0.0\n" if kind == "rate" else ""
         (defined / f"fig-{kind}.toml").write_text(
             f'title = "{kind}"\nfigure = "{kind}"\n{base}{sets}{trace}'
         )
     nothing = wecfl("reproduce", "fig-tsne", "--definitions", defined, "--show")
     assert "fig-tsne: not run" in nothing.out
     drawn = wecfl("reproduce", *(f"fig-{kind}" for kind in kinds), "--definitions", defined)
-    assert len(done(drawn.out)) == 2  # one with a trace for three of them, one without
+    assert len(done(drawn.out)) == 3  # one with a trace for three of them, one without, and rate
     for kind in kinds:
         for suffix in ("png", "svg", "pdf", "html"):
             assert Path(f"docs/results/fig-{kind}.{suffix}").stat().st_size > 2000
-    [trace] = [s["trace"] for s in stored(Path("docs/results")).values() if "trace" in s]
+    traces = [s["trace"] for s in stored(Path("docs/results")).values() if "trace" in s]
+    [measured] = [each["gradient"]["measured"] for each in traces if "gradient" in each]
+    assert len(measured) == 5  # Theorem 3 counts from the second record on
+    [trace] = [each for each in traces if "gradient" not in each]
     assert [seen["round"] for seen in trace["rounds"]] == [1, 2, 3, 4, 5]
     assert len(trace["rounds"][0]["x"]) == 6 and len(trace["F"]["E"]) == len(trace["R"]["D"]) == 6
     centers = np.array(trace["cosine"]["centers"])

@@ -1,4 +1,4 @@
-"""What the paper's figures need of a run, in few numbers: t-SNE, cosines, F, R and B."""
+"""What the paper's figures need of a run, in few numbers: t-SNE, cosines, F, R, B and ‖∇L‖²."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from wecfl.data.federation import Federation
 from wecfl.models import layout_of, make
 from wecfl.report.tsne import tsne_planes
 from wecfl.runs.record import Record
+from wecfl.theory.rate import mean_gradients
 
 __all__ = ["FigureData"]
 
@@ -58,7 +59,6 @@ class FigureData:
     def data(self, records: Sequence[Record]) -> dict[str, Any]:
         """What was kept, with the objectives from the records of the rounds."""
         placed = tsne_planes(self._distances, self._config.seed)
-        diagnosed = bool(records) and "B" in records[0]
         return {
             "group": None if self._groups is None else self._groups.tolist(),
             "rounds": [
@@ -72,7 +72,19 @@ class FigureData:
             ],
             "cosine": self._cosine,
             **{name: _by_step([record[name] for record in records]) for name in ("F", "R")},
-            **({"B": _by_step([_largest(each["B"]) for each in records])} if diagnosed else {}),
+            **(self._diagnosed(records) if records and "B" in records[0] else {}),
+        }
+
+    def _diagnosed(self, records: Sequence[Record]) -> dict[str, Any]:
+        """The clusterability B, and the mean ‖∇L‖² beside what Theorem 3 promises."""
+        found = mean_gradients(records, self._config.steps)
+        means = [
+            {"measured": mean, **({"promised": promised} if np.isfinite(promised) else {})}
+            for mean, promised in found
+        ]
+        return {
+            "B": _by_step([_largest(each["B"]) for each in records]),
+            "gradient": _by_step(means),
         }
 
     def _cosines(self, clients: Real, centers: Real, labels: Int) -> dict[str, Any]:

@@ -203,6 +203,49 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
     return chart
 
 
+def _rate(found: Found) -> AnyChart:
+    """The mean ‖∇L‖² over the first T rounds, beside what Theorem 3 promises and beside 1/T."""
+    panels = []
+    for cell, results in found:
+        seen = results[0]["trace"]["gradient"]
+        first = seen["measured"][0]
+        curves = {
+            **{RATE_NAMES[key]: values for key, values in seen.items()},
+            "1/T": [first / t for t in range(1, len(seen["measured"]) + 1)],
+        }
+        values = pd.DataFrame(
+            [
+                {"T": t, "curve": name, "mean": value}
+                for name, each in curves.items()
+                for t, value in enumerate(each, 1)
+            ]
+        )
+        names = [*RATE_NAMES.values(), "1/T"]
+        dashes = [[1, 0], [5, 5], [2, 3]]
+        panels.append(
+            alt.Chart(values, title=f"{cell.label}: mean ‖∇L‖² over T rounds")
+            .mark_line(strokeWidth=2)
+            .encode(
+                x=alt.X("T:Q", title="T, rounds", scale=LOG_SCALE, axis=LOG_AXIS),
+                y=alt.Y("mean:Q", title=None, scale=LOG_SCALE, axis=LOG_AXIS),
+                color=alt.Color(
+                    "curve:N", title=None, scale=alt.Scale(domain=names, range=CURVE_COLORS)
+                ),
+                strokeDash=alt.StrokeDash(
+                    "curve:N", title=None, scale=alt.Scale(domain=names, range=dashes)
+                ),
+                tooltip=["curve:N", "T:Q", alt.Tooltip("mean:Q", format=".3g")],
+            )
+            .properties(width=320, height=240)
+        )
+    return styled(alt.hconcat(*panels, spacing=40))
+
+
+RATE_NAMES = {"measured": "measured", "promised": "ε that Theorem 3 promises"}
+LOG_SCALE = alt.Scale(type="log", nice=False)
+LOG_AXIS = alt.Axis(format="~g", gridOpacity=0.4, tickCount=5)
+
+
 def _robustness(found: Found) -> AnyChart:
     """Accuracy of honest clients by attack and aggregation, mean over seeds, one map per method."""
     values = pd.DataFrame(
@@ -262,6 +305,7 @@ FIGURES: dict[str, Callable[[Found], AnyChart]] = {
     "cosine": _cosine,
     "tsne": _tsne,
     "objectives": _objectives,
+    "rate": _rate,
     "robustness": _robustness,
 }
 """The figures by name. Beside them there is `partition`, which needs no run."""

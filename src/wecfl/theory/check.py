@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from wecfl.bilevel.bounds import Convergence
 from wecfl.runs.record import Record
 from wecfl.theory.assumptions import RunEvidence, assumptions
+from wecfl.theory.rate import mean_gradients, theorem_3
 from wecfl.theory.verdicts import RELATIVE_TOLERANCE, Assumption, Check, Inequality, Statement
 
 __all__ = ["check_run"]
@@ -148,26 +148,13 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
 def _convergence(
     run: RunEvidence, steady: Callable[[Record, Record], bool]
 ) -> Iterator[Inequality]:
-    """Theorem 3 after T rounds: the mean ‖∇L‖² so far against the ε that T rounds promise.
-
-    Δ = R_0 − R* is at most R_0, since no cross-entropy is negative; the mean over the Q steps is
-    taken as that of the first and the last.
-    """
-    total, always = 0.0, True
-    for T, (before, record) in enumerate(pairwise(run.records), start=1):
-        total += sum(record["theory"]["gradient"].values()) / 2
+    """Theorem 3 after T rounds, where it promises something."""
+    always = True
+    found = mean_gradients(run.records, run.steps)
+    for (before, record), (mean, promised) in zip(pairwise(run.records), found, strict=True):
         always = always and steady(before, record)
-        promised = _theorem_3(run, record).epsilon(rounds=T)
         if promised < float("inf"):
-            yield Inequality(record["round"], total / T, promised, always)
-
-
-def _theorem_3(run: RunEvidence, record: Record) -> Convergence:
-    """Theorem 3 with the constants as known after a round, and the largest η of that round."""
-    theory, past = record["theory"], run.records[: record["round"]]
-    B = max(b for each in past for side in each["B"].values() for b in side if b is not None)
-    lr, R_0 = max(record["clients"]["lr"]), run.records[0]["R"]["L"]
-    return Convergence(R_0, run.steps, lr, theory["beta"], theory["sigma2"], B, theory["U"])
+            yield Inequality(record["round"], mean, promised, always)
 
 
 def _rounds_needed(run: RunEvidence, epsilon: float | None) -> str | None:
@@ -175,7 +162,7 @@ def _rounds_needed(run: RunEvidence, epsilon: float | None) -> str | None:
     last = run.records[-1]
     if run.outside or "theory" not in last or "L" not in last["R"] or run.rate(last) is None:
         return None
-    theorem = _theorem_3(run, last)
+    theorem = theorem_3(run.records, run.steps)
     least = theorem.epsilon(rounds=float("inf"))
     if least == float("inf"):
         return f"Theorem 3: η = {theorem.lr:g} is not below 2/β = {2 / theorem.beta:.3g}"
