@@ -14,7 +14,7 @@ from wecfl.folder import checkpoint
 from wecfl.folder.cluster_models import ClusterModels
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, read_reference, write_reference
 from wecfl.folder.readers import config_of, read_config
-from wecfl.from_config import options_of
+from wecfl.from_config import federation_of, options_of
 from wecfl.models import layout_of
 from wecfl.runs.newcomers import NO_WHOLE_MODELS, Assigner, NewcomerSetup, compared_columns
 
@@ -58,7 +58,7 @@ def _make_reference(folder: Path, config: Config) -> None:
     missing = f"{folder} has no {REFERENCE_FILE}, which newcomers are compared with"
     if saved is None:
         raise RunFolderError(f"{missing}, and no checkpoint to make it from: run it again")
-    experiment = Experiment.of(config)
+    experiment = Experiment.prepared(config)(federation_of(config))
     if experiment.members.fingerprint != saved.manifest.data:
         raise RunFolderError(f"{missing}, and it can't be made: these are not the data of the run")
     write_reference(experiment.reference(saved.states[0]), folder)

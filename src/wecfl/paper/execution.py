@@ -66,7 +66,7 @@ def _train(
     def keep(record: Record, states: Sequence[State]) -> None:
         last.append(states[0].centers)
 
-    experiment = Experiment.of(run.config, federation, watch=[keep, *watch])
+    experiment = Experiment.prepared(run.config, watch=[keep, *watch])(federation)
     observe = figure_data.step if figure_data else None
     result = experiment.run(members=[run.member], observe=observe)
     if result.method.k == 1:
@@ -82,7 +82,7 @@ def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> Stored
         return None
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
     first = run.config.rounds - len(stacks) + 1
-    with Experiment.of(run.config, federation).open() as opened:
+    with Experiment.prepared(run.config)(federation).open() as opened:
         labels = np.zeros(len(opened.engine.sizes), dtype=np.int64)
         records = [
             opened.recorder.round([State(t, None, row[None], labels) for row in rows])
