@@ -1,4 +1,4 @@
-"""Makes the `Assigner` of newcomers from a run folder alone."""
+"""Makes the `Assigner` of newcomers from a run folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
     config = config.model_copy(update={"workers": workers})
     kind, module = models.build(config.seed)
     layout, chosen = layout_of(module), options_of(config)
-    rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
+    rows = [[models.row(layout, tensors) for tensors in clusters] for clusters in models.tensors]
     centers = np.array(rows, np.float32)
     method = chosen["method"]
     if not method.whole_centers:

@@ -95,13 +95,13 @@ class Experiment:
     measure: Measure = DEFAULT_MEASURE
     """What is recorded beside the scores."""
     engine: EngineName | Engine | Compute = "auto"
-    """What trains the clients: a name, `Compute` with more options, or an engine (stays open)."""
+    """What trains the clients: a name, `Compute` with more options, or an engine to use."""
     folder: Folder | str | Path | None = None
     """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
     """Watchers (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What `config.toml` says; by default a description of these values. `run` does without."""
+    """What `config.toml` says; None: a description of the other fields."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -255,7 +255,7 @@ class Experiment:
     ) -> Iterator[OpenExperiment]:
         """Open the engines, and yield them with the settings and the recorder.
 
-        `members` are the numbers of the soft vote's runs that are trained; by default all.
+        `members` are the numbers of the runs of a soft vote that are trained; by default all.
         `progress` is called with the number of clients that have finished a step (only by `ray`).
         """
         self.check()
@@ -337,7 +337,7 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
             raise ConfigError(
-                "newcomers are compared with the members, whose data are not here: use a federation"
+                "newcomers are compared with members, whose data are elsewhere: use a federation"
             )
         workers = self._compute.workers if self._compute else None
         local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)

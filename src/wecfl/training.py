@@ -72,9 +72,10 @@ def train(
         diagnostics = Diagnostics(setting, states[0], records[-1] if records else None)
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
-    observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
+    observers = [observer for observer in (observe, diagnostics and diagnostics.step) if observer]
     watchers = [
-        each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
+        watcher if isinstance(watcher, Watcher) else AfterRound(watcher)
+        for watcher in experiment.watch
     ]
     if folder:
         watchers = [folder, *watchers]
@@ -82,10 +83,10 @@ def train(
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     paths = [
-        iterate(each, state, recorder.step, *([] if j else observers))
-        for j, (each, state) in enumerate(zip(settings, states, strict=True))
+        iterate(run_setting, state, recorder.step, *([] if j else observers))
+        for j, (run_setting, state) in enumerate(zip(settings, states, strict=True))
     ]
-    begun: list[Watcher] = []  # the watchers that must be told the end
+    begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None

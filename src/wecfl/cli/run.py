@@ -80,9 +80,11 @@ def run(
     folders = _folders(out, configs)
     prepared = [
         Experiment.prepared(
-            each, folder=folder, watch=[bars, *(tracker(name, folder) for name in track), stopping]
+            method_config,
+            folder=folder,
+            watch=[bars, *(tracker(name, folder) for name in track), stopping],
         )
-        for each, folder in zip(configs, folders, strict=True)
+        for method_config, folder in zip(configs, folders, strict=True)
     ]  # errors in the choices are raised before data are loaded
     federation = terminal.federation(chosen)
     experiments = [experiment_on(federation) for experiment_on in prepared]
@@ -120,7 +122,7 @@ def resume(
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
-        int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
+        int | None, Parameter(help="The number of rounds between two checkpoints from now on.")
     ] = None,
     track: TrackFlag = (),
 ) -> None:

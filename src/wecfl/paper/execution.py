@@ -33,13 +33,13 @@ from wecfl.runs.watcher import OnRound
 __all__ = ["perform"]
 
 AVERAGED_ROUNDS = 3
-"""The last rounds, over which the paper's tables average and whose models a soft vote needs."""
+"""The number of last rounds that the paper's tables average, and whose models a vote needs."""
 
 
 def perform(
     run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound] = ()
 ) -> StoredResult | None:
-    """Do a run and store its result; None for a soft vote some of whose members are missing.
+    """Do a run and store its result; None for a soft vote that lacks some of its members.
 
     A diverged training is a result too: tables say so, and the choice of a learning rate avoids it.
     """
@@ -139,7 +139,7 @@ def _commit() -> str | None:
     try:
         git(
             "ls-files", "--error-unmatch", f"paper/{Path(__file__).name}"
-        )  # else another project's repository
+        )  # otherwise it is the repository of another project
         changed = git("status", "--porcelain", "--", ".", ":/native")
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
