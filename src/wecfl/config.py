@@ -38,7 +38,7 @@ class Config(BaseModel):
     )
     clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
         10,
-        description="K, the number of clusters or of models that vote; auto: the method chooses.",
+        description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
     )
     criterion: Literal["both", "silhouette", "bic"] = Field(
         "both", description="The score by which --clusters auto chooses K."
@@ -225,18 +225,18 @@ class Config(BaseModel):
         description="The number of threads, processes or actors (default: one per core).",
     )
     objectives: bool | None = Field(
-        None, description="Measure R on all training data twice a round (default: if not private)."
+        None, description="Measure R on all training data twice a round (default: unless --clip)."
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(
         None, description="Record distances for `wecfl report` (default: up to 500 clients)."
     )
     score_every: int = Field(
-        1, ge=1, description="The number of rounds between tests; the last round is always tested."
+        1,
+        ge=1,
+        description="Test the clients in every N-th round; the last round is always tested.",
     )
-    checkpoint_every: int = Field(
-        1, ge=1, description="The number of rounds between two checkpoints."
-    )
+    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint after every N-th round.")
 
     @field_validator("options", mode="before")
     @classmethod

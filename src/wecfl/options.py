@@ -188,7 +188,7 @@ class Measure:
     trace: bool | None = None
     """Whether the run folder records the clients' distances; default: for up to 500 clients."""
     score_every: int = 1
-    """The number of rounds between two tests of the clients; the last round is always tested."""
+    """N: the clients are tested in every N-th round, and always in the last one."""
     batchnorm: Literal["running", "batch"] = "running"
     """What BatchNorm uses in tests: `running` statistics, or those of each test `batch`."""
 
@@ -229,7 +229,7 @@ class Folder:
 
     path: str | Path
     checkpoint_every: int = 1
-    """The number of rounds between two checkpoints."""
+    """N: a checkpoint is written after every N-th round."""
     resume: bool = False
     """Whether to continue the run in the folder, with the same federation and method, from where
     it was stopped. The result is the same to the bit as without the stop."""

@@ -122,7 +122,7 @@ def resume(
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
-        int | None, Parameter(help="The number of rounds between two checkpoints from now on.")
+        int | None, Parameter(help="Write a checkpoint after every N-th round from now on.")
     ] = None,
     track: TrackFlag = (),
 ) -> None:
