@@ -20,7 +20,7 @@ __all__ = [
 
 
 MAX_COUNT = 1_000_000
-"""The largest number of rounds, steps, clients and so on. A larger one is surely a typing error."""
+"""The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
 
 
 class Config(BaseModel):
@@ -37,7 +37,8 @@ class Config(BaseModel):
         (), description="Further options of the method, as pairs of name and value."
     )
     clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
-        10, description="K, clusters, or models of a soft vote; auto: wecfl and fesem choose K."
+        10,
+        description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
     )
     criterion: Literal["both", "silhouette", "bic"] = Field(
         "both", description="The score by which --clusters auto chooses K."
@@ -106,13 +107,13 @@ class Config(BaseModel):
         0.2,
         gt=0,
         lt=1,
-        description="The share of test data, where the data come without test data.",
+        description="The share held out for testing, if the data have no test set.",
     )
     validation: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Test on this share of the training data, which is held out from it.",
+        description="Test on this share of the training data, which is not trained on.",
     )
 
     model: str = Field(
@@ -204,7 +205,7 @@ class Config(BaseModel):
     unseen: int | None = Field(
         None,
         ge=0,
-        description="Also keep the hidden group of this number out: is it recognized as novel?",
+        description="Also keep out the hidden group of this number, which should be found novel.",
     )
 
     seed: int = Field(
@@ -228,12 +229,14 @@ class Config(BaseModel):
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(
-        None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
+        None, description="Record distances for `wecfl report` (default: up to 500 clients)."
     )
     score_every: int = Field(
-        1, ge=1, description="Test the clients every so many rounds, and always in the last one."
+        1,
+        ge=1,
+        description="Test the clients in every N-th round; the last round is always tested.",
     )
-    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint every so many rounds.")
+    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint after every N-th round.")
 
     @field_validator("options", mode="before")
     @classmethod
@@ -244,7 +247,7 @@ class Config(BaseModel):
     @field_validator("*")
     @classmethod
     def _sayable(cls, value: object) -> object:
-        """Refuse text that is not valid UTF-8, as file names may be: it can't be written."""
+        """Refuse text that is not valid UTF-8, such as some file names: it can't be written."""
         if isinstance(value, str) and value.encode(errors="replace").decode() != value:
             raise PydanticCustomError("text", "input should be valid UTF-8")
         return value
@@ -311,7 +314,7 @@ INCIDENTAL_KEYS = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
     "score_every", "checkpoint_every",
 )  # fmt: skip
-"""Choices that do not make it another experiment."""
+"""Choices that do not change which experiment it is."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
@@ -325,14 +328,16 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
 def one_line(error: ValidationError, known: Container[str] | None = Config.model_fields) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
-    # Of a union (lr) pydantic also names the member that failed.
+    # For a union, such as that of lr, pydantic also names the member that failed.
     key = ".".join(
         str(p) for p in first["loc"] if known is None or p in known or isinstance(p, int)
     )
     if first["type"] == "missing":
         return f"it has no '{key}'"
     problem = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
-    for other in error.errors()[1:]:  # a word that stands for a number: auto, theory
+    for other in error.errors()[
+        1:
+    ]:  # of a word that may stand in place of a number, such as auto or theory
         same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
         if same and other["type"] == "literal_error":
             problem += f" or {other['ctx']['expected']}"

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
@@ -95,13 +95,13 @@ class Experiment:
     measure: Measure = DEFAULT_MEASURE
     """What is recorded beside the scores."""
     engine: EngineName | Engine | Compute = "auto"
-    """What trains the clients: a name, `Compute` with more options, or an engine (stays open)."""
+    """What trains the clients: a name, `Compute` with more options, or an engine to use."""
     folder: Folder | str | Path | None = None
     """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
     """Watchers (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What `config.toml` says; by default a description of these values. `run` does without."""
+    """What `config.toml` says; None: a description of the other fields."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -117,28 +117,28 @@ class Experiment:
                 raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
 
     @classmethod
-    def of(
+    def prepared(
         cls,
         config: Config,
-        federation: Federation | None = None,
         *,
         folder: str | Path | None = None,
         resume: bool = False,
         watch: Sequence[Watcher | OnRound] = (),
-    ) -> Experiment:
-        """The experiment of a configuration; on `federation`, if it was already made from it.
+    ) -> Callable[[Federation], Experiment]:
+        """A function that makes the experiment of a configuration, once its clients are loaded.
 
-        >>> Experiment.of(Config(method="fedavg", clients=6, groups=2)).method.name
+        Errors in the choices are raised at once, before any data are needed.
+
+        >>> config = Config(method="fedavg", clients=6, groups=2)
+        >>> Experiment.prepared(config)(federation_of(config)).method.name
         'fedavg'
         """
         if resume and folder is None:
             raise ConfigError("resume continues a run folder: give its path as out")
         place = None if folder is None else Folder(folder, config.checkpoint_every, resume)
-        values = options_of(config)  # errors in them are raised before data are loaded
-        return cls(
-            federation or federation_of(config), **values, folder=place, watch=watch,
-            written=written(config, values["method"]),
-        )  # fmt: skip
+        values = options_of(config)
+        values |= {"folder": place, "watch": watch, "written": written(config, values["method"])}
+        return partial(cls, **values)
 
     @property
     def members(self) -> Federation | Clients:
@@ -240,9 +240,8 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         if self._compute:
-            name, known = self._compute.engine, ", ".join(ENGINES)
-            if name not in ENGINES:
-                raise ConfigError(f"engine must be one of {known}, got '{name}'")
+            if (name := self._compute.engine) not in ENGINES:
+                raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{name}'")
             if not isinstance(members, Federation):
                 raise ConfigError(
                     f"engine {name} needs the clients' data in a federation, got {members!r}"
@@ -256,7 +255,7 @@ class Experiment:
     ) -> Iterator[OpenExperiment]:
         """Open the engines, and yield them with the settings and the recorder.
 
-        `members` are the numbers of the soft vote's runs that are trained; by default all.
+        `members` are the numbers of the runs of a soft vote that are trained; by default all.
         `progress` is called with the number of clients that have finished a step (only by `ray`).
         """
         self.check()
@@ -338,7 +337,7 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
             raise ConfigError(
-                "newcomers are compared with the members, whose data are not here: use a federation"
+                "newcomers are compared with members, whose data are elsewhere: use a federation"
             )
         workers = self._compute.workers if self._compute else None
         local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)
@@ -397,4 +396,5 @@ def run_config(
     >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
     'fedavg'
     """
-    return Experiment.of(config, federation, folder=out, resume=resume, watch=watch).run()
+    prepared = Experiment.prepared(config, folder=out, resume=resume, watch=watch)
+    return prepared(federation or federation_of(config)).run()

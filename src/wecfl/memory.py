@@ -1,7 +1,7 @@
-"""Large matrices in memory that was used before.
+"""Reuses the memory of large matrices.
 
-A round makes a few matrices of m × P and drops as many. The system must find and clear the pages of
-fresh memory, which may take longer than what is done with them: `benchmarks/shortcuts.py` compares.
+A round makes a few matrices of m × P, and drops as many. For new memory the system must find and
+clear pages, which may take longer than the work on them (`benchmarks/shortcuts.py` measures it).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 __all__ = ["empty"]
 
 MIN_REUSED_BYTES = 1 << 22
-"""Below this size the allocator of the system is as good."""
+"""The smallest size of a block that is reused. Below it, the system's allocator is as fast."""
 MAX_FREE_BLOCKS = 4
-"""Blocks that wait to be used again; more are given back to the system."""
+"""The largest number of blocks that wait to be reused; others are given back to the system."""
 
 _free_blocks: list[NDArray[np.float32]] = []
 
@@ -42,9 +42,9 @@ def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 class _Owner:
-    """What the array and all its views refer to as the owner of their memory.
+    """Owns the memory of an array and all its views.
 
-    It is gone when the last of them is gone, and only then the block is free.
+    When the last of them is gone, so is the owner, and the block is free.
     """
 
     def __init__(self, block: NDArray[np.float32]) -> None:

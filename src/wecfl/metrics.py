@@ -144,7 +144,7 @@ def _share(part: Real | Int, whole: Int) -> F64:
 
 def _pair_sum(points: Real) -> float:
     """Σ_{i≠j} cos(i, j) = ‖Σ_i u_i‖² − Σ_i ‖u_i‖² with u_i the directions (0 of a zero row)."""
-    # In double precision, since clients of a cluster differ in the sixth digit, but without a copy.
+    # In double precision, since clients of a cluster differ in the sixth digit; but without a copy.
     squared = np.einsum("ip,ip->i", points, points, dtype=np.float64)
     scale = np.divide(1, np.sqrt(squared), out=np.zeros_like(squared), where=squared > 0)
     total = np.einsum("i,ip->p", scale, points, dtype=np.float64)

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 EngineName = Literal["auto", "native", "torch", "ray"]
-"""What `wecfl.make_engine` can be asked for."""
+"""The choices of `wecfl.make_engine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Measure:
     trace: bool | None = None
     """Whether the run folder records the clients' distances; default: for up to 500 clients."""
     score_every: int = 1
-    """Clients are tested every so many rounds, and always in the last one."""
+    """N: the clients are tested in every N-th round, and always in the last one."""
     batchnorm: Literal["running", "batch"] = "running"
     """What BatchNorm uses in tests: `running` statistics, or those of each test `batch`."""
 
@@ -229,7 +229,7 @@ class Folder:
 
     path: str | Path
     checkpoint_every: int = 1
-    """A checkpoint is written every so many rounds."""
+    """N: a checkpoint is written after every N-th round."""
     resume: bool = False
     """Whether to continue the run in the folder, with the same federation and method, from where
     it was stopped. The result is the same to the bit as without the stop."""
@@ -244,7 +244,7 @@ class Folder:
 
 
 def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is no whole number or too small; given as (value, minimum).
+    """Raise an error for a value that is not a whole number or too small, from (value, minimum).
 
     >>> check_whole(rounds=(1.5, 1))
     Traceback (most recent call last):

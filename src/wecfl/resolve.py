@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 1_000_000
 def resolve(
     file: Path | None = None, preset: str | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
-    """The configuration of defaults, preset, TOML file and flags; the later ones override.
+    """The configuration of defaults, preset, TOML file and flags; each overrides those before it.
 
     >>> resolve(preset="paper", flags={"rounds": 2}).model_dump(include={"clients", "rounds"})
     {'clients': 200, 'rounds': 2}
@@ -42,7 +42,7 @@ def resolve(
         raise ConfigError(where + unknown("preset", str(preset), PRESETS))
     flags = flags or {}
     if flags.get("partition", written.get("partition")) != written.get("partition"):
-        # Another partition than the file's: its parameters don't apply.
+        # The flags choose another partition, so the parameters in the file don't apply.
         written = {
             key: value for key, value in written.items() if key not in ("alpha", "classes_per")
         }
@@ -50,8 +50,8 @@ def resolve(
     if "options" in written:
         same = flags.get("method", written.get("method")) == written.get("method")
         kept = {
-            name: each
-            for name, each in written["options"].items()
+            name: value
+            for name, value in written["options"].items()
             if KEY_OF_OPTION.get(name) not in flags
         }
         values["options"] = {**(kept if same else {}), **flags.get("options", {})}
@@ -92,7 +92,7 @@ def _table(written: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     options = dict(written["method"])
     if "name" not in options:
-        raise ConfigError(f"{where}the table [method] must have a name")
+        raise ConfigError(f'{where}the table [method] must have a name, such as name = "wecfl"')
     name = options.pop("name")
     known = {
         KEY_OF_OPTION[option]: value for option, value in options.items() if option in KEY_OF_OPTION
@@ -114,10 +114,12 @@ def _read(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             text = stream.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:  # a device or another kind of file, perhaps without an end
-            raise ConfigError(f"{file}: a configuration has at most {MAX_FILE_BYTES} bytes")
+            raise ConfigError(
+                f"{file}: expected a configuration of at most {MAX_FILE_BYTES} bytes, got more"
+            )
         return tomllib.loads(text.decode())
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {file}") from None
+        raise ConfigError(f"there is no configuration file {file}: check the path") from None
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError) as error:

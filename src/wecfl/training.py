@@ -77,9 +77,10 @@ def train(
         )  # fmt: skip
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
-    observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
+    observers = [observer for observer in (observe, diagnostics and diagnostics.step) if observer]
     watchers = [
-        each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
+        watcher if isinstance(watcher, Watcher) else AfterRound(watcher)
+        for watcher in experiment.watch
     ]
     if folder:
         watchers = [folder, *watchers]
@@ -87,10 +88,10 @@ def train(
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     paths = [
-        iterate(each, state, recorder.step, *([] if j else observers))
-        for j, (each, state) in enumerate(zip(settings, states, strict=True))
+        iterate(run_setting, state, recorder.step, *([] if j else observers))
+        for j, (run_setting, state) in enumerate(zip(settings, states, strict=True))
     ]
-    begun: list[Watcher] = []  # the watchers that must be told the end
+    begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None

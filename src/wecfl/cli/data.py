@@ -1,4 +1,4 @@
-"""`wecfl data` and `wecfl partition`: data sets, and how they are shared out among clients."""
+"""`wecfl data` and `wecfl partition`: data sets, and how they are divided among clients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def partition(
     preset: PresetFlag = None,
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
 ) -> None:
-    """Show how samples would be shared out: a summary of the clients, and a bar chart.
+    """Show how samples would be divided: a summary of the clients, and a bar chart.
 
     Each partition gets one line: samples per client (mean ± standard deviation), the smallest and
     the largest client, test samples, and the mean number of classes per client.
@@ -94,7 +94,7 @@ def partition(
     if panels != "one":
         if holds_clients(chosen):
             raise ConfigError(
-                f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+                f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
                 f"leave out --panels {panels}"
             )
         paper = {"alpha": None, "classes_per": None}

@@ -61,7 +61,7 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     idle = [name for name in PARTITION_KEYS if name in given]
     if idle and holds_clients(chosen):
         raise ConfigError(
-            f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+            f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen
@@ -105,8 +105,8 @@ def _refusal(option: str, names: Sequence[str]) -> str:
     flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
     if others:
         return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
-    every = {flag_of(each) for name in METHODS for each in options(name)}
-    return unknown("option", flag, every | {flag_of(key) for key in Config.model_fields})
+    flags = {flag_of(known) for name in METHODS for known in options(name)}
+    return unknown("option", flag, flags | {flag_of(key) for key in Config.model_fields})
 
 
 def _value(text: str) -> Any:

@@ -26,7 +26,7 @@ from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, refused_of, resume_command
 from wecfl.folder.writer import check_new_folder
-from wecfl.from_config import holds_clients, options_of
+from wecfl.from_config import holds_clients
 from wecfl.report.figures.overview import overview
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
@@ -76,23 +76,27 @@ def run(
     chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
     configs = config_per_method(chosen, flags, options)
-    for each in configs:
-        options_of(each)  # so that errors are reported before data are loaded
-    folders = _folders(out, configs)
-    tracked = [[tracker(name, folder) for name in track] for folder in folders]
-    federation = terminal.federation(chosen)
     stopping, bars = terminal.Stopping(), terminal.Bars()
-    experiments = [
-        Experiment.of(each, federation, folder=folder, watch=[bars, *trackers, stopping])
-        for each, folder, trackers in zip(configs, folders, tracked, strict=True)
-    ]
+    folders = _folders(out, configs)
+    prepared = [
+        Experiment.prepared(
+            method_config,
+            folder=folder,
+            watch=[bars, *(tracker(name, folder) for name in track), stopping],
+        )
+        for method_config, folder in zip(configs, folders, strict=True)
+    ]  # errors in the choices are raised before data are loaded
+    federation = terminal.federation(chosen)
+    experiments = [experiment_on(federation) for experiment_on in prepared]
     for experiment in experiments:
         experiment.check()
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    if late := experiments[0].kept_out:
-        terminal.show(f"{len(late)} of them are kept out of the training and assigned afterwards")
+    if newcomers := experiments[0].kept_out:
+        terminal.show(
+            f"{len(newcomers)} of them are kept out of the training and assigned afterwards"
+        )
     _run_all(experiments, folders, bars, stopping)
     if figure:
         terminal.draw(overview(folders), figure)
@@ -118,7 +122,7 @@ def resume(
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
-        int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
+        int | None, Parameter(help="Write a checkpoint after every N-th round from now on.")
     ] = None,
     track: TrackFlag = (),
 ) -> None:
@@ -147,9 +151,8 @@ def resume(
     chosen = resolve(flags={**before, **given})
     stopping, bars = terminal.Stopping(), terminal.Bars()
     watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]
-    federation = terminal.federation(chosen)
-    experiment = Experiment.of(chosen, federation, folder=folder, resume=True, watch=watch)
-    _run_all([experiment], [folder], bars, stopping)
+    prepared = Experiment.prepared(chosen, folder=folder, resume=True, watch=watch)
+    _run_all([prepared(terminal.federation(chosen))], [folder], bars, stopping)
 
 
 def _run_all(

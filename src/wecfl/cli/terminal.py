@@ -193,7 +193,7 @@ class Stopping:
         if self._asked:
             raise Stopped(number)
         self._asked = number
-        say("stopping after this round; once more to stop at once")
+        say("stopping after this round; interrupt once more to stop at once")
 
 
 @contextmanager

@@ -98,7 +98,8 @@ class Channel:
     dropout: float = 0.0
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
-    """The probability that a client completes fewer than Q steps; any number is equally likely."""
+    """The probability that a client completes fewer than Q steps; each smaller number is equally
+    likely."""
     attack: Forging | None = None
     """What attackers send instead of their models."""
     attackers: Bool | None = None
@@ -109,7 +110,7 @@ class Channel:
     """An update that is this many times longer than the median of the round is refused. Where
     clients have rates of their own, this is about their lengths per rate."""
     min_cluster: int = 1
-    """A center is made of at least so many models; with fewer it stays as it is."""
+    """The smallest number of models that a new center is made of; with fewer, the old one stays."""
     keys: Int | None = None
     """(m,), a number for each client, by which its random draws are keyed; None: its position."""
     seed: int = 0
@@ -227,7 +228,7 @@ class Channel:
                 f"finite; lower lr"
             )
         known = np.sort(length[arrived & finite])
-        # Of two middle lengths the smaller: one liar of two must not set the measure.
+        # Of two middle lengths we take the smaller, so that one liar of two can't set the measure.
         median = known[(len(known) - 1) // 2] if len(known) else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
         if median > 0:

@@ -21,7 +21,7 @@ class Task(Protocol):
     """The name of the loss in the native engine; None: only torch can compute it."""
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """The shape of a tally, for a model with so many outputs."""
+        """The shape of a tally, for a model with this number of outputs."""
 
     def losses(self, outputs: F64, targets: Int) -> F64:
         """(n,), the loss of each sample."""

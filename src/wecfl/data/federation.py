@@ -28,7 +28,7 @@ Arrays: TypeAlias = Sequence[ArrayLike]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Federation:
-    """m clients and their data D_i: one pool of samples, and for each client rows of it.
+    """m clients and their data D_i: one pool of samples, and the rows that each client holds.
 
     >>> xs = [np.zeros((10, 2)), np.ones((5, 2))]
     >>> ys = [np.arange(10) % 2, np.arange(5) % 2]
@@ -38,20 +38,20 @@ class Federation:
     """
 
     x: F32
-    """(n, …): the pool of all clients' samples."""
+    """(n, …), the pool of all clients' samples."""
     y: Int
-    """(n,): their labels in 0 … classes − 1."""
+    """(n,), their labels, from 0 to classes − 1."""
     train: tuple[Int, ...]
     """For each client the rows of its training samples D_i."""
     test: tuple[Int, ...]
     """For each client the rows of its test samples."""
     classes: int
     keys: Int
-    """(m,): the client's number for keyed randomness. In a `subset` each client keeps it."""
+    """(m,), a number for each client, by which its random draws are keyed. A `subset` keeps it."""
     names: tuple[str, ...]
     """The name of each client, for tables and errors."""
     groups: Int | None = None
-    """(m,): the hidden groups that generated the data, where they are known."""
+    """(m,), the hidden groups that generated the data, where they are known."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -80,7 +80,7 @@ class Federation:
 
     @property
     def sizes(self) -> Int:
-        """(m,): the number of training samples |D_i| of each client."""
+        """(m,), |D_i|, the number of training samples of each client."""
         return np.array([len(rows) for rows in self.train], np.int64)
 
     @property
@@ -90,12 +90,12 @@ class Federation:
 
     @property
     def held(self) -> Int:
-        """(classes, m): the training samples of each class."""
+        """(classes, m), the number of training samples of each class at each client."""
         return class_counts(self.y, self.train, self.classes)
 
     @property
     def fingerprint(self) -> str:
-        """A hash that tells federations apart: of the clients' rows, all labels and some samples.
+        """A hash that identifies the federation, of all rows, all labels and some samples.
 
         >>> xs, ys = [np.zeros((4, 1))] * 3, [[0, 1, 0, 1]] * 3
         >>> federation = Federation.from_arrays(xs, ys)
@@ -213,7 +213,7 @@ class Federation:
         """
         files = sorted(Path(path).glob("*.npz"))
         if not files:
-            raise DataError(f"{path}: has no .npz files; expected a folder with one per client")
+            raise DataError(f"{path}: it has no .npz files; expected one file per client")
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
@@ -246,7 +246,7 @@ class Federation:
         seed: int = 0,
         data_dir: Path | None = None,
     ) -> Federation:
-        """A data set (a value, a name or the path of a ``.npz``), shared out among clients.
+        """A data set (a value, a name or the path of a ``.npz``), divided among clients.
 
         >>> from wecfl.data.partition import Iid
         >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
@@ -308,6 +308,6 @@ def _checked(
 
 
 def _rows(labels: Sequence[Int]) -> list[Int]:
-    """For each part its rows in the pool of all parts."""
+    """The rows of each part in the pool of all parts."""
     ends = np.cumsum([len(y) for y in labels])
     return np.split(np.arange(ends[-1]), ends[:-1])

@@ -1,4 +1,4 @@
-"""Samples and labels: arrays as users and files give them, checked and brought to one form.
+"""Checks samples and labels that come from users and files, and brings them into one form.
 
 uint8 arrays are pixels and become (p/255 − 0.5)/0.5 ∈ [−1, 1]; other numbers are used as they are.
 Labels are whole numbers from 0. An error is one line that says which array is wrong.
@@ -39,7 +39,7 @@ __all__ = [
 Array: TypeAlias = NDArray[Any]
 """Samples or labels, before they are checked."""
 NamedArray: TypeAlias = tuple[str, Array]
-"""An array and what to call it in an error."""
+"""An array, and its name in error messages."""
 
 
 FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError)
@@ -64,7 +64,7 @@ def data_errors(
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; check the path") from error
+        raise DataError(f"{path}: there is no such file; check the path") from error
     except errors as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
@@ -154,7 +154,7 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
 
 
 def count_classes(y: Int, where: str = "") -> int:
-    """The number of classes: the largest label + 1, refused if it is far above the sample count.
+    """The number of classes, which is the largest label + 1; refused if it is absurdly large.
 
     >>> count_classes(np.array([0, 2]))
     3
@@ -200,7 +200,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     errors = (*FILE_ERRORS, *NPZ_ERRORS)
     with data_errors(path, "write numbers to it with numpy.savez", errors), path.open("rb") as file:
         if file.read(2) != b"PK":
-            raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
+            raise DataError(f"{path} is not a .npz (a zip of arrays); write it with numpy.savez")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             names = ["x", "y", "x_test", "y_test"]
@@ -228,7 +228,8 @@ def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
         shape, _, dtype = getattr(np.lib.format, header)(file)
         if dtype.hasobject:
             raise DataError(
-                f"{where}: expected numbers, got Python objects, which are never unpickled"
+                f"{where}: expected numbers, got Python objects, which are never unpickled; store "
+                "numbers instead"
             )
         promised, held = prod(shape) * dtype.itemsize, archive.getinfo(member).file_size
         if promised != held - file.tell():

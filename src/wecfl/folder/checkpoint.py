@@ -2,16 +2,18 @@
 
 A checkpoint is two files in `checkpoints/`:
 
-- ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
-  named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
-  `J.cluster.NAME`, `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not
-  end with D;
-- ``000012.json``: the manifest, which is written last and makes the checkpoint valid. It holds the
-  format, the round, size and SHA-256 of the first file, the lengths of the files that grow from
-  round to round, what was run, and a SHA-256 of all that.
+- ``000012.safetensors`` holds the `State` of each run J of a soft vote (usually there is one run,
+0).
+  The arrays are `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
+  `J.cluster.NAME`, `J.known.NAME` and `J.whole.NAME`; `J.replies.NAME` only if a round does not end
+  with D.
+- ``000012.json`` is the manifest, which is written last and makes the checkpoint valid. It holds
+the
+  format, the round, the size and SHA-256 of the first file, the lengths of the files that grow from
+  round to round, what was run, and a SHA-256 of all this.
 
 Each file is written under another name, flushed to the disk and renamed. The last two checkpoints
-are kept: if the newest was damaged later on, the one before it is used.
+are kept: if the newest is damaged, the one before it is used.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     for owner in STATE_TABLES:
         for name, values in (getattr(state, owner) or {}).items():
-            is_bool = values.dtype == np.bool_  # a type that some readers don't know
+            is_bool = values.dtype == np.bool_  # some readers don't know this type
             arrays[f"{owner}.{name}"] = values.astype(np.int8) if is_bool else values
     return arrays
 
@@ -198,7 +200,7 @@ def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, An
 
 
 def _manifest(file: Path) -> Manifest:
-    """The manifest in a file. Its checksum says that we wrote it, so only this much is checked."""
+    """The manifest in a file. Its checksum shows that we wrote it, so nothing else is checked."""
     try:
         signed = json.loads(file.read_bytes())
     except OSError as error:

@@ -22,7 +22,7 @@ WRITE_CHUNK_BYTES = 1 << 22
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a file beside `path`, flush it to the disk, rename it; return its size and SHA-256.
+    """Write a file under another name, flush it, rename it to `path`; return its size and SHA-256.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -75,7 +75,7 @@ def _safetensors(
 ) -> Iterable[bytes | memoryview]:
     """The parts of the file: the length of the header, the header, the arrays' bytes."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Wider numbers first, so that all begin at a multiple of their size, as readers expect.
+    # Wider numbers come first, so that each array begins at a multiple of its number's size.
     names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0

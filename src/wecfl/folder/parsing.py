@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_DIGITS = 300
-"""Digits of a whole number that still fits into a float, so that it can be drawn and compared."""
+"""The largest number of digits of a whole number; it then fits into a float."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def read_toml(file: Path, schema: type[Schema]) -> dict[str, Any]:
 
 
 def read_table(file: Path) -> list[list[str]]:
-    """The rows of a CSV file, the head first; all have the same number of cells."""
+    """The rows of a CSV file, the header first; all have the same number of cells."""
     with folder_errors(file), file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, strict=True))
         for number, row in enumerate(rows, 1):
@@ -99,7 +99,7 @@ def read_table(file: Path) -> list[list[str]]:
 def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file.
 
-    `dimensions` names arrays that must be there, be finite, and have so many dimensions.
+    `dimensions` says which arrays must exist and be finite, and how many dimensions each has.
     """
     with folder_errors(file):
         arrays = _load_safetensors(file)
@@ -114,7 +114,10 @@ def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
 def _load_safetensors(file: Path) -> dict[str, NDArray[Any]]:
     try:
         return load_file(file)
-    except (KeyError, TypeError) as error:  # as safetensors says that numpy lacks a type
+    except (
+        KeyError,
+        TypeError,
+    ) as error:  # raised by safetensors for a type that numpy does not have
         raise ValueError(f"it holds numbers of a type that numpy does not know: {error}") from error
 
 

@@ -64,7 +64,9 @@ def read_states(path: Path) -> tuple[State, ...]:
     """The state at the last checkpoint of a run folder; one for each run of a soft vote."""
     found = checkpoint.latest(path)
     if found is None:
-        raise RunFolderError(f"{path} has no checkpoint")
+        raise RunFolderError(
+            f"{path} has no checkpoint: choose the folder of a run with checkpoints"
+        )
     return found.states
 
 
@@ -142,7 +144,7 @@ def _read_lines(file: Path, schema: type[ClientSchema] | type[NewcomerSchema]) -
 
 
 def refused_of(clients: pd.DataFrame) -> dict[str, int]:
-    """Client ↦ the number of its refused replies, for clients that have at least one."""
+    """The number of refused replies by client, for clients that have at least one."""
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]
@@ -150,18 +152,18 @@ def refused_of(clients: pd.DataFrame) -> dict[str, int]:
 
 
 def read_classes(path: Path) -> Int | None:
-    """(classes, m): the training samples of each class at each client; None in older folders."""
+    """(classes, m), the training samples of each class at each client; None in older folders."""
     file = path / "classes.csv"
     return _whole_numbers(file).T if file.exists() else None
 
 
 def read_assignments(path: Path) -> Int:
-    """(rounds, m): the cluster of each client after each round."""
+    """(rounds, m), the cluster of each client after each round."""
     return _whole_numbers(path / "assignments.csv")
 
 
 def _whole_numbers(file: Path) -> Int:
-    """The numbers of a table, without its head and its first column, which hold names."""
+    """The numbers of a table, without its header and its first column, which hold names."""
     head, *rows = read_table(file)
     with folder_errors(file):
         numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)

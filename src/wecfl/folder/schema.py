@@ -41,7 +41,7 @@ ClusterCount = Count | Literal["auto"]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
 NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0)]
-"""A finite number from 0 on."""
+"""A finite number that is not negative."""
 MeasuredValue = float | bool | str | None
 """Any measurement of a round. It is not finite where training diverged."""
 MeasuredList = MeasuredValue | list[MeasuredValue]

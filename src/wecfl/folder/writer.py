@@ -79,11 +79,13 @@ is written during the next round, which keeps the arrays of both rounds in memor
 
 
 def check_new_folder(path: Path) -> None:
-    """Refuse a path at which no new run folder can be made; nothing is written."""
+    """Refuse a path where no new run folder can be made; nothing is written."""
     try:
         os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-        names = sorted(file.name for file in existing.iterdir())  # an error if it is no folder
+        names = sorted(
+            file.name for file in existing.iterdir()
+        )  # raises an error if it is not a folder
         if "\0" in str(path):
             raise ValueError("embedded null byte")
     except (OSError, ValueError) as error:
@@ -95,7 +97,7 @@ def check_new_folder(path: Path) -> None:
             f"{path} holds a run already: choose another folder, or resume that run with "
             f"{resume_command(path)}"
         )
-    # A run that was killed while it began leaves these files.
+    # A run that was killed at its start leaves these files.
     others = [
         name
         for name in inside
@@ -123,7 +125,7 @@ class RunFolder:
         self._pending: Future[None] | None = None
         self._saved: Checkpoint | None = None
         self._states: Sequence[State] = ()
-        self._written = 0  # the last round that has a checkpoint, or soon will have
+        self._written = 0  # the last round whose checkpoint is written or being written
 
     def __enter__(self) -> Self:
         if self._resume:
@@ -224,7 +226,7 @@ class RunFolder:
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> None:
-        """Start writing the state of the last round; `_wait` raises the errors of that."""
+        """Start to write the state of the last round; `_wait` raises errors of the writing."""
         self._wait()
         about = {
             **self._about,
@@ -312,12 +314,12 @@ def _check_same(
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """A configuration as TOML; it may hold numbers and arrays of NumPy."""
+    """A configuration as TOML; it may hold NumPy numbers and arrays."""
     return tomli_w.dumps(json.loads(_json(config)))
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """A value as JSON; it may hold numbers and arrays of NumPy."""
+    """A value as JSON; it may hold NumPy numbers and arrays."""
     return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 

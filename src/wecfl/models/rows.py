@@ -1,4 +1,4 @@
-"""Modules as rows: any `nn.Module` to and from the row that its `Layout` describes."""
+"""Turns any `nn.Module` into the row that its `Layout` describes, and back."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["fill", "keyed", "layout_of", "named_tensors", "reinitialized", "row_
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then floating-point buffers (BatchNorm statistics): what a row holds.
+    """What a row holds: the parameters, then the floating-point buffers (BatchNorm statistics).
 
-    Whole-number buffers (BatchNorm's batch counter) are not part of the model.
+    Buffers of whole numbers (BatchNorm's batch counter) are not part of a row.
     """
     yield from module.named_parameters()
     for name, buffer in module.named_buffers():
@@ -31,7 +31,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Where the tensors of a module stand in its row.
+    """Which columns of a row hold which tensor of the module.
 
     >>> layout = layout_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     >>> layout.width, layout.columns("head"), layout.columns("linear")
@@ -40,7 +40,9 @@ def layout_of(module: nn.Module) -> Layout:
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ModelError(f"{type(module).__name__} has no parameters to train")
+        raise ModelError(
+            f"{type(module).__name__} has no parameters to train: use a model with trainable ones"
+        )
     tensors = []
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):
@@ -99,7 +101,9 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
 
 @contextmanager
 def keyed(seed: int, which: int = 0) -> Iterator[None]:
-    """Inside, what torch draws belongs to (seed, which); afterwards its state is as before.
+    """A context in which torch's random numbers follow from (seed, which) alone.
+
+    Afterwards torch's random state is what it was before.
 
     >>> with keyed(0): a = torch.rand(1)
     >>> with keyed(0): b = torch.rand(1)
@@ -112,7 +116,7 @@ def keyed(seed: int, which: int = 0) -> Iterator[None]:
 
 
 def reinitialized(module: nn.Module, seed: int, which: int) -> nn.Module:
-    """A copy with its parameters drawn anew for (seed, which), by each part's `reset_parameters`.
+    """A copy whose parts have drawn new parameters for (seed, which), by `reset_parameters`.
 
     >>> a, b = (reinitialized(nn.Linear(2, 1), seed=0, which=3) for _ in range(2))
     >>> torch.equal(a.weight, b.weight)

@@ -64,7 +64,7 @@ def round_words(record: Mapping[str, Any]) -> str:
 
 
 def choice_words(choice: Mapping[str, Any]) -> str:
-    """Why there are as many clusters as there are, if the server chose K.
+    """Why there is this number of clusters, if the server chose K.
 
     >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
     'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'

@@ -6,7 +6,7 @@ mean g of each cluster's members after their first update (`Reference`, decision
 
     cluster     k = argmin_k ‖g − G_k‖
     confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
-    novel       ‖g − G_k‖ > limit, which all but one in forty members keep to
+    novel       ‖g − G_k‖ > limit; one in forty members is beyond the limit
 
 Without training, the loss of each cluster's model on the newcomer's data can replace the distance.
 """
@@ -58,13 +58,13 @@ By = Literal["update", "losses"]
 FALSE_ALARM_RATE = 0.025
 """The share of newcomers that are taken for novel although they are like the members."""
 NO_WHOLE_MODELS = (
-    "the clusters of {} have no whole models, since clients keep all or a part of their model: "
-    "there is no model that a newcomer could use"
+    "the clusters of {} have no whole models, since clients keep all or a part of their model to "
+    "themselves, so there is none that a newcomer could use: choose another method"
 )
 """The error for methods whose cluster models are not complete."""
 OVER_BUDGET = (
-    "newcomers need one more reply of every member, which the privacy budget does not count with "
-    "clip and participation below 1 or several initial models: leave out newcomers"
+    "newcomers need one more reply of every member. With clip, and with participation below 1 or "
+    "several initial models, the privacy budget does not cover it: leave out newcomers"
 )
 """The error for private runs that can't assign newcomers."""
 
@@ -255,7 +255,7 @@ class Assigner:
         plan = replace(setting.plan, lr=self.reference.lr)
         anything = replace(
             setting.channel, refuse_above=np.inf
-        )  # each is by itself, far off or not
+        )  # newcomers are independent, so none is refused for being far from the others
         once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
             state, _ = _first_update(once)
@@ -265,7 +265,7 @@ class Assigner:
         if not finite.all():
             raise DataError(
                 f"client {newcomers.names[int(np.argmin(finite))]}: its model is not finite after "
-                "one local update; scale its data as those of the members"
+                "one local update; scale its data like those of the members"
             )
         return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
 

@@ -41,10 +41,10 @@ RECORD_KEYS = {
     "accuracy": "fraction of right predictions of a client on its test data; |D_i|-weighted mean",
     "macro_f1": "mean F1 of a client over classes in truth or prediction; |D_i|-weighted mean",
     "ari": "adjusted Rand index of the assignment against the generating groups; null if unknown",
-    "nmi": "normalized mutual information of the same",
+    "nmi": "normalized mutual information of assignment and groups; null if unknown",
     "clusters": "groups found: clusters with at least one client",
     "sizes": "clients in each of the K clusters",
-    "churn": "fraction of clients that changed cluster since the round before, labels matched",
+    "churn": "fraction of clients that changed cluster since the last round, after matching labels",
     "cosine": "mean similarity of the models before D: intra (pairs in a cluster), inter (centers)",
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
@@ -54,7 +54,7 @@ RECORD_KEYS = {
 """The keys of a record, and what they mean."""
 
 CONDITION_KEYS = {
-    "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
+    "before": "accuracy and macro_f1 before local adaptation, if the method adapts models",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
     "network": "over a network: who joined, what was refused and why, how many replies came late, "
     "and the privacy budget that was spent",
@@ -65,7 +65,7 @@ CONDITION_KEYS = {
 those of the honest clients."""
 
 CLUSTERING_KEYS = {
-    "notes": "what the clustering wrote down: why there are so many clusters",
+    "notes": "what the clustering wrote down about the number of clusters",
 }
 """A further key of a record, where the clustering decides how many clusters there are."""
 
@@ -165,11 +165,12 @@ class Recorder:
         }
         for moment, table in tables.items():
             record[moment] = {
-                name: metrics.weighted(each, counted) for name, each in task.scores(table).items()
+                name: metrics.weighted(values, counted)
+                for name, values in task.scores(table).items()
             }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
-            record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
+            record["replies"] = {outcome.name.lower(): int(counts[outcome]) for outcome in Reply}
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}

@@ -135,7 +135,7 @@ class Result:
 
     @cached_property
     def assigner(self) -> Assigner:
-        """Assigns newcomers. If need be, all members first make one local update for it."""
+        """Assigns newcomers. At the first call, all members make one local update for it."""
         reference = self.reference or self.refer(self.states[0])
         return Assigner(
             self.newcomer_setup, reference, np.stack([state.centers for state in self.states])

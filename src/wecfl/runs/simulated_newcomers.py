@@ -53,7 +53,9 @@ def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd
     """One row per newcomer, as in `newcomers.csv`."""
     names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
              "accuracy", "macro_f1")  # fmt: skip
-    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
+    frame = pd.DataFrame(
+        {name: [getattr(assignment, name) for assignment in found] for name in names}
+    )
     frame.insert(2, "group", None if groups is None else groups)
     return frame
 
@@ -95,5 +97,5 @@ def newcomer_summary(
         "recall": float(novel["novel"].mean()) if len(novel) else None,
         "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
     }
-    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
+    rounded = {key: None if value is None else round(value, 12) for key, value in found.items()}
     return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}

@@ -62,7 +62,7 @@ class Classification:
     def complaint(self, tally: F64) -> str:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
         if (tally < 0).any() or (tally != np.floor(tally)).any():
-            return "counts must be whole numbers and not negative"
+            return "counts must be whole numbers that are not negative"
         return ""
 
     def scores(self, tallies: F64) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The fast engine: hand-written kernels for the layers small models are made of, on threads.
+"""The fast engine: kernels of our own for the layers of small models, on threads.
 
-The C++ sources are in `native/`; `chain.py` translates a module into a list of layers, and
-`native/planner.cpp` holds the rules which of them the kernels run. The module's forward method is
-not run in training: a self-check at the start compares one training step with torch.
+The C++ sources are in `native/`. `chain.py` translates a module into a list of layers, and
+`native/planner.cpp` decides which layers the kernels can run. In training, the module's own forward
+method is not called, so a self-check at the start compares one training step with torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wecfl.models.rows import row_of
 
 try:
     from wecfl.engine.native import _native
-except ImportError:  # no compiler when the package was installed: `NativeEngine` says so
+except ImportError:  # there was no compiler at installation, which `NativeEngine` reports
     _native = None  # type: ignore[assignment]
 
 __all__ = ["NativeEngine", "Unsupported", "instruction_sets"]
@@ -36,9 +36,9 @@ SELF_CHECK_TOLERANCE = 1e-3
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets of this machine that there are kernels for, the best first.
+    """The instruction sets of this machine for which there are kernels, the best first.
 
-    None if the kernels were not built.
+    The list is empty if the kernels were not built.
 
     >>> "baseline" in instruction_sets()
     True
@@ -50,9 +50,9 @@ def instruction_sets() -> list[str]:
 class NativeEngine(LocalEngine):
     """Runs the clients of a federation with the library's own kernels (`wecfl.core.engine.Engine`).
 
-    Arguments as of `LocalEngine`; `workers` are threads, and the same bits come out for any number
-    of them. `isa` chooses an instruction set (default: the best of this machine). Raises
-    `Unsupported` where the model has a layer the kernels don't know.
+    The arguments are those of `LocalEngine`. `workers` are threads; any number of them gives the
+    same bits. `isa` chooses an instruction set (default: the best of this machine). It raises
+    `Unsupported` if the model has a layer that the kernels don't know.
 
     >>> from wecfl.bilevel.evaluation import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
@@ -80,14 +80,14 @@ class NativeEngine(LocalEngine):
         self._layers = chain(self._model, self.layout)
         try:
             self._runner = self._make(self._layers, isa)
-        except ValueError as error:  # of `native/planner.cpp`: the layer and the rule it breaks
+        except ValueError as error:  # from `native/planner.cpp`: the layer and the rule it breaks
             raise Unsupported(str(error)) from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
         self._check_kernels(isa)
 
     @property
     def name(self) -> str:
-        """With the instruction set: the same one gives the same bits."""
+        """The name holds the instruction set: the same one gives the same bits."""
         return f"native-{self._runner.isa}"
 
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
@@ -135,7 +135,7 @@ class NativeEngine(LocalEngine):
         return models, velocity
 
     def close(self) -> None:
-        """Nothing to give back: threads end with each call."""
+        """Nothing to do: threads end with each call."""
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         rows = self._rows(samples, clients)
@@ -151,7 +151,7 @@ class NativeEngine(LocalEngine):
         return out
 
     def _evaluate(self, work: str, given: Sequence[Any], rows: list[Int], out: F32) -> None:
-        """`work` on these samples of each client: models, which of them each has, and the data."""
+        """Run `work` on these samples of each client, with models and data as `given`."""
         models, *data = given
         self._call(
             work,
@@ -212,7 +212,7 @@ class NativeEngine(LocalEngine):
             one_line = " ".join(str(error).split())
             raise Unsupported(f"the model can't run on the samples ({one_line})") from None
         torch.autograd.backward(nn.functional.cross_entropy(output, torch.from_numpy(y)))
-        with torch.no_grad():  # an optimizer of torch's would import its compiler: seconds
+        with torch.no_grad():  # torch.optim would import its compiler, which takes seconds
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad, alpha=float(lr[0]))
@@ -221,7 +221,7 @@ class NativeEngine(LocalEngine):
         self._compare("training step", ours[0] - start, theirs - start, 0.0)
 
     def _compare(self, what: str, ours: F32, theirs: F32, min_size: float) -> None:
-        """Raise `Unsupported` where the difference is large, relative to what torch found."""
+        """Raise `Unsupported` if the difference is large, relative to the result of torch."""
         size = max(np.abs(theirs).max(), min_size)
         error = np.abs(ours - theirs).max() / size if size > 0 else 0.0
         if not error <= SELF_CHECK_TOLERANCE:

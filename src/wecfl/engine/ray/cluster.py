@@ -18,8 +18,8 @@ __all__ = ["check_address", "connect", "first_line", "imported"]
 CONNECT_TIMEOUT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
 QUIET_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to others unasked
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns of what a later version will do
+    "RAY_USAGE_STATS_ENABLED": "0",  # no statistics are sent to others
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray warns of a change in a later version
 }
 
 
@@ -36,7 +36,7 @@ def imported() -> Any:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address, or where nobody listens; Ray would try for minutes."""
+    """Refuse what is not an address, or where nobody listens; Ray would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -49,13 +49,14 @@ def check_address(address: str) -> None:
 
 
 def connect(address: str | None, cores: int) -> bool:
-    """Connect to Ray, or start it with so many cores; whether `close` has to end it."""
+    """Connect to Ray, or start it with these cores; return whether `close` has to end it."""
     ray = imported()
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", connected):
             raise ConfigError(
-                f"this process is connected to the Ray cluster at {connected} already"
+                f"this process is already connected to the Ray cluster at {connected}: use that "
+                f"address, or another process"
             )
         return False
     options = {} if address else {"num_cpus": cores, "include_dashboard": False}
@@ -81,7 +82,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Put our signal handlers back, which Ray replaces; ours wait for the end of a round."""
+    """Restore our signal handlers, which Ray replaces; ours wait for the end of a round."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -95,7 +96,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _one_attempt(address: str | None) -> Iterator[None]:
-    """Let Ray try once: where another program answers, it would make twenty attempts of 40 s."""
+    """Let Ray try once. If another program answers, it would make twenty attempts of 40 s."""
     name = "RAY_gcs_server_port_wait_time_s"
     if address is None or name in os.environ:
         yield

@@ -10,14 +10,14 @@ import pandas as pd
 __all__ = ["CURVE_COLORS", "PANEL_HEIGHT", "curves_panel"]
 
 PANEL_HEIGHT = 260
-"""Pixels."""
+"""The height of a panel, in pixels."""
 NAME_GAP = 15
-"""Pixels between the names of two curves."""
+"""The smallest distance between the names of two curves, in pixels."""
 CURVE_COLORS = (
     "#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b",
     "#499894", "#9c755f", "#d37295", "#79706e", "#b6992d",
 )  # fmt: skip
-"""Tableau's colours, without those that are too light to write a name in."""
+"""Tableau's colours, without those that are too light for text."""
 
 
 def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerChart:
@@ -54,7 +54,7 @@ def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerC
 
 
 def _apart(values: Sequence[float], gap: float) -> list[float]:
-    """Rising values, moved as little as possible so that neighbours are `gap` apart.
+    """Ascending values, moved as little as possible so that neighbours are `gap` apart.
 
     >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
     [0.0, 4.0, 6.0, 9.0]

@@ -20,9 +20,9 @@ __all__ = ["overview"]
 def overview(folders: Sequence[Path]) -> AnyChart:
     """How well clients are served over the rounds, and which hidden groups were found.
 
-    Left: accuracy per round, one line per experiment (the mean over its seeds). Right: how many
-    clients of each hidden group ended in each cluster, for the run that found the most groups (the
-    most accurate of those); left out if the groups are unknown.
+    On the left is the accuracy over the rounds, one line per experiment (the mean over its seeds).
+    On the right is how many clients of each hidden group ended in each cluster, for the run that
+    found the most groups (of several, the most accurate). It is left out if the groups are unknown.
     """
     runs = named_runs(folders)
     panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]

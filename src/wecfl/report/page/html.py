@@ -29,13 +29,14 @@ class PageLimits:
     """What keeps a page small, and made within half a minute."""
 
     detailed_runs: int = 6
-    """Runs shown in detail; the table and the curves hold all of them."""
+    """The largest number of runs shown in detail; the table and the curves hold all runs."""
     frames: int = 100
-    """Rounds on the maps of clients, over all runs together."""
+    """The largest number of rounds on all maps of clients together."""
     min_frames: int = 10
-    """Rounds that the map of each run may show in any case."""
+    """The number of rounds that the map of each run may show in any case."""
     places: int = 50_000
-    """Clients × rounds of one map: 100 rounds of 500 clients take 0.7 MB."""
+    """The largest product of clients and rounds on one map: 100 rounds of 500 clients take 0.7
+    MB."""
 
 
 def page(

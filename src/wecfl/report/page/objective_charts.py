@@ -55,7 +55,7 @@ class Chart:
 
 
 def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
-    """F, R, B and the learning rate beside their bounds; and all else that was measured."""
+    """F, R, B and the learning rate beside their bounds; then everything else that was measured."""
     rounds = [record["round"] for record in records]
     first = _drawn("F", _series([record.get("F") for record in records]), rounds, DESCRIPTIONS["F"])
     for make_chart in (_r_chart, _b_chart, _rate_chart):
@@ -92,11 +92,12 @@ def _b_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
     strokes = [stroke(i) for i in range(len(series))]  # the colours of the clusters
     if len(series) > COLOR_COUNT:
         spans: dict[str, Callable[[list[float]], float]] = {
-            "largest": max, "median": lambda each: float(np.median(each)), "least": min,
+            "largest": max, "median": lambda values: float(np.median(values)), "least": min,
         }  # fmt: skip
-        known = [[value for value in each or () if value is not None] for each in found]
+        known = [[value for value in values or () if value is not None] for values in found]
         series = {
-            name: [span(each) if each else None for each in known] for name, span in spans.items()
+            name: [span(values) if values else None for values in known]
+            for name, span in spans.items()
         }
         strokes = [stroke(i) for i in range(len(series))]
     about = "clusterability of each cluster, before or after L, whichever is larger"
@@ -145,8 +146,8 @@ def choice_charts(records: Sequence[Record]) -> list[Chart]:
         }
         return [
             chart
-            for name, each in series.items()
-            for chart in _drawn(f"{name.capitalize()} update", each, rounds, "norm, by cluster")
+            for name, lines in series.items()
+            for chart in _drawn(f"{name.capitalize()} update", lines, rounds, "norm, by cluster")
         ]
     shown = chosen
     if len(chosen) > MAX_DRAWN_CHOICES:
@@ -225,8 +226,10 @@ def _theory(records: Sequence[Record], key: str) -> list[Any]:
 
 def _median_client(records: Sequence[Record], key: str) -> list[float | None]:
     """The median over the clients in each round; None where nothing is known."""
-    each = [[v for v in record["clients"].get(key) or () if v is not None] for record in records]
-    return [float(np.median(values)) if values else None for values in each]
+    by_round = [
+        [v for v in record["clients"].get(key) or () if v is not None] for record in records
+    ]
+    return [float(np.median(values)) if values else None for values in by_round]
 
 
 def _positive(values: Sequence[float | None]) -> list[float | None]:

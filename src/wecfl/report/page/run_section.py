@@ -67,7 +67,7 @@ class ClusterCard:
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """All that the page says about one run."""
+    """Everything that the page says about one run."""
 
     name: str
     lead: str
@@ -79,7 +79,7 @@ class RunSection:
     moves: Alluvial | None
     moved: str
     choice: list[Chart]
-    """Charts that show why there are as many clusters as there are."""
+    """Charts that show why the server chose this number of clusters."""
     cards: list[ClusterCard]
     newcomers: tuple[list[str], list[list[str]]] | None
     """Heads and rows of a table; None if no client was kept out of the training."""
@@ -139,7 +139,7 @@ def run_section(
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """The figures that a reader looks for first."""
+    """The numbers that a reader looks for first."""
     summary = run.summary
     facts = [
         ("accuracy", _percent(summary["accuracy"])),

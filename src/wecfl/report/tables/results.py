@@ -145,7 +145,7 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     }
     choices["config.engine"] = summary.pop(
         "engine", "unknown"
-    )  # the one that ran, whatever was asked for
+    )  # the engine that ran, which may differ from the one that was asked for
     return {
         **summary,
         **scores,
