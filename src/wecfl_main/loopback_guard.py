@@ -126,10 +126,10 @@ def main() -> None:
     for name in ENABLE_GRPC:
         os.environ.pop(name, None)
 
-    def load_guarded(config: uvicorn.Config) -> None:
-        load(config)
+    def load_guarded(self: uvicorn.Config) -> None:
+        load(self)
         # Outermost: uvicorn's own layers believe what a request says about its origin.
-        config.loaded_app = Guard(config.loaded_app, users)
+        self.loaded_app = Guard(self.loaded_app, users)
 
     uvicorn.Config.load = load_guarded  # type: ignore[method-assign]
     sys.exit(programs[sys.argv[0]].load()())
