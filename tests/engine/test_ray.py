@@ -64,7 +64,7 @@ def test_a_ray_that_does_not_start_is_one_line(
         raise Exception("The current node timed out during startup.\nMore follows.")
 
     failing = SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
-    monkeypatch.setitem(sys.modules, "ray", failing)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", failing)
     monkeypatch.setenv("HOME", str(tmp_path))
     done = wecfl("run", "--rounds", "1", "--engine", "ray")
     assert (done.code, len(done.err.splitlines())) == (2, 1)

@@ -121,8 +121,8 @@ def _reaped(ray: Any) -> Iterator[None]:
     home = str(Path(ray.__file__).parent)
     ours = [each for each in psutil.Process().children() if home in " ".join(each.cmdline())]
     listed = [each for parent in ours for each in (parent, *parent.children(recursive=True))]
-    words = [sys.executable, "-P", REAPER_FILE]
-    env = {**os.environ, "PYTHONPATH": str(Path(psutil.__file__).parent.parent)}
+    words = [sys.executable, "-P", str(REAPER_FILE)]
+    env = {**os.environ, "PYTHONPATH": str(Path(psutil.__path__[0]).parent)}
     with subprocess.Popen(
         words, env=env, stdin=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
