@@ -1,7 +1,7 @@
 """The lock of what a node's host installs: every package with its version and its hashes.
 
-`make lock` runs this file, which writes `requirements-node.txt`; `wecfl deploy host` hands it out. A
-digest of what it was made from stands in its first lines, so that `test_supply_chain.py` notices
+`make lock` runs this file, which writes `requirements-node.txt`; `wecfl deploy host` hands it out.
+A digest of what it was made from stands in its first lines, so that `test_supply_chain.py` notices
 without a network when it is out of date.
 """
 
@@ -17,7 +17,7 @@ LOCK_FILE = ROOT / "src" / "wecfl" / "deploy" / "templates" / "requirements-node
 NODE_EXTRAS = ("flower", "privacy")
 
 HEADER = """\
-# What the host of a node installs, with hashes: pip install --require-hashes -r requirements-node.txt
+# What the host of a node installs: pip install --require-hashes -r requirements-node.txt
 # Written by make lock, for Python 3.11 and later on any platform, from https://pypi.org.
 # inputs: sha256:{digest}
 """
