@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 import tomli_w
 
+from helpers import as_nobody
 from wecfl.deploy.certificates import server_certificate
 from wecfl.deploy.flower_programs import call_flwr, flower_environment, guarded_server
 from wecfl_main.loopback_guard import Guard, connection_owner, trusted_users
 
 OWN = frozenset({os.getuid()})
-NOBODY = 65534
-
-LOCAL_USERS_NEEDED = pytest.mark.skipif(os.getuid() != 0, reason="only root can pose as others")
 
 
 @contextmanager
@@ -35,16 +33,6 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         server, _ = listening.accept()
         with client, server:
             yield client, server
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Sockets that are opened here belong to another user."""
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def answer(users: frozenset[int], scope: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,7 +166,6 @@ def test_its_own_user_may_use_it(superlink: SuperLink) -> None:
 
 
 @pytest.mark.deploy
-@LOCAL_USERS_NEEDED
 @pytest.mark.parametrize("path", ["/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs"])
 def test_another_user_of_the_machine_is_refused(superlink: SuperLink, path: str) -> None:
     assert status(superlink, path) != 403
