@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,20 @@ QUIET_ENVIRONMENT = {
 
 
 LOOPBACK_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # read on Linux, too: listen on 127.0.0.1 only
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # holds on Linux, too: listen on 127.0.0.1 only
     "RAY_AUTH_MODE": "token",  # for loopback is open to all users of the machine
 }
-"""For a Ray that is started for one run. The first must be set before Ray is imported."""
+"""For a Ray that is started for one run. Ray reads both when it is imported."""
 
 
 def imported(*, loopback: bool = False) -> Any:
     """The module `ray`, or a `ConfigError` that says how to install it.
 
-    With `loopback` it will start instances that only this machine and this user can reach.
+    With `loopback` the instances that it starts listen on 127.0.0.1 only and ask for a token, if it
+    has not been imported before.
     """
-    for name, value in (QUIET_ENVIRONMENT | (LOOPBACK_ENVIRONMENT if loopback else {})).items():
+    wanted = LOOPBACK_ENVIRONMENT if loopback and "ray" not in sys.modules else {}
+    for name, value in (QUIET_ENVIRONMENT | wanted).items():
         os.environ.setdefault(name, value)
     try:
         return import_module("ray")
@@ -79,6 +81,8 @@ def connect(address: str | None, cores: int) -> ExitStack:
             _guard_token()
         with _signals_kept(), _one_attempt(address):
             ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
+        if address is None:
+            ending.enter_context(_reaped(ray))
     except Exception as error:  # Ray raises any kind, also a bare one where a part does not start
         ray.shutdown()
         if address is None:
@@ -88,8 +92,6 @@ def connect(address: str | None, cores: int) -> ExitStack:
             f"must be a node of it (ray start --address=…) with the same versions of Python and "
             f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
         ) from None
-    if address is None:
-        ending.enter_context(_reaped(ray))
     ending.callback(ray.shutdown)
     return ending
 
@@ -102,7 +104,10 @@ def first_line(error: BaseException) -> str:
 
 def _guard_token() -> None:
     """See to it that no other user can read the token, for which Ray makes a file open to all."""
-    if os.environ["RAY_AUTH_MODE"] != "token" or "RAY_AUTH_TOKEN" in os.environ:
+    if (
+        os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
+        or "RAY_AUTH_TOKEN" in os.environ
+    ):
         return
     default = Path.home() / ".ray" / "auth_token"
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", default))
@@ -119,15 +124,19 @@ def _reaped(ray: Any) -> Iterator[None]:
     """See to it that no process of the Ray that was started here outlives this one."""
     psutil = import_module("psutil")  # Ray brings it along
     home = str(Path(ray.__file__).parent)
-    ours = [each for each in psutil.Process().children() if home in " ".join(each.cmdline())]
-    listed = [each for parent in ours for each in (parent, *parent.children(recursive=True))]
+    lines: list[str] = []
+    for parent in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if home in " ".join(parent.cmdline()):
+                family = (parent, *parent.children(recursive=True))
+                lines += [f"{each.pid} {each.create_time()!r}\n" for each in family]
     words = [sys.executable, "-P", str(REAPER_FILE)]
     env = {**os.environ, "PYTHONPATH": str(Path(psutil.__path__[0]).parent)}
     with subprocess.Popen(
         words, env=env, stdin=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdin is not None
-        process.stdin.writelines(f"{each.pid} {each.create_time()!r}\n" for each in listed)
+        process.stdin.writelines(lines)
         process.stdin.flush()
         yield
 
