@@ -7,7 +7,7 @@ READY     := .venv/.ready
 INSTALL   := $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants lock sbom audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -82,6 +82,18 @@ freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision
 
 mutants: $(READY)  ## how many of forty small mistakes in src the tests catch (a quarter of an hour)
 	$(BIN)/python tests/mutants.py
+
+LOCK := src/wecfl/deploy/templates/requirements-node.txt
+lock: $(READY)  ## pin what a node's host installs, with hashes; newer releases: make lock FLAGS=--upgrade
+	$(BIN)/python tests/node_lock.py $(FLAGS)
+
+sbom: $(READY)  ## list what a node's host installs as CycloneDX: build/sbom.cdx.json (needs the network)
+	@mkdir -p build
+	$(BIN)/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml \
+	  --output-reproducible --output-file build/sbom.cdx.json $(LOCK)
+
+audit: $(READY)  ## ask PyPI for known vulnerabilities of what a node's host installs (needs the network)
+	$(BIN)/uvx --from pip-audit==2.10.0 pip-audit --disable-pip --require-hashes --requirement $(LOCK)
 
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import tomli_w
 from safetensors.numpy import load_file
 
 import wecfl as library
-from helpers import Wecfl, run_flat
+from helpers import Wecfl, as_nobody, run_flat
 from wecfl.deploy import processes
 from wecfl.deploy.app_folder import new_app
 from wecfl.deploy.certificates import node_key
@@ -328,6 +329,18 @@ def test_flwr_run_through_the_proxy_fails(federation: Deployment, tmp_path: Path
     assert '"success": true' not in done.stdout
     assert "403" in done.stdout + done.stderr or "denied" in (done.stdout + done.stderr).lower()
     assert len(federation.flwr("list")["runs"]) == runs
+
+
+def test_another_user_of_a_nodes_host_can_not_take_its_work(federation: Deployment) -> None:
+    place = f"http://127.0.0.1:{federation.nodes[0].port}/v1/runtime/acquire-task"
+    answers = []
+    for user in (nullcontext, as_nobody):
+        call = urllib.request.Request(place, method="POST", data=b"")
+        with user(), pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(call, timeout=30)
+        with refused.value as error:
+            answers.append(error.code)
+    assert answers[0] != 403 and answers[1] == 403
 
 
 def test_a_supernode_that_was_killed_comes_back_as_who_it_was(federation: Deployment) -> None:

@@ -142,6 +142,12 @@ def test_the_files_for_real_hosts_name_the_host_and_never_open_the_superlink(
     assert "--superlink fl.example.org:8443" in text["wecfl-supernode@.service"]
     assert "--host 127.0.0.1 --port 8444" in text["wecfl-superlink.service"]
     assert "--enable-supernode-auth" in text["wecfl-superlink.service"]
+    assert "--disable-runtime-dependency-installation" in text["wecfl-superlink.service"]
+    for name in ("superlink", "supernode"):
+        unit = next(each for file, each in text.items() if file.startswith(f"wecfl-{name}"))
+        assert f"-m wecfl_main.loopback_guard flower-{name} " in unit
+        assert "--allow-runtime-dependency-installation" not in unit
+    assert text["requirements-node.txt"].count("--hash=sha256:") > 100
     for name in ("nginx.conf", "Caddyfile"):
         assert "https://127.0.0.1:8444" in text[name] and "403" in text[name]
     assert not [name for name, each in text.items() if "{" + "{" in each]

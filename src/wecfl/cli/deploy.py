@@ -82,7 +82,7 @@ def up(
     with _interruptible(), terminal.console.status("") as status:
         federation.up(nodes, port, lambda text: status.update(escape(text)))
     names = [node.client for node in federation.nodes]
-    terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this machine only")
+    terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this user of this machine only")
     terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
     terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
     terminal.show("")

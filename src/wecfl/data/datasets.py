@@ -52,7 +52,7 @@ SOURCES: dict[str, Source] = {
             },
             urls=(
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
             ),
             debian=Package(
                 "dataset-fashion-mnist", PurePosixPath("/usr/share/datasets/fashion-mnist")

@@ -9,7 +9,8 @@
     processes.py         programs that are kept running and found again
     certificates.py      the authority, the server's certificate, the nodes' keys
     proxy.py             nginx in front of the SuperLink
-    templates/           nginx, Caddy and systemd
+    templates/           nginx, Caddy, systemd, and the lock of what a host installs
 
-The app runs the clients and the server of a method; both are in `wecfl.flower`.
+Flower's servers are run by `wecfl_main.loopback_guard`, for their own user only. The app runs the
+clients and the server of a method; both are in `wecfl.flower`.
 """

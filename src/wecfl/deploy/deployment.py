@@ -10,7 +10,8 @@
       clients/              for each client its key and what it keeps between rounds
       services/, logs/      which programs run, and what they print
 
-The SuperLink listens on loopback; nodes reach it only through nginx (`templates/proxy.conf`). The
+The SuperLink and the nodes listen on loopback and answer this user only
+(`wecfl_main.loopback_guard`); nodes reach the SuperLink through nginx (`templates/proxy.conf`). The
 programs are Flower's own, and each has a keeper (`wecfl.deploy.processes`).
 """
 
@@ -34,7 +35,12 @@ import tomli_w
 from wecfl.deploy import processes
 from wecfl.deploy.app_folder import app_settings, check_ignored, deploy_command
 from wecfl.deploy.certificates import node_key, server_certificate
-from wecfl.deploy.flower_programs import call_flwr, flower_environment, flower_program
+from wecfl.deploy.flower_programs import (
+    call_flwr,
+    flower_environment,
+    flower_program,
+    guarded_server,
+)
 from wecfl.deploy.processes import Service
 from wecfl.deploy.proxy import nginx, nginx_config
 from wecfl.errors import ConfigError, DeployError, unknown
@@ -264,7 +270,7 @@ class Deployment:
 
         show("starting the SuperLink")
         command = [
-            flower_program("flower-superlink"), "--host", "127.0.0.1", "--port", superlink,
+            *guarded_server("flower-superlink"), "--host", "127.0.0.1", "--port", superlink,
             "--ssl-ca-certfile", folder / "ca.crt", "--ssl-certfile", certificate,
             "--ssl-keyfile", key, "--database", folder / "superlink" / "state.db",
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
@@ -284,7 +290,7 @@ class Deployment:
             }  # fmt: skip
             (home / "node.toml").write_text(tomli_w.dumps(about), encoding="utf-8")
             command = [
-                flower_program("flower-supernode"), "--superlink", f"127.0.0.1:{port}",
+                *guarded_server("flower-supernode"), "--superlink", f"127.0.0.1:{port}",
                 "--root-certificates", folder / "ca.crt",
                 "--auth-supernode-private-key", home / "key",
                 "--host", "127.0.0.1", "--port", node.port, "--node-config", home / "node.toml",

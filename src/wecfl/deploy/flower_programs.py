@@ -13,7 +13,7 @@ from typing import Any
 
 from wecfl.errors import DeployError
 
-__all__ = ["call_flwr", "flower_environment", "flower_program"]
+__all__ = ["call_flwr", "flower_environment", "flower_program", "guarded_server"]
 
 INSTALL_COMMAND = "pip install 'wecfl[flower]'"
 
@@ -24,6 +24,12 @@ def flower_program(name: str) -> Path:
     if not file.exists():
         raise DeployError(f"Flower is not installed beside {sys.executable}: {INSTALL_COMMAND}")
     return file
+
+
+def guarded_server(name: str) -> list[str]:
+    """The words that run a server of Flower so that other users of the machine can't use it."""
+    flower_program(name)
+    return [sys.executable, "-P", "-m", "wecfl_main.loopback_guard", name]
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ HOST_TEMPLATES = {
     "wecfl-supernode@.service": "wecfl-supernode@.service",
     "client.toml": "client.toml",
     "policy.toml": "policy.toml",
+    "requirements-node.txt": "requirements-node.txt",
 }
 """The files that are written, and the template of each."""
 

@@ -37,11 +37,11 @@ def render(name: str, **values: object) -> str:
 
 def nginx() -> Path:
     """The path of the system's nginx."""
-    places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
+    places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
     if not (found := shutil.which("nginx", path=places)):
         raise DeployError(
             "nginx is not installed; it lets only the nodes reach the SuperLink: "
-            "'apt install nginx-light' on Debian or Ubuntu, 'brew install nginx' on macOS"
+            "'apt install nginx-light' on Debian or Ubuntu"
         )
     return Path(found)
 

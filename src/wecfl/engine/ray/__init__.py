@@ -75,7 +75,7 @@ class RayEngine(BaseEngine):
         super().__init__(federation, model, **options)
         if address is not None:
             check_address(address)
-        self._ray = imported()
+        self._ray = imported(loopback=address is None)
         self._progress = progress or (lambda work, done, total: None)
         self._max_replacements = max_replacements
         self._shards: list[_Shard] = []
@@ -84,7 +84,7 @@ class RayEngine(BaseEngine):
             "batchnorm": self._batchnorm, "batch": self._batch, "workers": 1, "task": self.task,
         }  # fmt: skip
         kind = _kind(inside, federation, model, inner_options)
-        self._mine = connect(address, self.workers)
+        self._connection = connect(address, self.workers)
         try:
             if options.get("workers") is None:
                 cores = int(self._ray.cluster_resources().get("CPU", 1))
@@ -123,9 +123,7 @@ class RayEngine(BaseEngine):
             for shard in self._shards:
                 self._ray.kill(shard.actor)
         self._shards.clear()
-        if self._mine:
-            self._mine = False
-            self._ray.shutdown()
+        self._connection.close()
 
     def _share_out(self, kind: str, options: EngineOptions) -> None:
         """Give each actor its shard: every n-th client, since neighbours may have similar sizes."""
