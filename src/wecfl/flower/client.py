@@ -67,6 +67,7 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
         client.guard.audit(None, request_hash(config, Sent()), "greeted", 0, samples=samples)
         about: dict[str, Any] = {
             "name": client.name, "samples": samples, "key": client.key, "classes": classes,
+            "tests": client.guard.told_tests(config, client.tests),
             "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
             "programs": digest(),
         }  # fmt: skip
@@ -159,6 +160,7 @@ class _LocalClient:
         )
         self.federation = _federation(load_data(node_config), classes, self.name, self.key)
         self.samples = int(self.federation.sizes[0])
+        self.tests = len(self.federation.test[0])
         self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
         self.layout = layout_of(self.model)
 

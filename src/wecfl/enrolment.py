@@ -1,0 +1,127 @@
+"""The operator's list of clients: which node has which name, and how many samples it may claim.
+
+::
+
+    max_reply = 16000000     # the bytes of a reply that the proxy lets through
+
+    [[clients]]
+    name = "ward-7"
+    node = 1234              # its number at the SuperLink, which knows it by its key
+    key = "SHA256:…"         # the fingerprint of that key, as ssh-keygen -lf shows it
+    samples = 5000           # the most samples it may say it has
+
+`wecfl deploy enrol` writes it, and the server app reads it (`wecfl.flower.server`). What a client
+says of itself is held against it: names and weights follow from enrolment, not from the first word.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from wecfl.config import one_line
+from wecfl.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_MAX_REPLY",
+    "ENROLMENT_FILE",
+    "MAX_NAME_CHARACTERS",
+    "MAX_SAMPLES",
+    "Enrolled",
+    "Enrolment",
+]
+
+ENROLMENT_FILE = "enrolled.toml"
+"""The name of the list, in the folder of a federation or of a host."""
+
+MAX_SAMPLES = 10**9
+"""No client holds more, whoever it is."""
+
+MAX_NAME_CHARACTERS = 200
+"""In the name of a client."""
+
+DEFAULT_MAX_REPLY = 16_000_000
+"""Bytes: a model of four million parameters."""
+
+
+class Enrolled(BaseModel):
+    """A client that the operator has enrolled."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+    node: Annotated[int, Field(ge=0)]
+    key: str
+    samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+
+
+class Enrolment(BaseModel):
+    """The list, as it is written in `enrolled.toml`.
+
+    >>> ward = Enrolled(name="ward-7", node=12, key="SHA256:abc", samples=500)
+    >>> enrolment = Enrolment().plus(ward)
+    >>> enrolment.complaint("ward-7", node=12, samples=480)
+    >>> enrolment.complaint("ward-7", node=12, samples=10**9)
+    'ward-7 is enrolled with at most 500 samples, but says that it has 1000000000'
+    >>> enrolment.complaint("ward-1", node=12, samples=480)
+    'its node is enrolled as ward-7, but it says that it is ward-1'
+    >>> enrolment.complaint("ward-7", node=13, samples=480)
+    'its node is not enrolled'
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    max_reply: Annotated[int, Field(ge=1)] = DEFAULT_MAX_REPLY
+    clients: list[Enrolled] = Field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Enrolment:
+        """The list in a file; a list that can't be read is an error, not an empty list."""
+        try:
+            enrolment = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(
+                f"the list of enrolled clients {path} can't be read: {error}"
+            ) from None
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {one_line(error, None)}") from None
+        for what in ("name", "node", "key"):
+            held = [getattr(client, what) for client in enrolment.clients]
+            if twice := next((each for each in held if held.count(each) > 1), None):
+                raise ConfigError(
+                    f"{path}: two clients have the {what} {twice!r}; keep one of them"
+                )
+        return enrolment
+
+    @property
+    def text(self) -> str:
+        """The list as TOML."""
+        return (
+            "# Who may take part; wecfl deploy enrol adds clients, and the server app obeys it.\n"
+            + tomli_w.dumps(self.model_dump())
+        )
+
+    def plus(self, client: Enrolled) -> Enrolment:
+        """The list with one client more, in place of any that has its name or its key."""
+        others = [
+            each for each in self.clients if client.name != each.name and client.key != each.key
+        ]
+        return self.model_copy(update={"clients": [*others, client]})
+
+    def complaint(self, name: str, node: int, samples: int) -> str | None:
+        """What is wrong with what a client says of itself; None if nothing is."""
+        found = next((each for each in self.clients if each.node == node), None)
+        if found is None:
+            return "its node is not enrolled"
+        if found.name != name:
+            return f"its node is enrolled as {found.name}, but it says that it is {name}"
+        if samples > found.samples:
+            return (
+                f"{name} is enrolled with at most {found.samples} samples, but says that it has "
+                f"{samples}"
+            )
+        return None
