@@ -28,11 +28,12 @@ from wecfl.errors import ConfigError
 
 __all__ = [
     "DEFAULT_MAX_REPLY",
+    "DEFAULT_MAX_SAMPLES",
     "ENROLMENT_FILE",
-    "MAX_NAME_CHARACTERS",
     "MAX_SAMPLES",
     "Enrolled",
     "Enrolment",
+    "name_complaint",
 ]
 
 ENROLMENT_FILE = "enrolled.toml"
@@ -41,6 +42,9 @@ ENROLMENT_FILE = "enrolled.toml"
 MAX_SAMPLES = 10**9
 """No client holds more, whoever it is."""
 
+DEFAULT_MAX_SAMPLES = 100_000
+"""No client of a trial may say that it has more, unless the user allows it."""
+
 MAX_NAME_CHARACTERS = 200
 """In the name of a client."""
 
@@ -48,12 +52,26 @@ DEFAULT_MAX_REPLY = 16_000_000
 """Bytes: a model of four million parameters."""
 
 
+def name_complaint(name: str) -> str | None:
+    """Why a client can't have this name; None if it can.
+
+    >>> name_complaint("ward-7"), name_complaint("")
+    (None, "a name has 1 to 200 printable characters, none of them a blank at its ends, got ''")
+    """
+    if 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip():
+        return None
+    return (
+        f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, none of them a blank at its "
+        f"ends, got {name!r}"
+    )
+
+
 class Enrolled(BaseModel):
     """A client that the operator has enrolled."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+    name: str
     node: Annotated[int, Field(ge=0)]
     key: str
     samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]

@@ -142,9 +142,13 @@ def reply(arrays: Mapping[str, NDArray[Any]], **metrics: float) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
 
 
-def reply_bytes(parameters: int) -> int:
-    """The bytes that a reply takes on its way if its largest array is a model."""
-    return 4 * parameters + MAX_NPY_HEADER_BYTES + RECORDS_BYTES
+def reply_bytes(parameters: int, counts: int) -> int:
+    """The bytes that the largest reply takes: a model, or two tallies of so many counts.
+
+    >>> reply_bytes(parameters=4810, counts=100)
+    29496
+    """
+    return max(4 * parameters, 2 * 8 * counts) + MAX_NPY_HEADER_BYTES + RECORDS_BYTES
 
 
 def read_config(message: Message, **kinds: type) -> dict[str, Any]:

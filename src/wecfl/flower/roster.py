@@ -16,7 +16,7 @@ import numpy as np
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.core.types import Int
-from wecfl.enrolment import MAX_NAME_CHARACTERS, MAX_SAMPLES, Enrolment
+from wecfl.enrolment import MAX_SAMPLES, Enrolment, name_complaint
 from wecfl.errors import ConfigError
 from wecfl.flower.messages import Refused
 from wecfl.folder.files import replace_file
@@ -205,11 +205,10 @@ def _check(place: Place) -> None:
     ):
         if not least <= value <= most:
             raise Refused(f"{what} must lie between {least} and {most}, got {value}")
-    name = place.name
-    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
-        raise Refused(f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, got {name!r}")
-    if re.fullmatch(FREE_PLACE_NAME.format("[0-9]+"), name):
-        raise Refused(f"a name can't be that of a place that nobody has taken, got {name!r}")
+    if reason := name_complaint(place.name):
+        raise Refused(reason)
+    if re.fullmatch(FREE_PLACE_NAME.format("[0-9]+"), place.name):
+        raise Refused(f"a name can't be that of a place that nobody has taken, got {place.name}")
 
 
 @dataclass(frozen=True, slots=True)

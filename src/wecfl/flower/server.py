@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -148,16 +149,17 @@ def serve(
             "(wecfl deploy enrol)"
         )
     else:
-        _check_fits(engine.layout.width, enrolment.max_reply)
+        _check_fits(engine, enrolment.max_reply)
     engine.enrol(network.min_clients, network.enrolment)
     if not known:
         roster.sort()
     return experiment().run()
 
 
-def _check_fits(parameters: int, max_reply: int) -> None:
+def _check_fits(engine: FlowerEngine, max_reply: int) -> None:
     """Refuse a model whose replies the proxy would not let through."""
-    if (size := reply_bytes(parameters)) > max_reply:
+    size = reply_bytes(engine.layout.width, prod(engine.task.shape(engine.outputs)))
+    if size > max_reply:
         raise ConfigError(
             f"a reply with this model takes {size} bytes, but the proxy lets only {max_reply} "
             f"through: wecfl deploy up (or host) --max-reply {size}"
