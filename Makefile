@@ -50,7 +50,7 @@ docs: $(READY)  ## the site into site/; a broken link or an undocumented public 
 bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
 
-soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds and a 100 MB model: docs/reliability.md (an hour)
+soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds, a 100 MB model, hostile nodes: docs/reliability.md (an hour)
 	$(BIN)/python benchmarks/soak.py --json build/soak.json
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers

@@ -1,12 +1,16 @@
 """Clients that say anything: what a hostile node puts in place of its app's honest answers.
 
 `lies` draws one such client from a source of chance, so that Hypothesis can look for the worst
-(tests/flower/test_hostile.py) and `make soak` can try many (benchmarks/soak.py).
+(tests/flower/test_hostile.py). As a program this file runs whole federations of such clients, and
+prints a line about each; `make soak` does that (benchmarks/soak.py).
 """
 
+import argparse
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,11 @@ from flwr.app.metadata import Metadata
 from torch import nn
 
 from fakegrid import WAITS, FakeGrid, Node, Tamper
+from wecfl.enrolment import Enrolled, Enrolment
 from wecfl.flower import client_app
 from wecfl.flower.server import serve
 from wecfl.folder.readers import read_assignments, read_clients, read_metrics, read_summary
+from wecfl.report.page.html import page
 from wecfl.runs.result import Result
 
 FEATURES, CLASSES = 5, 3
@@ -72,14 +78,23 @@ def make_nodes(m: int, place: Path, tampers: Mapping[int, Tamper]) -> dict[int, 
     return nodes
 
 
+def enrolled(m: int, **changes: Any) -> Enrolment:
+    """The nodes of `make_nodes`, each with at most 20 samples."""
+    clients = [
+        Enrolled(name=f"c{i}", node=i, key=f"SHA256:{i}", samples=20, number=i) for i in range(m)
+    ]
+    return Enrolment(clients=clients, **changes)
+
+
 def serve_hostile(nodes: Mapping[int, Node], out: Path, rounds: int, **choices: Any) -> Result:
-    """Begin or continue a run with such nodes."""
+    """Begin or continue a run with such nodes, which are enrolled."""
     config = {
         "clients": len(nodes), "rounds": rounds, "steps": 2, "lr": 0.05, "timeout": 1,
         "enrolment": 0.05, "quorum": 0.5, "out": str(out), "checkpoint-every": 1,
         "method": "fedavg", **choices,
     }  # fmt: skip
-    return serve(FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
+    listed: dict[str, Any] = {"enrolment": enrolled(len(nodes)), **WAITS}
+    return serve(FakeGrid(nodes), config, make_model, classes=CLASSES, **listed)
 
 
 def check_run(result: Result, out: Path, rounds: int, honest: int) -> None:
@@ -296,3 +311,32 @@ WAYS: tuple[Callable[[Message, Random], Message | None], ...] = (
     poison, another_message, unpackable,
 )  # fmt: skip
 """How a client may lie."""
+
+
+def federation(seed: int, m: int, rounds: int = 3) -> dict[str, Any]:
+    """Run a federation of which up to two in five lie; it must finish, read back, resume, report.
+
+    Who lies and how follows from the seed. Returns what happened.
+    """
+    chance, choices = Random(seed), RUNS[seed % len(RUNS)]
+    liars = sorted(chance.sample(range(m), chance.randint(1, max(1, 2 * m // 5))))
+    with TemporaryDirectory() as place:
+        out = Path(place) / "run"
+        nodes = make_nodes(m, Path(place), {i: lies(chance) for i in liars})
+        for until in (rounds - 1, rounds):
+            result = serve_hostile(nodes, out, until, **choices)
+            check_run(result, out, rounds=until, honest=m - len(liars))
+        page([out])
+        refused = sum(len(each.get("network", {}).get("refused", [])) for each in read_metrics(out))
+    return {"seed": seed, **choices, "nodes": m, "liars": len(liars), "refused": refused}
+
+
+if __name__ == "__main__":
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--count", type=int, default=24)
+    flags.add_argument("--nodes", type=int, default=20)
+    chosen = flags.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("wecfl").setLevel(logging.ERROR)
+    for number_of_run in range(chosen.count):
+        print(federation(number_of_run, chosen.nodes), flush=True)

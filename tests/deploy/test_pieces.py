@@ -1,5 +1,6 @@
 """What a federation is made of, without one: certificates, configurations, keepers, errors."""
 
+import base64
 import json
 import os
 import re
@@ -25,7 +26,12 @@ import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from helpers import Wecfl
 from wecfl.deploy import processes
@@ -181,6 +187,8 @@ class SuperLinkStub(ThreadingHTTPServer):
     """Takes every call over TLS, and counts the bytes that it gets."""
 
     daemon_threads = True
+    log: Path
+    """That of the proxy."""
 
     def __init__(self, folder: Path) -> None:
         self.got: list[tuple[str, int]] = []
@@ -205,6 +213,11 @@ class SuperLinkCall(BaseHTTPRequestHandler):
 Push = Callable[..., int]
 
 
+def header_of(node: str) -> str:
+    """As long as the header with the key of a node: 215 bytes of PEM."""
+    return base64.b64encode(f"{node:>200}{'':15}".encode()).decode()
+
+
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SuperLinkStub, Push]]:
     """nginx as a federation has it, for replies of 50,000 bytes, in front of a stub."""
@@ -217,19 +230,19 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SuperLin
         (folder / name).mkdir()
     server_certificate(folder, ["localhost", "127.0.0.1"])
     stub = SuperLinkStub(folder)
+    stub.log = folder / "logs" / "nginx.log"
     threading.Thread(target=stub.serve_forever, daemon=True).start()
     with taken_port() as port:
         pass
     text = nginx_config(folder, port, stub.server_address[1], max_reply=50_000)
     (folder / "nginx.conf").write_text(text)
-    log = str(folder / "logs" / "nginx.log")
-    process = subprocess.Popen([str(found), "-e", log, "-c", str(folder / "nginx.conf")])
+    process = subprocess.Popen([str(found), "-e", str(stub.log), "-c", str(folder / "nginx.conf")])
     trust = ssl.create_default_context(cafile=folder / "ca.crt")
 
     def push(call: str, body: bytes, node: str, *, chunked: bool = False) -> int:
         connection = HTTPSConnection("localhost", port, context=trust, timeout=20)
         sent = iter([body[:1000], body[1000:]]) if chunked else body
-        headers = {"flwr-public-key": node} if node else {}
+        headers = {"flwr-public-key": header_of(node)}
         try:
             connection.request("POST", f"/v1/fleet/{call}", sent, headers, encode_chunked=chunked)
             return connection.getresponse().status
@@ -293,6 +306,17 @@ def test_a_node_that_keeps_sending_is_slowed_and_no_other_is(
     assert push("push-object", bytes(400), flood) == 200
     small = [push("push-object", bytes(400), flood) for _ in range(80)]
     assert 503 in small
+
+
+def test_limits_know_a_node_by_its_whole_key(
+    proxied: tuple[SuperLinkStub, Push], tmp_path: Path
+) -> None:
+    """nginx drops a limit whose key is too long, and says so in its log only."""
+    public = load_ssh_public_key(node_key(tmp_path / "key").read_bytes())
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    assert len(base64.b64encode(pem)) == len(header_of("a"))
+    assert "more than 255 bytes" not in proxied[0].log.read_text()
 
 
 @pytest.mark.parametrize("size", [100, 10**12])

@@ -21,13 +21,14 @@ from hostile import (
     RUNS,
     another_message,
     check_run,
+    enrolled,
     lies,
     make_model,
     make_nodes,
     serve_hostile,
     unpackable,
 )
-from wecfl.enrolment import Enrolled, Enrolment
+from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError
 from wecfl.flower import Roster
 from wecfl.flower.mailbox import Mailbox
@@ -247,12 +248,6 @@ def test_what_a_client_says_does_not_reach_the_page_as_code(tmp_path: Path) -> N
 # Names and sizes by enrolment
 
 
-def enrolled(m: int, **changes: Any) -> Enrolment:
-    """The nodes of `make_nodes`, each with at most 20 samples."""
-    clients = [Enrolled(name=f"c{i}", node=i, key=f"SHA256:{i}", samples=20) for i in range(m)]
-    return Enrolment(clients=clients, **changes)
-
-
 def serve_enrolled(nodes: dict[int, Node], out: Path, enrolment: Enrolment | None) -> Any:
     config = {
         "clients": M, "rounds": 1, "steps": 2, "timeout": 1, "enrolment": 0.05, "out": str(out),
@@ -269,6 +264,7 @@ def serve_enrolled(nodes: dict[int, Node], out: Path, enrolment: Enrolment | Non
         ({"samples": 21}, "at most 20 samples, but says that it has 21"),
         ({"name": "c1"}, "enrolled as c0"),
         ({"name": "somebody"}, "enrolled as c0"),
+        ({"key": 1}, "enrolled with the number 0, but says 1"),
     ],
 )
 def test_who_says_something_else_than_the_operators_list_is_refused(
@@ -302,7 +298,8 @@ def test_a_list_that_is_wrong_is_no_list_that_allows_all(tmp_path: Path) -> None
     assert Enrolment.read(file) == enrolled(2)
     for text, problem in (
         ("clients = 3", "clients"),
-        ("[[clients]]\nname = 'a'\nnode = 1\nkey = 'k'\nsamples = 0\n", "samples"),
+        (enrolled(2).text.replace("samples = 20", "samples = 0"), "samples"),
+        (enrolled(2).text.replace("number = 1", "number = 0"), "two clients have the number 0"),
         ("[[clients", "can't be read"),
         (enrolled(2).text.replace('"c1"', '"c0"'), "two clients have the name 'c0'"),
     ):

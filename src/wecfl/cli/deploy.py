@@ -225,6 +225,10 @@ def enrol(
     /,
     *,
     samples: Annotated[int, Parameter(help="The most samples that the client may say it has.")],
+    number: Annotated[
+        int | None,
+        Parameter(help="The partition-id of its node, if that has one (default: by its name)."),
+    ] = None,
 ) -> None:
     """Enrol a client: its key at the SuperLink, its name and its size on the operator's list.
 
@@ -244,7 +248,7 @@ def enrol(
     """
     module = _extra("wecfl.deploy.enrol")
     folder = module.federation_folder(place)
-    client = module.enrol(folder, name, key, samples)
+    client = module.enrol(folder, name, key, samples, number)
     terminal.show(
         f"enrolled    {name}, node {client.node}, key {client.key}, {samples} samples at most"
     )

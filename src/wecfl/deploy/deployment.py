@@ -330,7 +330,8 @@ class Deployment:
                 public = node_key(home / "key")
                 numbers[client] = int(self.flwr("supernode", "register", public)["node-id"])
             key = key_fingerprint(home / "key.pub")
-            entry = Enrolled(name=client, node=numbers[client], key=key, samples=max_samples)
+            node = numbers[client]
+            entry = Enrolled(name=client, node=node, key=key, samples=max_samples, number=i)
             add_to_list(self.folder, entry)
             written = {"port": port, "nodes": nodes, "numbers": numbers}
             replace_file(self.folder / "federation.json", [json.dumps(written, indent=2).encode()])

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from wecfl.deploy.certificates import key_fingerprint
 from wecfl.deploy.flower_programs import CONNECTION_NAME, call_flwr
-from wecfl.enrolment import ENROLMENT_FILE, MAX_SAMPLES, Enrolled, Enrolment, name_complaint
+from wecfl.enrolment import (
+    ENROLMENT_FILE,
+    MAX_NUMBER,
+    MAX_SAMPLES,
+    Enrolled,
+    Enrolment,
+    name_complaint,
+    number_of,
+)
 from wecfl.errors import ConfigError
 from wecfl.folder.files import replace_file
 
@@ -24,21 +32,25 @@ def federation_folder(place: Path) -> Path:
     )
 
 
-def enrol(folder: Path, name: str, key: Path, samples: int) -> Enrolled:
+def enrol(folder: Path, name: str, key: Path, samples: int, number: int | None = None) -> Enrolled:
     """Bind a node's public key to a client's name, which may then say it has up to `samples`.
 
-    A key that is on the list keeps its node; only its name and its size change.
+    A key that is on the list keeps its node; only the rest of its entry changes. `number` is that
+    for keyed randomness, by default the one that follows from the name.
     """
     if reason := name_complaint(name):
         raise ConfigError(reason)
     if not 1 <= samples <= MAX_SAMPLES:
         raise ConfigError(f"--samples must lie between 1 and {MAX_SAMPLES}, got {samples}")
+    if number is not None and not 0 <= number <= MAX_NUMBER:
+        raise ConfigError(f"--number must lie between 0 and {MAX_NUMBER}, got {number}")
     enrolment, print_ = Enrolment.read(folder / ENROLMENT_FILE), key_fingerprint(key)
     known = next((each.node for each in enrolment.clients if each.key == print_), None)
     if known is None or known not in _registered(folder):
         words = ("supernode", "register", key, CONNECTION_NAME)
         known = int(call_flwr(folder / "flwr", words)["node-id"])
-    client = Enrolled(name=name, node=known, key=print_, samples=samples)
+    number = number_of(name) if number is None else number
+    client = Enrolled(name=name, node=known, key=print_, samples=samples, number=number)
     add_to_list(folder, client)
     return client
 

@@ -23,7 +23,7 @@ from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.greeting import read_hello
 from wecfl.flower.mailbox import PATIENCE_SECONDS, Delivery, Mailbox
-from wecfl.flower.messages import Packed, Refused, Shapes, job_config, read_arrays, request
+from wecfl.flower.messages import Refused, Shapes, SharedArrays, job_config, read_arrays, request
 from wecfl.flower.network_report import NetworkReport, News
 from wecfl.flower.roster import Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
@@ -171,7 +171,7 @@ class FlowerEngine:
         does not answer in time is left out.
         """
         whom = np.arange(len(self._roster)) if who is None else who
-        n, packed, columns = len(whom), Packed(), self.layout.columns(job.shared)
+        n, packed, columns = len(whom), SharedArrays(), self.layout.columns(job.shared)
         if "models" in sent.own and job.shared != "all":
             raise ConfigError("a soft vote over a network can't keep columns private: share all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}

@@ -30,9 +30,9 @@ from wecfl.layout import Layout
 
 __all__ = [
     "PROTOCOL_VERSION",
-    "Packed",
     "Refused",
     "Shapes",
+    "SharedArrays",
     "fingerprint",
     "job_config",
     "read_arrays",
@@ -95,7 +95,7 @@ def request(
     )
 
 
-class Packed:
+class SharedArrays:
     """Packs arrays to send. Equal arrays, such as those of one cluster, are sent only once."""
 
     def __init__(self) -> None:

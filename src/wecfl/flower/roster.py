@@ -16,7 +16,7 @@ import numpy as np
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.core.types import Int
-from wecfl.enrolment import MAX_SAMPLES, Enrolment, name_complaint
+from wecfl.enrolment import MAX_NUMBER, MAX_SAMPLES, Enrolment, name_complaint
 from wecfl.errors import ConfigError
 from wecfl.flower.messages import Refused
 from wecfl.folder.files import replace_file
@@ -32,9 +32,6 @@ ROSTER_FILE = "roster.json"
 
 FREE_PLACE_NAME = "place {}"
 """The name of a place that nobody has taken."""
-
-MAX_KEY = 2**32 - 1
-"""The largest number of a client: a hash of four bytes, where the operator gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ node keys: pin-nodes = false)
         """Return the row of a client, old or new; raise `Refused` if it can't have one."""
         _check(place)
         if self._enrolment and (
-            reason := self._enrolment.complaint(place.name, place.node, place.samples)
+            reason := self._enrolment.complaint(place.name, place.node, place.samples, place.key)
         ):
             raise Refused(reason)
         row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
@@ -201,7 +198,7 @@ def _check(place: Place) -> None:
     for what, value, least, most in (
         ("samples", place.samples, 1, MAX_SAMPLES),
         ("tests", place.tests or 0, 0, MAX_SAMPLES),
-        ("key", place.key, 0, MAX_KEY),
+        ("key", place.key, 0, MAX_NUMBER),
     ):
         if not least <= value <= most:
             raise Refused(f"{what} must lie between {least} and {most}, got {value}")
