@@ -1,5 +1,6 @@
 """Whatever one client says, the run goes on without it, and its folder reads back and resumes."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -135,6 +136,17 @@ def test_test_samples_are_counted_once_when_the_client_joins(tmp_path: Path) -> 
     serve_hostile(nodes, out, 2)
     assert "3 for tests" in refusals(out)["node 0"]
     assert "1000000 for tests" in refusals(out)["node 0"]
+
+
+def test_a_run_of_an_earlier_version_learns_the_numbers_of_test_samples(tmp_path: Path) -> None:
+    out, nodes = tmp_path / "run", make_nodes(M, tmp_path, {})
+    serve_hostile(nodes, out, 1)
+    written = json.loads((out / "roster.json").read_text())
+    assert [place.pop("tests") for place in written["places"]] == [3] * M
+    (out / "roster.json").write_text(json.dumps(written))
+    check_run(serve_hostile(nodes, out, 2), out, rounds=2, honest=M)
+    after = json.loads((out / "roster.json").read_text())
+    assert [place["tests"] for place in after["places"]] == [3] * M
 
 
 @pytest.mark.parametrize(("length", "fits"), [(0.99, True), (1.01, False)])
