@@ -337,6 +337,7 @@ if __name__ == "__main__":
     flags.add_argument("--nodes", type=int, default=20)
     chosen = flags.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("wecfl").setLevel(logging.ERROR)
+    for name_of_log in ("wecfl", "flwr"):
+        logging.getLogger(name_of_log).setLevel(logging.ERROR)
     for number_of_run in range(chosen.count):
         print(federation(number_of_run, chosen.nodes), flush=True)
