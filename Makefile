@@ -25,8 +25,8 @@ test: $(READY)  ## the whole test suite
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
-fuzz: $(READY)  ## bad input, random networks and engines: twenty times as much, and other, than in make test
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance -n auto
+fuzz: $(READY)  ## bad input, random networks, engines and hostile clients: twenty times as much, and other, than in make test
+	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \
