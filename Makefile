@@ -32,8 +32,8 @@ test: $(READY)  ## the whole test suite
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
-fuzz: $(READY)  ## bad input, random networks and engines: twenty times as much, and other, than in make test
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance -n auto
+fuzz: $(READY)  ## bad input, random networks, engines and hostile clients: twenty times as much, and other, than in make test
+	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \
@@ -57,7 +57,7 @@ docs: $(READY)  ## the site into site/; a broken link or an undocumented public 
 bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
 
-soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds and a 100 MB model: docs/reliability.md (an hour)
+soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds, a 100 MB model, hostile nodes: docs/reliability.md (an hour)
 	$(BIN)/python benchmarks/soak.py --json build/soak.json
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers

@@ -502,11 +502,11 @@ def test_a_killed_server_goes_on_to_the_same_bits(
         def pull_messages(self, message_ids: Any) -> Any:
             asked = [m.metadata for m in self.pushed if m.metadata.message_type == "train"]
             if any(each.group_id == "2" for each in asked):
-                raise RuntimeError("killed")
+                raise ConnectionError("killed")
             return super().pull_messages(message_ids)
 
     how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(ConnectionError, match="killed"):
         served(Dying(nodes), rounds=5, **how)
     (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
     assert nodes[90].seen.count("train") == 3

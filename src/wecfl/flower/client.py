@@ -21,6 +21,7 @@ from wecfl.core.program import Job, Sent
 from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.enrolment import number_of
 from wecfl.errors import DataError, WecflError
 from wecfl.flower.client_memory import ClientMemory
 from wecfl.flower.guard import Guard, PolicyRefusal, request_hash
@@ -67,6 +68,7 @@ def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> C
         client.guard.audit(None, request_hash(config, Sent()), "greeted", 0, samples=samples)
         about: dict[str, Any] = {
             "name": client.name, "samples": samples, "key": client.key, "classes": classes,
+            "tests": client.guard.told_tests(config, client.tests),
             "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
             "programs": digest(),
         }  # fmt: skip
@@ -152,13 +154,10 @@ class _LocalClient:
         self.name, self.state_dir = _name(context), _state_dir(context)
         self.guard = _guard(context)
         number = node_config.get("partition-id")
-        self.key = (
-            int.from_bytes(sha256(self.name.encode()).digest()[:4], "big")
-            if number is None
-            else int(number)
-        )
+        self.key = number_of(self.name) if number is None else int(number)
         self.federation = _federation(load_data(node_config), classes, self.name, self.key)
         self.samples = int(self.federation.sizes[0])
+        self.tests = len(self.federation.test[0])
         self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
         self.layout = layout_of(self.model)
 

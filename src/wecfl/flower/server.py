@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
+from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
+from wecfl.flower.messages import reply_bytes
 from wecfl.flower.roster import ROSTER_FILE, Roster, RosterWriter
 from wecfl.from_config import options_of, written
 from wecfl.methods import options
@@ -38,6 +42,9 @@ SIMULATION_KEYS = (
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 
+
+ENROLMENT_VARIABLE = "WECFL_ENROLLED"
+"""In the environment of a SuperLink: the operator's list of clients (`wecfl.enrolment`)."""
 
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
@@ -76,7 +83,8 @@ def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
     """The server's side: it runs the method that the run's configuration names.
 
     The keys of the configuration are those of `wecfl run` that don't describe a simulation, and
-    those of `wecfl.flower.server.NetworkOptions`.
+    those of `wecfl.flower.server.NetworkOptions`. The variable `WECFL_ENROLLED` of the SuperLink's
+    environment names the operator's list of clients, which is obeyed.
     """
     app = ServerApp()
 
@@ -84,7 +92,9 @@ def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         log.setLevel(logging.INFO)
         log.addHandler(logging.StreamHandler(sys.stdout))
-        serve(grid, context.run_config, make_model, classes=classes)
+        listed = os.environ.get(ENROLMENT_VARIABLE)
+        enrolment = Enrolment.read(Path(listed)) if listed else None
+        serve(grid, context.run_config, make_model, classes=classes, enrolment=enrolment)
 
     return app
 
@@ -95,16 +105,20 @@ def serve(
     make_model: MakeModel,
     *,
     classes: int,
+    enrolment: Enrolment | None = None,
     **waits: float,
 ) -> Result:
     """Begin or continue the run that a run's configuration describes.
 
-    `waits` are the `poll`, `look_every` and `min_extra_wait` of `FlowerEngine`.
+    With `enrolment`, only clients on that list take part, and the model must fit through the proxy.
+    `waits` are the `poll`, `look_every`, `min_extra_wait` and `patience` of `FlowerEngine`.
     """
     network, config = read(run_config)
     out = Path(network.out)
     resume, known = ((out / name).is_file() for name in ("config.toml", ROSTER_FILE))
-    about: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
+    about: dict[str, Any] = {
+        "classes": classes, "pinned": network.pin_nodes, "enrolment": enrolment
+    }  # fmt: skip
     m = network.clients
     roster = Roster.read(out, m, **about) if known else Roster(m, **about)
     chosen = options_of(config)
@@ -129,10 +143,27 @@ def serve(
         written=choices | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
     experiment().check()  # before clients are waited for
+    if enrolment is None:
+        log.warning(
+            "wecfl: nobody is enrolled, so names and numbers of samples are what clients say "
+            "(wecfl deploy enrol)"
+        )
+    else:
+        _check_fits(engine, enrolment.max_reply)
     engine.enrol(network.min_clients, network.enrolment)
     if not known:
         roster.sort()
     return experiment().run()
+
+
+def _check_fits(engine: FlowerEngine, max_reply: int) -> None:
+    """Refuse a model whose replies the proxy would not let through."""
+    size = reply_bytes(engine.layout.width, prod(engine.task.shape(engine.outputs)))
+    if size > max_reply:
+        raise ConfigError(
+            f"a reply with this model takes {size} bytes, but the proxy lets only {max_reply} "
+            f"through: wecfl deploy up (or host) --max-reply {size}"
+        )
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:

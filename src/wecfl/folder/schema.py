@@ -275,12 +275,13 @@ class NewcomerSchema(ClientRowSchema):
 
 
 class ClientPlaceSchema(Schema):
-    """A client of `roster.json`: its name, its Flower node, its key and its number of samples."""
+    """A client of `roster.json`: its name, its Flower node, its key and its numbers of samples."""
 
     name: str
     node: Annotated[int, Field(ge=0)]
     key: Count
     samples: Annotated[Count, Field(ge=1)]
+    tests: Count | None = None
 
 
 class RosterSchema(Schema):
