@@ -107,6 +107,9 @@ class Channel:
     """What honest clients do to their update before they send it."""
     refuse_above: float = 100.0
     """An update that is this many times longer than the median of the round is refused."""
+    shorten_above: float = np.inf
+    """An update that is this many times longer than the median of the round is drawn back along its
+    direction to that length; infinite: none is."""
     min_cluster: int = 1
     """A center is made of at least so many models; with fewer it stays as it is."""
     keys: Int | None = None
@@ -122,6 +125,8 @@ class Channel:
                 raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if not self.refuse_above > 1:
             raise ConfigError(f"refuse_above must be greater than 1, got {self.refuse_above}")
+        if not self.shorten_above > 0:
+            raise ConfigError(f"shorten_above must be positive, got {self.shorten_above}")
         if self.min_cluster < 1:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
@@ -185,8 +190,11 @@ class Channel:
                 trained = sent.fresh(np.arange(m))
                 trained[who] = rows["model"]
             trained = self._forged(sent, trained, replied, layout.trainable, job)
-            self._judge(_lengths(trained, sent), outcome, sent.round)
+            length = _lengths(trained, sent)
+            median = self._judge(length, outcome, sent.round)
             heard = outcome == Reply.HEARD
+            longest = self.shorten_above * median if median > 0 else np.inf
+            trained = _shortened(trained, sent, length, longest, heard)
             replies["model"] = (
                 trained if heard.all() else np.where(heard[:, None], trained, sent.models)
             )
@@ -213,8 +221,11 @@ class Channel:
             )
         return trained
 
-    def _judge(self, length: F64, outcome: Int8, round: int) -> None:
-        """Mark in `outcome` the updates that are not finite, or far longer than the others."""
+    def _judge(self, length: F64, outcome: Int8, round: int) -> float:
+        """Mark in `outcome` the updates that are not finite, or far longer than the others.
+
+        Returns the median length of those that are finite.
+        """
         arrived, finite = outcome == Reply.HEARD, np.isfinite(length)
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
@@ -223,10 +234,11 @@ class Channel:
             )
         known = np.sort(length[arrived & finite])
         # Of two middle lengths the smaller: one liar of two must not set the measure.
-        median = known[(len(known) - 1) // 2] if len(known) else 0.0
+        median = float(known[(len(known) - 1) // 2]) if len(known) else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
         if median > 0:
             outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
+        return median
 
     def _draws(self, purpose: str, m: int, round: int) -> F64:
         """(m,), a random number in [0, 1) for each client."""
@@ -244,6 +256,19 @@ def _lengths(trained: F32, sent: State) -> F64:
             if not np.isfinite(squares[i]):  # squares may overflow where the row does not
                 squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
     return np.sqrt(squares)
+
+
+def _shortened(trained: F32, sent: State, length: F64, longest: float, heard: Bool) -> F32:
+    """(m, P), `trained`, where updates that are longer than `longest` have that length."""
+    long = np.flatnonzero(heard & (length > longest))
+    if not len(long):
+        return trained
+    rows = memory.empty(trained.shape)
+    rows[...] = trained
+    for i in long:
+        start = sent.model(i)
+        rows[i] = start + np.float32(longest / length[i]) * (rows[i] - start)
+    return rows
 
 
 def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:

@@ -254,7 +254,7 @@ class Assigner:
         """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
         plan = replace(setting.plan, lr=self.reference.lr)
         anything = replace(
-            setting.channel, refuse_above=np.inf
+            setting.channel, refuse_above=np.inf, shorten_above=np.inf
         )  # each is by itself, far off or not
         once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
