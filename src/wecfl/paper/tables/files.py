@@ -11,7 +11,7 @@ import pandas as pd
 from wecfl.paper.definitions import Cell, Definition, TableLayout
 from wecfl.paper.queue import machine_seconds
 from wecfl.paper.result_store import ResultStore, StoredResult
-from wecfl.paper.tables import beside_paper, found_clusters, newcomers, robustness
+from wecfl.paper.tables import beside_paper, defences, found_clusters, newcomers, robustness
 from wecfl.paper.tables.text_table import TextTable, markdown_rows
 
 __all__ = ["fill", "frame_of", "text_tables", "write"]
@@ -23,6 +23,7 @@ MakeTables = Callable[[pd.DataFrame], Iterator[TextTable]]
 
 LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "robustness": (robustness.frame, robustness.tables),
+    "defences": (defences.frame, defences.tables),
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
 }

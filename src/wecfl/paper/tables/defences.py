@@ -1,0 +1,114 @@
+"""The table of defences: accuracy under attack beside that of the same clients without attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from wecfl.config import Config
+from wecfl.paper.definitions import Cell
+from wecfl.paper.result_store import ResultStore
+from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.report.tables.results import score
+
+__all__ = ["frame", "tables"]
+
+UNDEFENDED, NO_ATTACK = "none", "none"
+MAX_LOSS = 2.0
+"""The accuracy, in points, that honest clients may lose to attackers."""
+SETTING = ["dataset", "partition", "method", "liars"]
+"""What a run has in common with the run without attack and defence that it is compared with."""
+
+
+def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
+    """One row per cell; `loss` is what honest clients have less than without attack and defence."""
+    rows = pd.DataFrame([_row(cell, store) for cell in cells])
+    plain = (rows["attack"] == NO_ATTACK) & (rows["defence"] == UNDEFENDED)
+    clean = rows[plain].set_index(SETTING)["accuracy"]
+    known = pd.MultiIndex.from_frame(rows[SETTING])
+    rows["loss"] = clean.reindex(known).to_numpy() - rows["accuracy"]
+    return rows
+
+
+def _row(cell: Cell, store: ResultStore) -> Row:
+    usual, stored = score_row(cell, store)
+    config = cell.config
+    attacks = [result["attack"] for result in stored if "attack" in result]
+    about = {
+        "liars": round((config.attackers or 0.0) * config.clients),
+        "attack": _attack(config),
+        "defence": _defence(config),
+    }
+    return usual | about | dict(averaged(attacks, {"success": 100.0}))
+
+
+def _attack(config: Config) -> str:
+    """The name of the attack; attackers who scale their update by 1 do not lie."""
+    strength = config.attack_strength
+    if (config.attack, strength) == ("scale", 1.0):
+        return NO_ATTACK
+    return f"{config.attack} × {strength:g}" if strength else str(config.attack)
+
+
+def _defence(config: Config) -> str:
+    usual = Config()
+    found = [] if config.aggregation == usual.aggregation else [config.aggregation]
+    if config.refuse_above != usual.refuse_above:
+        found.append(f"refuse above {config.refuse_above:g}")
+    if config.shorten_above != "never":
+        found.append(f"shorten above {config.shorten_above:g}")
+    return ", ".join(found) or UNDEFENDED
+
+
+def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """What each defence costs and holds; then the accuracy for each data set and method."""
+    heads = ["defence", "cost without attack, mean", "largest", "cases held", "mean loss",
+             "largest loss", "triggers that work %", "n"]  # fmt: skip
+    lines = [[str(name), *_whole(rows)] for name, rows in frame.groupby("defence", sort=False)]
+    title = f"Points of accuracy of honest clients; held: a loss of at most {MAX_LOSS:g}"
+    yield TextTable(title, heads, lines)
+    defences = list(dict.fromkeys(frame["defence"]))
+    for (dataset, partition, method), rows in frame.groupby(SETTING[:3], sort=False):
+        cases = rows.groupby(["attack", "liars"], sort=False)
+        lines = [
+            [str(attack), str(count), *_scores(each, defences, "accuracy"), str(each["n"].min())]
+            for (attack, count), each in cases
+        ]
+        lines += [
+            ["triggers that work", str(count), *_scores(each, defences, "success"), str(seeds)]
+            for (attack, count), each in cases
+            if attack == "backdoor"
+            for seeds in [each["n"].min()]
+        ]
+        title = f"Accuracy of honest clients in %, {dataset}, {partition}, {method}"
+        yield TextTable(title, ["attack", "liars", *defences, "n"], lines)
+
+
+def _whole(rows: pd.DataFrame) -> list[str]:
+    """What a defence costs without attack, and what is lost under attack, over all settings."""
+    done = rows[rows["n"] > 0]
+    clean, attacked = (done[(done["attack"] == NO_ATTACK) == quiet] for quiet in (True, False))
+    if not len(clean) or not len(attacked):
+        return [NOT_RUN] * 6 + ["0"]
+    held = int((attacked["loss"] <= MAX_LOSS).sum())
+    return [
+        f"{clean['loss'].mean():z.1f}", f"{clean['loss'].max():z.1f}", f"{held} of {len(attacked)}",
+        f"{attacked['loss'].mean():z.1f}", f"{attacked['loss'].max():z.1f}",
+        f"{done['success'].mean():.0f}", str(rows["n"].min()),
+    ]  # fmt: skip
+
+
+def _scores(rows: pd.DataFrame, defences: Sequence[str], name: str) -> list[str]:
+    """The scores in the order of the defences; accuracy that is lost to attackers is bold."""
+    found: dict[str, Row] = {each["defence"]: each for each in rows.to_dict("records")}
+    texts = []
+    for each in (found.get(defence) for defence in defences):
+        if each is None or not each["n"]:
+            texts.append(NOT_RUN if each else "–")
+            continue
+        text = score(each[name], each[f"{name}_std"], digits=1)
+        lost = name == "accuracy" and each["loss"] > MAX_LOSS
+        texts.append(f"**{text}**" if lost else text)
+    return texts
