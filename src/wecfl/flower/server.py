@@ -39,6 +39,11 @@ SIMULATION_KEYS = (
 """Choices that only a simulation has: over a network the clients bring these things."""
 
 
+NETWORK_DEFAULTS: dict[str, Any] = {"objectives": False, "shorten_above": 1.0}
+"""Choices with another default than in a simulation. R takes two more messages to every client in
+every round, so it is not measured. No update counts for more than the median of the round, since a
+client may send anything (docs/robustness.md)."""
+
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
 
@@ -164,10 +169,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     except ValidationError as error:
         raise ConfigError(one_line(error, NetworkOptions.model_fields)) from None
     flags = {key: value for key, value in choices.items() if key in known - own.keys()}
-    # R takes two more messages to every client in every round, so it is off by default.
-    config = resolve(
-        flags={"objectives": False, **flags, "clients": network.clients, "options": further}
-    )
+    given = {**flags, "clients": network.clients, "options": further}
+    config = resolve(flags=NETWORK_DEFAULTS | given)
     return network, config
 
 
@@ -175,11 +178,19 @@ class RoundLog:
     """A `Watcher` that logs a line about each round, which `flwr run` shows."""
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Log which method is run."""
+        """Log which method is run, and what protects it."""
         self._rounds = config["rounds"]
         log.info(
             "wecfl: %s, %d rounds with %d clients", config["method"], self._rounds, len(clients)
         )
+        if config["shorten_above"] == "never":
+            log.info("wecfl: no update is shortened (shorten-above): one client can move a model "
+                     "anywhere")  # fmt: skip
+        else:
+            log.info(
+                "wecfl: an update longer than %g times the median of the round is shortened to "
+                'that; switch this off with shorten-above = "never"', config["shorten_above"],
+            )  # fmt: skip
 
     def round(self, record: Record, states: Sequence[State]) -> None:
         """Log the result of a round."""

@@ -254,7 +254,7 @@ class Assigner:
         """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
         plan = replace(setting.plan, lr=self.reference.lr)
         anything = replace(
-            setting.channel, refuse_above=np.inf, shorten_above=np.inf
+            setting.channel, refuse_above=np.inf
         )  # each is by itself, far off or not
         once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
@@ -283,7 +283,9 @@ def _first_update(setting: Setting) -> tuple[State, float]:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(known={"lr": lr})
     eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
-    return exchange(state, setting), eta
+    # Members and newcomers are compared by what they have learned, not by what is left of it.
+    whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
+    return exchange(state, whole), eta
 
 
 def compared_columns(method: Method, layout: Layout) -> Columns:
