@@ -13,12 +13,17 @@ from torch import nn
 import wecfl
 from fakegrid import WAITS, FakeGrid, Node
 from wecfl import Federation
+from wecfl.channel.attacks import ATTACKS
+from wecfl.config import Config
 from wecfl.errors import RunFolderError
 from wecfl.flower import client_app
-from wecfl.flower.server import serve
+from wecfl.flower.server import read, serve
+from wecfl.paper.definitions import read_definitions
 from wecfl.runs.result import Result
 
 M, CLASSES, LIAR = 20, 10, 7
+BARE = {"refuse-above": 100.0, "shorten-above": "never"}
+"""The limits of a simulation."""
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +81,47 @@ def test_one_client_of_twenty_that_shouts_the_opposite_does_not_spoil_the_model(
     fed: Federation, tmp_path: Path
 ) -> None:
     clean = honest(run(fed, tmp_path / "clean"))
-    attacked = honest(run(fed, tmp_path / "attacked", -20.0))
     assert clean > 0.8
-    assert attacked > clean - 0.02
-    bare = {"shorten-above": "never"}
-    assert honest(run(fed, tmp_path / "bare", -20.0, **bare)) < clean - 0.4
+    for strength in (-20.0, -4.0):  # refused, shortened
+        place = tmp_path / f"{strength}"
+        assert honest(run(fed, place, strength)) > clean - 0.02
+    assert honest(run(fed, tmp_path / "bare", -20.0, **BARE)) < clean - 0.4
 
 
 def test_what_protects_a_run_is_told_written_and_part_of_it(
     fed: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "wecfl")
-    run(fed, tmp_path, rounds=1)
-    limit = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["shorten_above"]
-    assert f"an update longer than {limit:g} times the median" in caplog.text
+    run(fed, tmp_path, -20.0, rounds=1)
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    told = (
+        f"refused above {written['refuse_above']:g} times the median length of the round and "
+        f"shortened above {written['shorten_above']:g} times"
+    )
+    assert told in caplog.text
+    assert f"the update of c{LIAR} was refused" in caplog.text
     with pytest.raises(RunFolderError, match="shorten_above = 'never'"):
         run(fed, tmp_path, rounds=2, **{"shorten-above": "never"})
     caplog.clear()
-    run(fed, tmp_path / "bare", rounds=1, **{"shorten-above": "never"})
-    assert "no update is shortened" in caplog.text
+    run(fed, tmp_path / "bare", -20.0, rounds=1, **BARE)
+    assert "refused above 100 times" in caplog.text
+    assert "never shortened" in caplog.text
+    assert f"the update of c{LIAR} was refused" not in caplog.text
+
+
+def test_the_defence_over_a_network_is_reported_on_other_data_than_it_was_chosen_on() -> None:
+    defined = read_definitions()
+    chosen, told = (defined[f"network-{name}"].cells for name in ("candidates", "defaults"))
+    _, default = read({"clients": 20})
+    for cells in (chosen, told):
+        limits = {(c.config.refuse_above, c.config.shorten_above) for c in cells}
+        usual = Config()
+        assert {
+            (default.refuse_above, default.shorten_above),
+            (usual.refuse_above, usual.shorten_above),
+        } <= limits
+        assert {c.config.attack for c in cells} == {*ATTACKS}
+        assert {round(c.config.clients * (c.config.attackers or 0)) for c in cells} == {1, 4}
+        assert {c.config.method for c in cells} == {"fedavg", "wecfl"}
+    data = [{(c.config.dataset, c.config.partition) for c in cells} for cells in (chosen, told)]
+    assert not data[0] & data[1]

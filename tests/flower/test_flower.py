@@ -98,7 +98,7 @@ def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any
     _, config = read({"clients": M})
     usual: dict[str, Any] = {
         "rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": config.objectives,
-        "shorten_above": config.shorten_above,
+        "refuse_above": config.refuse_above, "shorten_above": config.shorten_above,
     }  # fmt: skip
     chosen = method_of(Config(method=method, clusters=k))
     return run_flat(fed, chosen, model=make_model(), **{**usual, **options})

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
-from wecfl.core.state import State
+from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
@@ -39,10 +40,12 @@ SIMULATION_KEYS = (
 """Choices that only a simulation has: over a network the clients bring these things."""
 
 
-NETWORK_DEFAULTS: dict[str, Any] = {"objectives": False, "shorten_above": 1.0}
+NETWORK_DEFAULTS: dict[str, Any] = {
+    "objectives": False, "refuse_above": 5.0, "shorten_above": 2.0,
+}  # fmt: skip
 """Choices with another default than in a simulation. R takes two more messages to every client in
-every round, so it is not measured. No update counts for more than the median of the round, since a
-client may send anything (docs/robustness.md)."""
+every round, so it is not measured. The limits bound what one client can do; they were chosen by
+measurement (docs/robustness.md, decision 24)."""
 
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
@@ -183,17 +186,22 @@ class RoundLog:
         log.info(
             "wecfl: %s, %d rounds with %d clients", config["method"], self._rounds, len(clients)
         )
-        if config["shorten_above"] == "never":
-            log.info("wecfl: no update is shortened (shorten-above): one client can move a model "
-                     "anywhere")  # fmt: skip
-        else:
-            log.info(
-                "wecfl: an update longer than %g times the median of the round is shortened to "
-                'that; switch this off with shorten-above = "never"', config["shorten_above"],
-            )  # fmt: skip
+        self._names, self._limit = clients.names, config["refuse_above"]
+        shorten = config["shorten_above"]
+        log.info(
+            "wecfl: an update is refused above %g times the median length of the round and %s "
+            "(refuse-above, shorten-above)", self._limit,
+            "never shortened" if shorten == "never" else f"shortened above {shorten:g} times",
+        )  # fmt: skip
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Log the result of a round."""
+        """Log the result of a round, and whose update was too long."""
+        outcome = states[0].outcome
+        for i in [] if outcome is None else np.flatnonzero(outcome == Reply.TOO_LARGE):
+            log.warning(
+                "wecfl: the update of %s was refused: it is more than %g times as long as the "
+                "median of the round (refuse-above)", self._names[i], self._limit,
+            )  # fmt: skip
         log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, round_words(record))
 
     def end(self, result: Result) -> None:

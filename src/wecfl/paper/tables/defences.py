@@ -23,7 +23,10 @@ SETTING = ["dataset", "partition", "method", "liars"]
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
-    """One row per cell; `loss` is what honest clients have less than without attack and defence."""
+    """One row per cell; `loss` is what honest clients have less than without attack and defence.
+
+    A run that diverged counts as an accuracy of 0.
+    """
     rows = pd.DataFrame([_row(cell, store) for cell in cells])
     plain = (rows["attack"] == NO_ATTACK) & (rows["defence"] == UNDEFENDED)
     clean = rows[plain].set_index(SETTING)["accuracy"]
@@ -36,12 +39,15 @@ def _row(cell: Cell, store: ResultStore) -> Row:
     usual, stored = score_row(cell, store)
     config = cell.config
     attacks = [result["attack"] for result in stored if "attack" in result]
+    # A run that diverged leaves its clients nothing.
+    scores = [{"accuracy": result["accuracy"] or 0.0} for result in stored]
     about = {
         "liars": round((config.attackers or 0.0) * config.clients),
         "attack": _attack(config),
         "defence": _defence(config),
     }
-    return usual | about | dict(averaged(attacks, {"success": 100.0}))
+    found = (*averaged(scores, {"accuracy": 100.0}), *averaged(attacks, {"success": 100.0}))
+    return usual | about | dict(found)
 
 
 def _attack(config: Config) -> str:

@@ -70,10 +70,10 @@ def cost(store: ResultStore) -> str:
 def write(definition: Definition, store: ResultStore) -> list[Path]:
     """Write the table as Markdown, CSV and LaTeX, and into the pages that ask for it.
 
-    The files stand in the folder of results. Pages are RESULTS.md, NAME.md and methods/*.md beside
-    that folder. A page asks
-    with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the two is replaced. NAME is
-    that of the definition, the same with a method behind it (the rows of that method), or ``cost``.
+    The files stand in the folder of results. Pages are *.md and methods/*.md beside that folder. A
+    page asks with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the two is
+    replaced. NAME is that of the definition, the same with a method behind it (the rows of that
+    method), or ``cost``.
     If there is a ``RESULTS/note.md``, it is added to all tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
@@ -95,11 +95,9 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
         for table in beside_paper.tables_by_method(frame):
             rows = markdown_rows(table.heads, table.rows)
             asked[f"{definition.name} {table.title}"] = _joined(rows, remark)
-    own = store.folder.with_name(f"{definition.name}.md")
-    methods = sorted(store.folder.with_name("methods").glob("*.md"))
-    for page in (store.folder.with_suffix(".md"), own, *methods):
-        old = page.read_text(encoding="utf-8") if page.exists() else ""
-        new = old
+    beside = store.folder.absolute().parent
+    for page in sorted([*beside.glob("*.md"), *beside.glob("methods/*.md")]):
+        old = new = page.read_text(encoding="utf-8")
         for name, content in asked.items():
             new = fill(new, name, content)
         if new != old:
