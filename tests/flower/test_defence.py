@@ -22,7 +22,7 @@ from wecfl.paper.definitions import read_definitions
 from wecfl.runs.result import Result
 
 M, CLASSES, LIAR = 20, 10, 7
-BARE = {"refuse-above": 100.0, "shorten-above": "never"}
+BARE: dict[str, Any] = {"refuse-above": 100.0, "shorten-above": "never"}
 """The limits of a simulation."""
 
 
@@ -101,7 +101,7 @@ def test_what_protects_a_run_is_told_written_and_part_of_it(
     assert told in caplog.text
     assert f"the update of c{LIAR} was refused" in caplog.text
     with pytest.raises(RunFolderError, match="shorten_above = 'never'"):
-        run(fed, tmp_path, rounds=2, **{"shorten-above": "never"})
+        run(fed, tmp_path, rounds=2, **BARE | {"refuse-above": written["refuse_above"]})
     caplog.clear()
     run(fed, tmp_path / "bare", -20.0, rounds=1, **BARE)
     assert "refused above 100 times" in caplog.text

@@ -265,7 +265,7 @@ def _shortened(trained: F32, sent: State, length: F64, longest: float, heard: Bo
         return trained
     rows = memory.empty(trained.shape)
     rows[...] = trained
-    for i in long:
+    for i in long.tolist():
         start = sent.model(i)
         rows[i] = start + np.float32(longest / length[i]) * (rows[i] - start)
     return rows

@@ -197,7 +197,7 @@ class RoundLog:
     def round(self, record: Record, states: Sequence[State]) -> None:
         """Log the result of a round, and whose update was too long."""
         outcome = states[0].outcome
-        for i in [] if outcome is None else np.flatnonzero(outcome == Reply.TOO_LARGE):
+        for i in [] if outcome is None else np.flatnonzero(outcome == Reply.TOO_LARGE).tolist():
             log.warning(
                 "wecfl: the update of %s was refused: it is more than %g times as long as the "
                 "median of the round (refuse-above)", self._names[i], self._limit,

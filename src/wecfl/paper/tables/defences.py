@@ -60,7 +60,9 @@ def _attack(config: Config) -> str:
 
 def _defence(config: Config) -> str:
     usual = Config()
-    found = [] if config.aggregation == usual.aggregation else [config.aggregation]
+    found: list[str] = []
+    if config.aggregation != usual.aggregation:
+        found.append(config.aggregation)
     if config.refuse_above != usual.refuse_above:
         found.append(f"refuse above {config.refuse_above:g}")
     if config.shorten_above != "never":
