@@ -645,6 +645,9 @@ def test_defences_are_told_by_what_they_cost_and_hold(wecfl: Wecfl, defined: Pat
             made_up(store, cell.run(seed), accuracy=accuracy, attack=attack)
     page = Path("docs/anything.md")
     page.write_text("Before\n<!-- defended --><!-- /defended -->\nafter\n")
+    mark = "defended: Accuracy of honest clients in %, fedavg, mean over the data"
+    part = Path("docs/part.md")
+    part.write_text(f"<!-- {mark} --><!-- /{mark} -->")
     shown = wecfl("reproduce", "defended", "--definitions", defined, "--show")
     text = page.read_text()
     for row in (
@@ -655,6 +658,8 @@ def test_defences_are_told_by_what_they_cost_and_hold(wecfl: Wecfl, defined: Pat
         "| triggers that work | 2 | 25.0 ± 0.0 | 25.0 ± 0.0 | 2 |",
     ):
         assert row in text and row in Path("docs/results/defended.md").read_text()
+    assert "| sign-flip × 20 | 2 | **25.0** | 90.5 | 2 |" in part.read_text()
+    assert "1 of 2" not in part.read_text()
     assert "1 of 2" in shown.out and "**" not in shown.out
 
 

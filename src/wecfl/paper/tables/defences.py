@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import nan
 
 import pandas as pd
 
@@ -71,27 +72,35 @@ def _defence(config: Config) -> str:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """What each defence costs and holds; then the accuracy for each data set and method."""
+    """What each defence costs and holds; the accuracy by method, then also by data."""
     heads = ["defence", "cost without attack, mean", "largest", "cases held", "mean loss",
              "largest loss", "triggers that work %", "n"]  # fmt: skip
     lines = [[str(name), *_whole(rows)] for name, rows in frame.groupby("defence", sort=False)]
     title = f"Points of accuracy of honest clients; held: a loss of at most {MAX_LOSS:g}"
     yield TextTable(title, heads, lines)
-    defences = list(dict.fromkeys(frame["defence"]))
+    for method, rows in frame.groupby("method", sort=False):
+        scores = rows.groupby(["attack", "liars", "defence"], sort=False, as_index=False).agg(
+            {"accuracy": "mean", "success": "mean", "loss": "mean", "n": "min"}
+        )
+        alone = scores.assign(accuracy_std=nan, success_std=nan)
+        yield _cases(f"Accuracy of honest clients in %, {method}, mean over the data", alone)
     for (dataset, partition, method), rows in frame.groupby(SETTING[:3], sort=False):
-        cases = rows.groupby(["attack", "liars"], sort=False)
-        lines = [
-            [str(attack), str(count), *_scores(each, defences, "accuracy"), str(each["n"].min())]
-            for (attack, count), each in cases
-        ]
-        lines += [
-            ["triggers that work", str(count), *_scores(each, defences, "success"), str(seeds)]
-            for (attack, count), each in cases
-            if attack == "backdoor"
-            for seeds in [each["n"].min()]
-        ]
-        title = f"Accuracy of honest clients in %, {dataset}, {partition}, {method}"
-        yield TextTable(title, ["attack", "liars", *defences, "n"], lines)
+        yield _cases(f"Accuracy of honest clients in %, {dataset}, {partition}, {method}", rows)
+
+
+def _cases(title: str, rows: pd.DataFrame) -> TextTable:
+    """A line for each attack and number of attackers, and whether the backdoor opens."""
+    defences = list(dict.fromkeys(rows["defence"]))
+    lines = [
+        [str(attack), str(liars), *_scores(each, defences, "accuracy"), str(each["n"].min())]
+        for (attack, liars), each in rows.groupby(["attack", "liars"], sort=False)
+    ]
+    lines += [
+        ["triggers that work", str(liars), *_scores(each, defences, "success"),
+         str(each["n"].min())]
+        for liars, each in rows[rows["attack"] == "backdoor"].groupby("liars", sort=False)
+    ]  # fmt: skip
+    return TextTable(title, ["attack", "liars", *defences, "n"], lines)
 
 
 def _whole(rows: pd.DataFrame) -> list[str]:

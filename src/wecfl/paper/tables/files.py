@@ -72,8 +72,8 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
 
     The files stand in the folder of results. Pages are *.md and methods/*.md beside that folder. A
     page asks with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the two is
-    replaced. NAME is that of the definition, the same with a method behind it (the rows of that
-    method), or ``cost``.
+    replaced. NAME is that of the definition, ``DEFINITION: TITLE`` of one of its tables, that of
+    the definition with a method behind it (the rows of that method), or ``cost``.
     If there is a ``RESULTS/note.md``, it is added to all tables beside the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
@@ -91,6 +91,8 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
     asked = {definition.name: text, "cost": cost(store)}
+    for table in tables:
+        asked[f"{definition.name}: {table.title}"] = markdown_rows(table.heads, table.rows)
     if definition.paper:
         for table in beside_paper.tables_by_method(frame):
             rows = markdown_rows(table.heads, table.rows)
