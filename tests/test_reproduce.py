@@ -605,7 +605,7 @@ def test_robustness_holds_every_method_attack_and_aggregation_of_the_issue() -> 
 
 DEFENDED = f"""
 title = "Defended"
-table = "defences"
+table = "defended"
 together = true
 {BASE}
 attackers = 0.34
@@ -645,7 +645,7 @@ def test_defences_are_told_by_what_they_cost_and_hold(wecfl: Wecfl, defined: Pat
             made_up(store, cell.run(seed), accuracy=accuracy, attack=attack)
     page = Path("docs/anything.md")
     page.write_text("Before\n<!-- defended --><!-- /defended -->\nafter\n")
-    mark = "defended: Accuracy of honest clients in %, fedavg, mean over the data"
+    mark = "defended: Accuracy of honest clients in %, mean over the data: none → shorten above 2"
     part = Path("docs/part.md")
     part.write_text(f"<!-- {mark} --><!-- /{mark} -->")
     shown = wecfl("reproduce", "defended", "--definitions", defined, "--show")
@@ -658,7 +658,7 @@ def test_defences_are_told_by_what_they_cost_and_hold(wecfl: Wecfl, defined: Pat
         "| triggers that work | 2 | 25.0 ± 0.0 | 25.0 ± 0.0 | 2 |",
     ):
         assert row in text and row in Path("docs/results/defended.md").read_text()
-    assert "| sign-flip × 20 | 2 | **25.0** | 90.5 | 2 |" in part.read_text()
+    assert "| sign-flip × 20 | **25.0** → 90.5 |" in part.read_text()
     assert "1 of 2" not in part.read_text()
     assert "1 of 2" in shown.out and "**" not in shown.out
 

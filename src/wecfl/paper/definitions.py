@@ -40,7 +40,7 @@ __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_defin
 SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
-TableLayout = Literal["robustness", "defences", "newcomers", "found"]
+TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found"]
 """The layout of a table that does not stand beside the paper's."""
 
 LIST_KEYS = ("alpha", "classes_per")

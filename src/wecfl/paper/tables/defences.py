@@ -14,7 +14,7 @@ from wecfl.paper.tables.scores import Row, averaged, score_row
 from wecfl.paper.tables.text_table import NOT_RUN, TextTable
 from wecfl.report.tables.results import score
 
-__all__ = ["frame", "tables"]
+__all__ = ["frame", "tables", "tables_with_means"]
 
 UNDEFENDED, NO_ATTACK = "none", "none"
 MAX_LOSS = 2.0
@@ -72,35 +72,49 @@ def _defence(config: Config) -> str:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """What each defence costs and holds; the accuracy by method, then also by data."""
+    """What each defence costs and holds; then the accuracy for each data set and method."""
     heads = ["defence", "cost without attack, mean", "largest", "cases held", "mean loss",
              "largest loss", "triggers that work %", "n"]  # fmt: skip
     lines = [[str(name), *_whole(rows)] for name, rows in frame.groupby("defence", sort=False)]
     title = f"Points of accuracy of honest clients; held: a loss of at most {MAX_LOSS:g}"
     yield TextTable(title, heads, lines)
-    for method, rows in frame.groupby("method", sort=False):
-        scores = rows.groupby(["attack", "liars", "defence"], sort=False, as_index=False).agg(
-            {"accuracy": "mean", "success": "mean", "loss": "mean", "n": "min"}
-        )
-        alone = scores.assign(accuracy_std=nan, success_std=nan)
-        yield _cases(f"Accuracy of honest clients in %, {method}, mean over the data", alone)
+    defences = list(dict.fromkeys(frame["defence"]))
     for (dataset, partition, method), rows in frame.groupby(SETTING[:3], sort=False):
-        yield _cases(f"Accuracy of honest clients in %, {dataset}, {partition}, {method}", rows)
+        lines = [
+            [shown, str(liars), *_scores(each, defences, name), str(each["n"].min())]
+            for shown, name, part in _cases(rows)
+            for liars, each in part.groupby("liars", sort=False)
+        ]
+        title = f"Accuracy of honest clients in %, {dataset}, {partition}, {method}"
+        yield TextTable(title, ["attack", "liars", *defences, "n"], lines)
 
 
-def _cases(title: str, rows: pd.DataFrame) -> TextTable:
-    """A line for each attack and number of attackers, and whether the backdoor opens."""
-    defences = list(dict.fromkeys(rows["defence"]))
-    lines = [
-        [str(attack), str(liars), *_scores(each, defences, "accuracy"), str(each["n"].min())]
-        for (attack, liars), each in rows.groupby(["attack", "liars"], sort=False)
-    ]
-    lines += [
-        ["triggers that work", str(liars), *_scores(each, defences, "success"),
-         str(each["n"].min())]
-        for liars, each in rows[rows["attack"] == "backdoor"].groupby("liars", sort=False)
-    ]  # fmt: skip
-    return TextTable(title, ["attack", "liars", *defences, "n"], lines)
+def tables_with_means(frame: pd.DataFrame) -> Iterator[TextTable]:
+    """The same for few defences, with a table of the means over the data sets."""
+    whole, *each = tables(frame)
+    yield whole
+    by = ["method", "attack", "liars", "defence"]
+    measured = {"accuracy": "mean", "success": "mean", "loss": "mean", "n": "min"}
+    means = frame.groupby(by, sort=False, as_index=False).agg(measured)
+    means = means.assign(accuracy_std=nan, success_std=nan)
+    defences = list(dict.fromkeys(frame["defence"]))
+    columns = [(method, n) for method in means["method"].unique() for n in means["liars"].unique()]
+    lines = []
+    for shown, name, part in _cases(means):
+        found = (part[(part["method"] == method) & (part["liars"] == n)] for method, n in columns)
+        lines.append([shown, *(" → ".join(_scores(rows, defences, name)) for rows in found)])
+    title = f"Accuracy of honest clients in %, mean over the data: {' → '.join(defences)}"
+    yield TextTable(title, ["attack", *(f"{method}, {n}" for method, n in columns)], lines)
+    yield from each
+
+
+def _cases(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """The rows of each attack, and whether its backdoor opens, with the score that tells it."""
+    for attack, each in rows.groupby("attack", sort=False):
+        yield str(attack), "accuracy", each
+    opened = rows[rows["attack"] == "backdoor"]
+    if len(opened):
+        yield "triggers that work", "success", opened
 
 
 def _whole(rows: pd.DataFrame) -> list[str]:

@@ -24,6 +24,7 @@ MakeTables = Callable[[pd.DataFrame], Iterator[TextTable]]
 LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "robustness": (robustness.frame, robustness.tables),
     "defences": (defences.frame, defences.tables),
+    "defended": (defences.frame, defences.tables_with_means),
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
 }
