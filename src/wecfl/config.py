@@ -158,6 +158,11 @@ class Config(BaseModel):
         gt=1,
         description="Refuse an update that is this many times longer than the median of the round.",
     )
+    shorten_above: Annotated[float, Field(gt=0)] | Literal["never"] = Field(
+        "never",
+        description="Shorten an update to this many times the median length of the round; never: "
+        "leave it (the default of a simulation, not over a network).",
+    )
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "norm-clip"
     ] = Field("mean", description="How the models of a cluster's clients are combined into one.")

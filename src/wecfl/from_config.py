@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,10 @@ def _conditions(config: Config) -> Conditions:
     if config.attack is not None:
         share = {} if config.attackers is None else {"attackers": config.attackers}
         attack = Attack(config.attack, strength=config.attack_strength, **share)
+    shorten_above = inf if config.shorten_above == "never" else config.shorten_above
     return Conditions(
         config.participation, config.dropout, config.stragglers, config.refuse_above,
-        config.min_cluster, attack,
+        shorten_above, config.min_cluster, attack,
     )  # fmt: skip
 
 

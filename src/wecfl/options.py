@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +132,9 @@ class Conditions:
     refuse_above: float = 100.0
     """An update that is this many times longer than the median of the round is refused. So is a
     model that is not finite."""
+    shorten_above: float = inf
+    """An update that is this many times longer than the median of the round is shortened to that
+    length. Over a network that is the default (`wecfl.flower.server`)."""
     min_cluster: int = 1
     """Clusters with fewer clients are dissolved, and no center is made of fewer models."""
     attack: Attack | None = None
@@ -147,7 +151,8 @@ class Conditions:
         """The channel of a run with these conditions; `run` are the further fields of `Channel`."""
         return Channel(
             self.participation, self.dropout, self.stragglers,
-            refuse_above=self.refuse_above, min_cluster=self.min_cluster, **run,
+            refuse_above=self.refuse_above, shorten_above=self.shorten_above,
+            min_cluster=self.min_cluster, **run,
         )  # fmt: skip
 
 

@@ -155,7 +155,8 @@ def _described_conditions(channel: Channel) -> dict[str, Any]:
     """The conditions that differ from the defaults."""
     default = Channel()
     names = (
-        "participation", "dropout", "stragglers", "refuse_above", "min_cluster", "attack", "privacy"
+        "participation", "dropout", "stragglers", "refuse_above", "shorten_above", "min_cluster",
+        "attack", "privacy",
     )  # fmt: skip
     found = {
         name: getattr(channel, name)

@@ -306,7 +306,7 @@ def test_a_client_that_fails_or_kills_its_actor(
             ):
                 local_update(engine, start(module), PLAN, Correction(), SEED)
         assert evaluation.risk(engine, start(module).models).shape == (5,)
-        with pytest.raises(ConfigError, match=r"anchor has shape \(.*, 2\), not \(.*, 21\)"):
+        with pytest.raises(ConfigError, match=r"anchor .*21"):
             local_update(
                 engine, start(module), PLAN, Correction(1.0, np.zeros((5, 2), np.float32)), SEED
             )

@@ -11,13 +11,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
-from wecfl.core.state import State
+from wecfl.core.state import Reply, State
 from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
@@ -45,6 +46,13 @@ SIMULATION_KEYS = (
 
 ENROLMENT_VARIABLE = "WECFL_ENROLLED"
 """In the environment of a SuperLink: the operator's list of clients (`wecfl.enrolment`)."""
+
+NETWORK_DEFAULTS: dict[str, Any] = {
+    "objectives": False, "refuse_above": 5.0, "shorten_above": 2.0,
+}  # fmt: skip
+"""Choices with another default than in a simulation. R takes two more messages to every client in
+every round, so it is not measured. The limits bound what one client can do; they were chosen by
+measurement (docs/robustness.md, decision 24)."""
 
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
@@ -195,10 +203,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     except ValidationError as error:
         raise ConfigError(one_line(error, NetworkOptions.model_fields)) from None
     flags = {key: value for key, value in choices.items() if key in known - own.keys()}
-    # R takes two more messages to every client in every round, so it is off by default.
-    config = resolve(
-        flags={"objectives": False, **flags, "clients": network.clients, "options": further}
-    )
+    given = {**flags, "clients": network.clients, "options": further}
+    config = resolve(flags=NETWORK_DEFAULTS | given)
     return network, config
 
 
@@ -206,14 +212,27 @@ class RoundLog:
     """A `Watcher` that logs a line about each round, which `flwr run` shows."""
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Log which method is run."""
+        """Log which method is run, and what protects it."""
         self._rounds = config["rounds"]
         log.info(
             "wecfl: %s, %d rounds with %d clients", config["method"], self._rounds, len(clients)
         )
+        self._names, self._limit = clients.names, config["refuse_above"]
+        shorten = config["shorten_above"]
+        log.info(
+            "wecfl: an update is refused above %g times the median length of the round and %s "
+            "(refuse-above, shorten-above)", self._limit,
+            "never shortened" if shorten == "never" else f"shortened above {shorten:g} times",
+        )  # fmt: skip
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Log the result of a round."""
+        """Log the result of a round, and whose update was too long."""
+        outcome = states[0].outcome
+        for i in [] if outcome is None else np.flatnonzero(outcome == Reply.TOO_LARGE).tolist():
+            log.warning(
+                "wecfl: the update of %s was refused: it is more than %g times as long as the "
+                "median of the round (refuse-above)", self._names[i], self._limit,
+            )  # fmt: skip
         log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, round_words(record))
 
     def end(self, result: Result) -> None:

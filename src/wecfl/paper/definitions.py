@@ -40,7 +40,7 @@ __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_defin
 SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
-TableLayout = Literal["robustness", "newcomers", "found"]
+TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found"]
 """The layout of a table that is not shown beside one of the paper."""
 
 LIST_KEYS = ("alpha", "classes_per")

@@ -283,7 +283,9 @@ def _first_update(setting: Setting) -> tuple[State, float]:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(known={"lr": lr})
     eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
-    return exchange(state, setting), eta
+    # Members and newcomers are compared by what they have learned, not by what is left of it.
+    whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
+    return exchange(state, whole), eta
 
 
 def compared_columns(method: Method, layout: Layout) -> Columns:

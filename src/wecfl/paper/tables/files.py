@@ -11,7 +11,7 @@ import pandas as pd
 from wecfl.paper.definitions import Cell, Definition, TableLayout
 from wecfl.paper.queue import machine_seconds
 from wecfl.paper.result_store import ResultStore, StoredResult
-from wecfl.paper.tables import beside_paper, found_clusters, newcomers, robustness
+from wecfl.paper.tables import beside_paper, defences, found_clusters, newcomers, robustness
 from wecfl.paper.tables.text_table import TextTable, markdown_rows
 
 __all__ = ["fill", "frame_of", "text_tables", "write"]
@@ -23,6 +23,8 @@ MakeTables = Callable[[pd.DataFrame], Iterator[TextTable]]
 
 LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "robustness": (robustness.frame, robustness.tables),
+    "defences": (defences.frame, defences.tables),
+    "defended": (defences.frame, defences.tables_with_means),
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
 }
@@ -69,11 +71,11 @@ def cost(store: ResultStore) -> str:
 def write(definition: Definition, store: ResultStore) -> list[Path]:
     """Write the table as Markdown, CSV and LaTeX, and into the pages that ask for it.
 
-    The files are in the folder of results. The pages are RESULTS.md, NAME.md and methods/*.md
-    beside that folder. A page asks for a table with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and
-    the text between the two is replaced. NAME is the name of the definition, the same followed by a
-    method (for the rows of that method), or ``cost``. If there is a ``RESULTS/note.md``, it is
-    added to all tables that are compared with the paper's.
+    The files are in the folder of results. Pages are *.md and methods/*.md beside that folder. A
+    page asks for a table with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the
+    two is replaced. NAME is the name of the definition, ``DEFINITION: TITLE`` for one of its
+    tables, the name followed by a method (for the rows of that method), or ``cost``. If there is a
+    ``RESULTS/note.md``, it is added to all tables that are compared with the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -90,15 +92,15 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
     asked = {definition.name: text, "cost": cost(store)}
+    for table in tables:
+        asked[f"{definition.name}: {table.title}"] = markdown_rows(table.heads, table.rows)
     if definition.paper:
         for table in beside_paper.tables_by_method(frame):
             rows = markdown_rows(table.heads, table.rows)
             asked[f"{definition.name} {table.title}"] = _joined(rows, remark)
-    own = store.folder.with_name(f"{definition.name}.md")
-    methods = sorted(store.folder.with_name("methods").glob("*.md"))
-    for page in (store.folder.with_suffix(".md"), own, *methods):
-        old = page.read_text(encoding="utf-8") if page.exists() else ""
-        new = old
+    beside = store.folder.absolute().parent
+    for page in sorted([*beside.glob("*.md"), *beside.glob("methods/*.md")]):
+        old = new = page.read_text(encoding="utf-8")
         for name, content in asked.items():
             new = fill(new, name, content)
         if new != old:
