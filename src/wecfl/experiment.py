@@ -294,14 +294,15 @@ class Experiment:
         options = self._engine_options
         if compute.engine == "ray":
             options |= {"address": compute.ray_address, "progress": progress}
-        return stack.enter_context(make_engine(compute.engine, held, self._module, **options))
+        return stack.enter_context(
+            make_engine(compute.engine, held, self._module, task=self.task, **options)
+        )
 
     @property
     def _engine_options(self) -> dict[str, Any]:
         workers = self._compute.workers if self._compute else None
         return {
-            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
-            "task": self.task,
+            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch
         }  # fmt: skip
 
     def run(
@@ -353,8 +354,8 @@ class Experiment:
         """How a newcomer is trained."""
         return NewcomerSetup(
             setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
-            setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
-            self.privacy,
+            setting.plan, setting.seed, local(self._name), self._engine_options, self.task,
+            setting.member, self.privacy,
         )  # fmt: skip
 
 

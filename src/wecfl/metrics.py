@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -18,6 +20,7 @@ __all__ = [
     "macro_f1",
     "silhouette",
     "weighted",
+    "worst_decile",
 ]
 
 
@@ -56,6 +59,23 @@ def weighted(scores: F64, sizes: Int) -> float | None:
     """
     known = ~np.isnan(scores)
     return float(np.average(scores[known], weights=sizes[known])) if sizes[known].any() else None
+
+
+def worst_decile(scores: F64, *, lower: bool = False) -> float | None:
+    """The mean score of the worst tenth of the clients: how those fare who are served worst.
+
+    They are the ⌈n/10⌉ of the n clients with a known score that have the lowest, or the highest
+    where `lower` scores are better. All count alike. None if no score is known.
+
+    >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), lower=True)
+    (0.5, 18.5)
+    >>> worst_decile(np.array([np.nan]))
+    """
+    known = np.sort(scores[~np.isnan(scores)])
+    if not len(known):
+        return None
+    worst = known[::-1] if lower else known
+    return float(worst[: ceil(len(known) / 10)].mean())
 
 
 def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:

@@ -38,4 +38,8 @@ class Task(Protocol):
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
 
     def scores(self, tallies: F64) -> dict[str, F64]:
-        """Scores (m,) by name, the most important first; NaN for a client without a tally."""
+        """Scores (m,) by name, the headline first; NaN for a client without a tally."""
+
+    @property
+    def lower(self) -> frozenset[str]:
+        """The names of the scores whose low values are the good ones."""

@@ -49,12 +49,15 @@ RECORD_KEYS = {
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
+    "worst_decile": "mean of the first score over the tenth of the clients that fares worst",
+    "cluster_scores": "the first score of each cluster, from the tallies of its clients together",
     "clients": "accuracy and macro_f1 of each client",
 }
-"""The keys of a record, and what they mean."""
+"""The keys of a record, and what they mean. `accuracy` and `macro_f1` are the scores of a
+classification; another task has its own in their place (`wecfl.tasks`)."""
 
 CONDITION_KEYS = {
-    "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
+    "before": "the scores before local adaptation, where a method adapts models to test",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
     "network": "over a network: who joined, what was refused and why, how many replies came late, "
     "and the privacy budget that was spent",
@@ -139,15 +142,15 @@ class Recorder:
         task = self._engine.task
         tables = self._scores(states) if self._scored(state.round) else {}
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
-        scores = task.scores(tables.pop("after", nothing))
-        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
+        tally = tables.pop("after", nothing)
+        scores = task.scores(tally)
+        headline = next(iter(scores))
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._apart
         record: Record = {
             "round": state.round,
-            "accuracy": metrics.weighted(accuracy, counted),
-            "macro_f1": metrics.weighted(macro_f1, counted),
+            **{name: _mean(each, counted) for name, each in scores.items()},
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
@@ -158,14 +161,17 @@ class Recorder:
                 for name, steps in self._values.items()
             },
             "seconds": {},
-            "clients": {
-                "accuracy": _known(accuracy),
-                "macro_f1": _known(macro_f1),
-            },
+            "worst_decile": json_number(
+                metrics.worst_decile(scores[headline][counted > 0], lower=headline in task.lower)
+            ),
+            "cluster_scores": _known(
+                task.scores(_pooled(tally, state.labels, len(sizes)))[headline]
+            ),
+            "clients": {name: _known(each) for name, each in scores.items()},
         }
         for moment, table in tables.items():
             record[moment] = {
-                name: metrics.weighted(each, counted) for name, each in task.scores(table).items()
+                name: _mean(each, counted) for name, each in task.scores(table).items()
             }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
@@ -229,6 +235,18 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
             begun = state.memory["begun"]
             models[np.ix_(begun, private)] = state.memory["private"][begun]
     return rows[0] if len(rows) == 1 else np.stack(rows)
+
+
+def _mean(scores: F64, sizes: Int) -> float | None:
+    """The weighted mean; None where no client has a score, or one of them is infinite."""
+    return json_number(metrics.weighted(scores, sizes))
+
+
+def _pooled(tallies: F64, labels: Int, k: int) -> F64:
+    """(K, …), the tallies of each cluster's clients, added up."""
+    pooled = np.zeros((k, *tallies.shape[1:]))
+    np.add.at(pooled, labels, tallies)
+    return pooled
 
 
 def _known(scores: F64) -> list[float | None]:

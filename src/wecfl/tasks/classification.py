@@ -59,6 +59,11 @@ class Classification:
         shape = (clients, classes, classes)
         return np.bincount(cells, minlength=prod(shape)).reshape(shape).astype(np.float64)
 
+    @property
+    def lower(self) -> frozenset[str]:
+        """None: high scores are good."""
+        return frozenset()
+
     def complaint(self, tally: F64) -> str:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
         if (tally < 0).any() or (tally != np.floor(tally)).any():
