@@ -22,6 +22,7 @@ from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
+from wecfl.tasks import parsed
 
 __all__ = [
     "federation_of",
@@ -127,6 +128,7 @@ def options_of(config: Config) -> dict[str, Any]:
     return {
         "method": method_of(config),
         "model": config.model,
+        "task": config.task if config.task == "auto" else parsed(config.task),
         "rounds": config.rounds,
         "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
         "seed": config.seed,

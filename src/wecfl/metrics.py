@@ -14,6 +14,7 @@ from wecfl.core.types import F64, Int, Real
 __all__ = [
     "accuracy",
     "agreement",
+    "balanced_accuracy",
     "churn",
     "cosine",
     "isolation",
@@ -34,6 +35,17 @@ def accuracy(confusion: Int) -> F64:
     """
     hits, seen = np.trace(confusion, axis1=1, axis2=2), confusion.sum(axis=(1, 2))
     return _share(hits, seen)
+
+
+def balanced_accuracy(confusion: Int) -> F64:
+    """(m,), the mean over the classes that a client has of the share of them that was recognized.
+
+    >>> balanced_accuracy(np.array([[[8, 0], [1, 1]]])).tolist()
+    [0.75]
+    """
+    hits, seen = np.diagonal(confusion, axis1=1, axis2=2), confusion.sum(axis=2)
+    recall = hits / np.maximum(seen, 1)
+    return _share(recall.sum(axis=1), (seen > 0).sum(axis=1))
 
 
 def macro_f1(confusion: Int) -> F64:

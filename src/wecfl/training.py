@@ -94,7 +94,8 @@ def train(
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
-        config = experiment.written or _described(experiment, setting)
+        about = experiment.written or _described(experiment, setting)
+        config = {**about, "task": experiment.fitted.text}
         for watcher in watchers:
             watcher.begin(config, env, clients)
             begun.append(watcher)

@@ -208,9 +208,7 @@ class FlowerEngine:
 
     def _complaint(self, tally: NDArray[Any]) -> str:
         """What is wrong with a tally: a client can't have tested more than it can hold."""
-        if (tally > MAX_SAMPLES).any() or tally.sum() > MAX_SAMPLES:
-            return f"it counts more than {MAX_SAMPLES} test samples"
-        return self.task.complaint(tally)
+        return self.task.complaint(tally, MAX_SAMPLES)
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""

@@ -215,7 +215,7 @@ class Assigner:
         kind, seed = self.setup.blueprint, self.setup.seed
         newcomer = Federation.from_arrays(
             [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
-            classes=kind.classes, names=[name], seed=seed,
+            names=[name], seed=seed,
         )  # fmt: skip
         if newcomer.shape != kind.shape:
             raise DataError(

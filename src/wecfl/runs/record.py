@@ -21,6 +21,7 @@ from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.json_values import json_number
+from wecfl.runs.scores import kind_of
 from wecfl.runs.simulated_attack import SimulatedAttack
 
 __all__ = [
@@ -165,9 +166,9 @@ class Recorder:
                 metrics.worst_decile(scores[headline][counted > 0], lower=headline in task.lower)
             ),
             "cluster_scores": _known(
-                task.scores(_pooled(tally, state.labels, len(sizes)))[headline]
+                headline, task.scores(_pooled(tally, state.labels, len(sizes)))[headline]
             ),
-            "clients": {name: _known(each) for name, each in scores.items()},
+            "clients": {name: _known(name, each) for name, each in scores.items()},
         }
         for moment, table in tables.items():
             record[moment] = {
@@ -249,9 +250,10 @@ def _pooled(tallies: F64, labels: Int, k: int) -> F64:
     return pooled
 
 
-def _known(scores: F64) -> list[float | None]:
-    """Scores in six digits; None where a score is unknown."""
-    return [json_number(score, decimals=6) for score in scores]
+def _known(name: str, scores: F64) -> list[float | None]:
+    """Scores in six digits, those of shares behind the point; None where a score is unknown."""
+    digits = {"decimals": 6} if kind_of(name).percent else {"significant": 6}
+    return [json_number(score, **digits) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:

@@ -75,6 +75,7 @@ class NativeEngine(LocalEngine):
                 "installed"
             )
         super().__init__(federation, model, **options)
+        federation = self._federation
         if self.task.kernel != "cross-entropy":
             raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
         self._layers = chain(self._model, self.layout)
@@ -139,7 +140,7 @@ class NativeEngine(LocalEngine):
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         rows = self._rows(samples, clients)
-        out = np.empty((sum(map(len, rows)), self._federation.classes), np.float32)
+        out = np.empty((sum(map(len, rows)), self.outputs), np.float32)
         self._evaluate("logits", (models, which, self._x), rows, out)
         return out
 
@@ -169,7 +170,7 @@ class NativeEngine(LocalEngine):
         return _native.Runner(
             [_native.Layer(**layer) for layer in layers],
             list(self._federation.shape),
-            self._federation.classes,
+            self.outputs,
             self.layout.trainable,
             self.layout.width,
             isa,
@@ -189,10 +190,10 @@ class NativeEngine(LocalEngine):
         runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")
         x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
-        y = draws.integers(0, self._federation.classes, len(x))
+        y = draws.integers(0, self.outputs, len(x))
         start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
-        logits = np.empty((len(x), self._federation.classes), np.float32)
+        logits = np.empty((len(x), self.outputs), np.float32)
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(

@@ -45,7 +45,7 @@ def overview(folders: Sequence[Path]) -> AnyChart:
 
 def _curves(runs: pd.DataFrame, score: str, kind: ScoreKind) -> alt.LayerChart:
     records = [
-        {"name": name, "round": record["round"], score: record[score]}
+        {"name": name, "round": record["round"], score: record.get(score)}
         for name, folder in zip(runs["name"], runs["folder"], strict=True)
         for record in read_metrics(folder)
     ]

@@ -205,11 +205,12 @@ def _motion(
     distances = (run.trace(t)[0] for t in track(kept))
     at = np.array(kept) - 1
     headline, kind = headline_of(run.summary)
+    unknown = [None] * len(run.clients)  # in rounds of an earlier version, which had other scores
     spec = client_map(
         tsne_planes(distances, run.summary["seed"]),
         labels=run.labels[at],
         groups=run.groups,
-        scores=np.array([run.records[t]["clients"][headline] for t in at], np.float64),
+        scores=np.array([run.records[t]["clients"].get(headline, unknown) for t in at], np.float64),
         kind=kind,
         names=run.clients["client"].tolist(),
         sizes=run.sizes,
@@ -222,7 +223,7 @@ def _note(run: RunData, t: int) -> str:
     moved = int((labels[t] != labels[t - 1]).sum()) if t else 0
     found = record["clusters"]
     headline, kind = headline_of(run.summary)
-    words = [f"{kind.label} {kind.text(record[headline])}"]
+    words = [f"{kind.label} {kind.text(record.get(headline))}"]
     words += [f"ARI {record['ari']:.2f}"] if record["ari"] is not None else []
     words += [f"{found} cluster{'s' * (found != 1)}"]
     return ", ".join(words + ([f"{moved} moved"] if moved else []))
