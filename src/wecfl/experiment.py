@@ -151,7 +151,8 @@ class Experiment:
         if isinstance(self.federation, Federation):
             return fitted(self.task, self.federation)
         task = getattr(self.engine, "task", Classification(self.federation.classes))
-        return FittedTask(task, self.federation, described(task))
+        told = replace(task, classes=0) if isinstance(task, Classification) else task
+        return FittedTask(task, self.federation, described(told))
 
     @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:

@@ -47,7 +47,7 @@ def test_a_regression_from_files_to_an_exported_model(wecfl: Wecfl, tmp_path: Pa
     data = folder_of_clients(tmp_path / "data", xs, ys)
     code, out, _ = wecfl("run", "--dataset", data, *FLAGS, "--rounds", "8", "--out", "whole")
     assert code == 0
-    assert re.search("task: regression.*floats", out)
+    assert re.search("task: regression.*float", out)
     assert "RMSE ↓" in out and "worst tenth" in out and "accuracy" not in out
     summary = read_summary(tmp_path / "whole")
     assert summary["config"]["task"] == "regression"

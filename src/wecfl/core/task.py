@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from wecfl.core.types import F64, Int
@@ -20,8 +21,8 @@ class Task(Protocol):
     name: ClassVar[str]
 
     @property
-    def kernel(self) -> str | None:
-        """The name of the loss in the native engine; None: only torch can compute it."""
+    def kernel(self) -> Mapping[str, Any] | None:
+        """How the native engine is told the loss; None: only torch can compute it."""
 
     @property
     def outputs(self) -> int:

@@ -19,6 +19,7 @@ from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Reply
+from wecfl.core.task import Task
 from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
@@ -35,7 +36,7 @@ from wecfl.flower.messages import (
 from wecfl.flower.network_report import NetworkReport
 from wecfl.flower.roster import MAX_SAMPLES, Place, Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
-from wecfl.tasks import Classification
+from wecfl.tasks import Classification, described
 
 __all__ = ["FlowerEngine"]
 
@@ -71,7 +72,6 @@ class FlowerEngine:
     """
 
     name = "flower"
-    task = Classification()
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class FlowerEngine:
         roster: Roster,
         model: nn.Module,
         *,
+        task: Task | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
         min_clients: int = 1,
@@ -104,6 +105,7 @@ class FlowerEngine:
                 f"{len(roster)} clients: lower min-clients"
             )
         self.layout = layout_of(model)
+        self.task = task or Classification(roster.classes)
         self._grid, self._roster, self._model = grid, roster, model
         self._quorum, self._min_clients = quorum, min_clients
         self._timeout, self._tries = timeout, tries
@@ -199,16 +201,14 @@ class FlowerEngine:
             for name, made in answers.get(i, {}).items():
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
-                elif declared[name].shape == ("tally",) and (why := self._complaint(made)):
+                elif declared[name].shape == ("tally",) and (
+                    why := self.task.complaint(made, MAX_SAMPLES)
+                ):
                     self._report.refuse(self._roster.names[i], f"{job.program.name}: {why}")
                     outcome[i] = Reply.MALFORMED
                 else:
                     rows[name][j] = made
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
-
-    def _complaint(self, tally: NDArray[Any]) -> str:
-        """What is wrong with a tally: a client can't have tested more than it can hold."""
-        return self.task.complaint(tally, MAX_SAMPLES)
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
@@ -225,7 +225,7 @@ class FlowerEngine:
     @property
     def outputs(self) -> int:
         """The number of outputs of the model."""
-        return self._roster.classes
+        return self.task.outputs
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""
@@ -367,7 +367,7 @@ class FlowerEngine:
         try:
             hello = read_config(
                 message, name=str, samples=int, key=int, classes=int, layout=str, protocol=int,
-                programs=str,
+                programs=str, task=str,
             )  # fmt: skip
             if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
                 raise Refused(
@@ -375,8 +375,10 @@ class FlowerEngine:
                 )
             if hello["layout"] != fingerprint(self.layout):
                 raise Refused("its model has other tensors than the server's")
-            if hello["classes"] != self._roster.classes:
-                raise Refused(f"it has {hello['classes']} classes, expected {self._roster.classes}")
+            if hello["classes"] != self.outputs:
+                raise Refused(f"it has {hello['classes']} classes, expected {self.outputs}")
+            if hello["task"] != described(self.task):
+                raise Refused(f"its task is {hello['task']}, expected {described(self.task)}")
             before = len(self._roster.places)
             self._roster.join(Place(hello["name"], node, hello["key"], hello["samples"]))
         except Refused as reason:

@@ -43,7 +43,7 @@ __all__ = [
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """The type and the shape of each array that a reply must have, by name."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of requests and replies; it must be the same on both sides."""
 
 NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
+from wecfl.core.task import Task
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
+from wecfl.flower.network_task import network_task
 from wecfl.flower.roster import ROSTER_FILE, Roster, RosterWriter
 from wecfl.from_config import options_of, written
 from wecfl.methods import options
@@ -34,7 +36,7 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
-    "attack", "attackers", "attack_strength", "engine", "workers", "model",
+    "attack", "attackers", "attack_strength", "engine", "workers", "model", "task",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 
@@ -72,8 +74,13 @@ class NetworkOptions(BaseModel):
     )
 
 
-def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
+def server_app(
+    make_model: MakeModel, *, classes: int | None = None, task: Task | str | None = None
+) -> ServerApp:
     """The server's side: it runs the method that the run's configuration names.
+
+    The task is a classification of so many `classes`, or the `task` that is given; the clients must
+    have the same one (`wecfl.flower.network_task`).
 
     The keys of the configuration are those of `wecfl run` that don't describe a simulation, and
     those of `wecfl.flower.server.NetworkOptions`.
@@ -84,7 +91,7 @@ def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         log.setLevel(logging.INFO)
         log.addHandler(logging.StreamHandler(sys.stdout))
-        serve(grid, context.run_config, make_model, classes=classes)
+        serve(grid, context.run_config, make_model, classes=classes, task=task)
 
     return app
 
@@ -94,24 +101,26 @@ def serve(
     run_config: Mapping[str, Any],
     make_model: MakeModel,
     *,
-    classes: int,
+    classes: int | None = None,
+    task: Task | str | None = None,
     **waits: float,
 ) -> Result:
     """Begin or continue the run that a run's configuration describes.
 
     `waits` are the `poll`, `look_every` and `min_extra_wait` of `FlowerEngine`.
     """
+    known_task = network_task(task, classes)
     network, config = read(run_config)
     out = Path(network.out)
     resume, known = ((out / name).is_file() for name in ("config.toml", ROSTER_FILE))
-    about: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
+    about: dict[str, Any] = {"classes": known_task.outputs, "pinned": network.pin_nodes}
     m = network.clients
     roster = Roster.read(out, m, **about) if known else Roster(m, **about)
     chosen = options_of(config)
     method = chosen["method"]
-    model = make(make_model, shape=(), classes=classes, seed=config.seed)
+    model = make(make_model, shape=(), classes=known_task.outputs, seed=config.seed)
     engine = FlowerEngine(
-        grid, roster, model,
+        grid, roster, model, task=known_task,
         batchnorm=config.batchnorm,
         quorum=network.quorum, min_clients=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1,

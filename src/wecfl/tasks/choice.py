@@ -28,10 +28,12 @@ from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, unknown
 from wecfl.tasks.classification import ClassHeadline, Classification
+from wecfl.tasks.custom import Custom
 from wecfl.tasks.regression import Regression
 from wecfl.tasks.yes_or_no import Binary, MultiLabel
 
-__all__ = ["MAX_CLASSES", "TASKS", "FittedTask", "described", "fitted", "named", "parsed"]
+__all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "described", "fitted", "named",
+           "parsed", "register"]  # fmt: skip
 
 MAX_CLASSES = 50
 """Distinct whole numbers that are taken for labels without being told so."""
@@ -40,6 +42,9 @@ TASKS: dict[str, type[Any]] = {
     kind.name: kind for kind in (Classification, Binary, MultiLabel, Regression)
 }
 """The tasks that can be named in a configuration."""
+
+REGISTERED: dict[str, Custom] = {}
+"""Tasks with code of the user's own, by the names they were registered under."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +60,39 @@ class FittedTask:
     """Why it is this task, in one line; empty if the user named it."""
 
 
+def register(name: str, task: Custom) -> Custom:
+    """Make a task of your own known by a name, for a configuration or a run over a network.
+
+    Over a network, do it in the code of the server and of every client, with the same name: only
+    the name travels.
+
+    >>> from wecfl.tasks.custom import Metric
+    >>> metric = Metric("zero", lambda outputs, targets: 0.0)
+    >>> task = register("doctest", Custom(Regression(), metrics=(metric,)))
+    >>> parsed("doctest") is task, described(task)
+    (True, 'doctest')
+    """
+    if not name.isidentifier() or name in (*TASKS, "auto", Custom.name):
+        raise ConfigError(f"a task of your own needs a name of one new word, got {name!r}")
+    REGISTERED[name] = replace(task, label=name)
+    return REGISTERED[name]
+
+
 def named(name: str, **options: Any) -> Task:
     """The task of that name.
 
     >>> named("regression", loss="huber")
     Regression(loss='huber', delta=1.0, quantile=0.5, outputs=0)
     """
+    if name in REGISTERED and not options:
+        return REGISTERED[name]
+    if name == Custom.name:
+        raise ConfigError(
+            "a task with code of your own can't be read from a text: give it in Python, or "
+            "register it under a name (wecfl.tasks.register)"
+        )
     if name not in TASKS:
-        raise ConfigError(unknown("task", name, TASKS))
+        raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED}))
     known = [field.name for field in fields(TASKS[name])]
     for option in options:
         if option not in known:
@@ -83,7 +113,7 @@ def parsed(text: str) -> Task:
     """
     name, _, inside = text.strip().partition("(")
     options: Mapping[str, Any] = {}
-    if inside:
+    if inside and name.strip() != Custom.name:
         try:
             call = ast.parse(f"task({inside}", mode="eval").body
             if not isinstance(call, ast.Call) or call.args:
@@ -112,6 +142,11 @@ def described(task: Task) -> str:
     >>> described(Regression(loss="huber", delta=2.0)), described(Classification())
     ('regression(loss=huber, delta=2.0)', 'classification')
     """
+    if isinstance(task, Custom):
+        loss = [] if task.loss is None else [f"loss={_name_of(task.loss)}"]
+        names = [f"metrics=[{', '.join(each.name for each in task.metrics)}]"] * bool(task.metrics)
+        parts = ", ".join([f"of={described(task.of)}", *loss, *names])
+        return task.label or f"{task.name}({parts})"
     value: Any = task
     options = {
         field.name: option
@@ -120,6 +155,10 @@ def described(task: Task) -> str:
     }
     written = ", ".join(f"{name}={_written(option)}" for name, option in options.items())
     return f"{task.name}({written})" if written else task.name
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _written(option: object) -> str:
@@ -134,8 +173,7 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
     >>> xs, ys = [np.zeros((4, 1))] * 2, [[0.5, 1.5, 2.0, 0.0]] * 2
     >>> found = fitted("auto", Federation.from_arrays(xs, ys))
     >>> found.task.name, found.reason
-    ('regression', 'regression, since the targets are floats (task classification would take whole \
-ones as labels)')
+    ('regression', 'regression, for float targets (else say task=classification)')
     """
     reason, asked = "", task if not isinstance(task, str) else Classification()
     if task == "auto":
@@ -163,9 +201,9 @@ def _chosen(federation: Federation) -> tuple[Task, str]:
     y = federation.y
     if y.dtype.kind == "f":
         several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
-        return Regression(), (
-            f"regression{several}, since the targets are floats (task classification would take "
-            "whole ones as labels)"
+        return (
+            Regression(),
+            f"regression{several}, for float targets (else say task=classification)",
         )
     distinct = np.unique(y)
     if y.ndim == 2:
@@ -174,14 +212,13 @@ def _chosen(federation: Federation) -> tuple[Task, str]:
                 f"the targets are {y.shape[1]} whole numbers for each sample, which are not all 0 "
                 "or 1: say task regression, or give one label for each sample"
             )
-        return MultiLabel(), f"multi-label, since the targets are {y.shape[1]} answers of 0 or 1"
+        several = f"{y.shape[1]} answers of 0 or 1"
+        return MultiLabel(), f"multi-label, for {several} (else say task=regression)"
     if len(distinct) > MAX_CLASSES:
         raise ConfigError(
             f"the targets are whole numbers with {len(distinct)} distinct values from "
             f"{distinct[0]} to {distinct[-1]}, which may be labels or numbers: say task "
             "classification or task regression"
         )
-    return Classification(), (
-        f"classification, since the targets are whole numbers with {len(distinct)} distinct values "
-        "(task regression would take them as numbers)"
-    )
+    whole = f"{len(distinct)} distinct whole numbers"
+    return Classification(), f"classification, for {whole} (else say task=regression)"

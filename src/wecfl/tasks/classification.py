@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -76,10 +77,20 @@ class Classification:
             raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
 
     @property
-    def kernel(self) -> str | None:
-        """The name of the loss in the native engine."""
-        plain = self.weights is None and not self.smoothing and not self.gamma
-        return "cross-entropy" if plain else None
+    def _plain(self) -> bool:
+        return self.weights is None and not self.smoothing and not self.gamma
+
+    @property
+    def kernel(self) -> Mapping[str, Any] | None:
+        """How the native engine is told the loss; it has no focal loss."""
+        if self._plain:
+            return {"loss": "cross-entropy"}
+        if self.gamma or self.weights == "balanced":
+            return None
+        weights = self.weights or (1.0,) * self.classes
+        return {
+            "loss": "weighted cross-entropy", "weights": list(weights), "smoothing": self.smoothing
+        }  # fmt: skip
 
     @property
     def outputs(self) -> int:
@@ -108,7 +119,7 @@ class Classification:
         with np.errstate(invalid="ignore"):  # a model that diverges may give infinite outputs
             log_sum = np.log(np.exp(outputs - top).sum(axis=1)) + top[:, 0]
             loss: F64 = log_sum - outputs[own]
-            if self.kernel == "cross-entropy":
+            if self._plain:
                 return loss
             weights = np.array(self.weights or [1.0] * outputs.shape[1])
             every = ((log_sum[:, None] - outputs) * weights).mean(axis=1)
@@ -123,7 +134,7 @@ class Classification:
         from torch import finfo  # noqa: PLC0415
         from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
-        if self.kernel == "cross-entropy":
+        if self._plain:
             return cross_entropy(outputs, targets, reduction=reduction)
         weights = None if self.weights is None else outputs.new_tensor(self.weights)
         each = cross_entropy(

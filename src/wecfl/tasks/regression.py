@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -68,9 +69,9 @@ class Regression:
             raise ConfigError(f"outputs must not be negative, got {self.outputs}")
 
     @property
-    def kernel(self) -> str | None:
-        """None: the native engine has no such loss."""
-        return None
+    def kernel(self) -> Mapping[str, Any] | None:
+        """How the native engine is told the loss, which has that of `mse`."""
+        return {"loss": "squares"} if self.loss == "mse" else None
 
     def fit(self, federation: Federation) -> tuple[Regression, Federation]:
         """With float32 targets (n, d)."""

@@ -56,9 +56,8 @@ class Binary:
             raise ConfigError(f"weight must be balanced or positive, got {self.weight!r}")
 
     @property
-    def kernel(self) -> str | None:
+    def kernel(self) -> None:
         """None: the native engine has no such loss."""
-        return None
 
     @property
     def outputs(self) -> int:
@@ -146,9 +145,8 @@ class MultiLabel:
             raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
 
     @property
-    def kernel(self) -> str | None:
+    def kernel(self) -> None:
         """None: the native engine has no such loss."""
-        return None
 
     @property
     def outputs(self) -> int:
