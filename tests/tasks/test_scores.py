@@ -64,6 +64,10 @@ def test_a_tally_of_nonsense_is_refused(name: str) -> None:
             wrong = honest.copy()
             wrong[:, column] /= 1e3
             assert "contradict" in task.complaint(wrong, 40)
+        if name == "quantile":
+            wrong = honest.copy()
+            wrong[:, 6] = 41.0  # more targets below than there are
+            assert "contradict" in task.complaint(wrong, 40)
     elif name != "classes":
         wrong = honest.copy().reshape(-1)
         wrong[-1] = 41.0
@@ -102,17 +106,24 @@ def test_scores_of_a_binary_task_are_those_of_scikit_learn(seed: int, n: int) ->
     assert abs(precision - sk.average_precision_score(y, p)) <= precision_bound + 1e-12
 
 
-@given(st.integers(0, 10_000))
-def test_bounds_hold_for_ties_and_for_scores_at_the_ends(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    outputs = rng.choice([-40.0, -13.0, -0.03, 0.0, 0.02, 0.04, 12.5, 90.0], (60, 1))
-    y = np.append(rng.integers(0, 2, 58), [0, 1])
-    tally = Binary().tally(outputs, y, np.zeros(60, int), 1)
+def assert_within_bounds(outputs: Any, y: Any) -> None:
+    tally = Binary().tally(outputs, y, np.zeros(len(y), int), 1)
     for ours, theirs in (
         (ranking.auc, sk.roc_auc_score), (ranking.average_precision, sk.average_precision_score),
     ):  # fmt: skip
         (value,), (bound,) = (each[0] for each in ours(tally))
         assert abs(value - theirs(y, outputs[:, 0])) <= bound + 1e-12
+
+
+@given(st.integers(0, 10_000))
+def test_bounds_hold_for_ties_and_for_scores_at_the_ends(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = rng.choice([-40.0, -13.0, -0.03, 0.0, 0.02, 0.04, 12.5, 90.0], (60, 1))
+    assert_within_bounds(outputs, np.append(rng.integers(0, 2, 58), [0, 1]))
+
+
+def test_bounds_hold_where_all_yeses_are_tied_below_a_no() -> None:
+    assert_within_bounds(np.append(5.0, np.zeros(10))[:, None], np.append(0, np.ones(10, int)))
 
 
 @pytest.mark.parametrize("name", ["ranked", "two", "labels"])

@@ -40,11 +40,6 @@ class ScoreKind:
         """The label at the beginning of a title."""
         return self.label[:1].upper() + self.label[1:]
 
-    @property
-    def factor(self) -> float:
-        """What a value is multiplied by where the head says the unit."""
-        return 100.0 if self.percent else 1.0
-
     def number(self, value: float | None, digits: int = 1) -> str:
         """The value in the unit of the head; shares have so many digits behind the point."""
         if value is None or isnan(value):
@@ -61,7 +56,6 @@ KNOWN_SCORES = {
     "accuracy": ScoreKind("accuracy", percent=True),
     "balanced_accuracy": ScoreKind("balanced accuracy", percent=True),
     "macro_f1": ScoreKind("macro-F1", percent=True),
-    "exact_match": ScoreKind("exact match", percent=True),
     "auc": ScoreKind("AUC"),
     "average_precision": ScoreKind("average precision"),
     "brier": ScoreKind("Brier score", better="lower"),

@@ -127,11 +127,9 @@ def parsed(text: str) -> Task:
 
 
 def _value(node: ast.expr) -> Any:
-    """A number, a text with or without quotes, a truth value, or a list of them."""
+    """A number, a text with or without quotes, or a list of them."""
     if isinstance(node, ast.Name):
-        return (
-            node.id.replace("true", "True") == "True" if node.id in ("true", "false") else node.id
-        )
+        return node.id
     value = ast.literal_eval(node)
     return tuple(value) if isinstance(value, list) else value
 

@@ -12,7 +12,7 @@ from wecfl.core.types import F64, Bool
 from wecfl.data.federation import Federation
 from wecfl.errors import DataError
 
-__all__ = ["check_columns", "labels", "numbers", "without_samples", "wrong_counts", "yes_or_no"]
+__all__ = ["labels", "numbers", "without_samples", "wrong_counts", "yes_or_no"]
 
 
 def labels(federation: Federation, classes: int | None, ignore: int | None = None) -> Federation:
@@ -42,7 +42,7 @@ def labels(federation: Federation, classes: int | None, ignore: int | None = Non
 def numbers(federation: Federation, columns: int | None) -> Federation:
     """With float32 targets (n, d); all samples have that many `columns`, by default any number."""
     y = federation.y if federation.y.ndim == 2 else federation.y[:, None]
-    check_columns(y, columns)
+    _check_columns(y, columns)
     if y is federation.y and y.dtype == np.float32:
         return federation
     return replace(federation, y=y.astype(np.float32), classes=y.shape[1])
@@ -51,15 +51,9 @@ def numbers(federation: Federation, columns: int | None) -> Federation:
 def yes_or_no(federation: Federation, columns: int | None) -> Federation:
     """With float32 targets (n, d) that are 0 or 1."""
     y = federation.y if federation.y.ndim == 2 else federation.y[:, None]
-    check_columns(y, columns)
+    _check_columns(y, columns)
     _refuse(federation, ((y != 0) & (y != 1)).any(axis=1), "target", "must be 0 or 1")
     return numbers(federation, columns)
-
-
-def check_columns(y: NDArray[Any], columns: int | None) -> None:
-    """Refuse targets with another number of columns."""
-    if columns is not None and y.shape[1] != columns:
-        raise DataError(f"a target has {y.shape[1]} numbers, expected {columns} for each sample")
 
 
 def without_samples(federation: Federation, left_out: Bool) -> Federation:
@@ -78,6 +72,12 @@ def wrong_counts(counts: F64, most: int) -> str:
     if (counts < 0).any() or (counts != np.floor(counts)).any():
         return "counts must be whole numbers and not negative"
     return f"it counts more than {most} test samples" if counts.sum() > most else ""
+
+
+def _check_columns(y: NDArray[Any], columns: int | None) -> None:
+    """Refuse targets with another number of columns."""
+    if columns is not None and y.shape[1] != columns:
+        raise DataError(f"a target has {y.shape[1]} numbers, expected {columns} for each sample")
 
 
 def _used(federation: Federation) -> Bool:

@@ -63,6 +63,8 @@ class ClusterCard:
     kind: ScoreKind
     scores: list[float]
     """The headline of each client; empty if no round was completed."""
+    together: str
+    """The headline of the cluster, from the tallies of its clients together; empty if unknown."""
     span: tuple[float, float]
     """The ends of the axis that the scores are drawn on, the same for all clusters."""
     members: list[Any]
@@ -233,6 +235,7 @@ def _cards(run: RunData) -> list[ClusterCard]:
     held, groups = run.held, run.groups
     score, kind = headline_of(run.summary)
     known = run.clients[score].dropna() if score in run.clients else pd.Series(dtype=float)
+    pooled = run.records[-1].get("cluster_scores", []) if run.records else []
     cards = []
     for label in np.unique(run.clients["cluster"]):
         inside = np.flatnonzero(run.clients["cluster"] == label)
@@ -252,6 +255,7 @@ def _cards(run: RunData) -> list[ClusterCard]:
                 score=score,
                 kind=kind,
                 scores=known.loc[known.index.intersection(own.index)].tolist(),
+                together=kind.text(pooled[label]) if label < len(pooled) else "",
                 span=(0.0, 1.0) if kind.percent or known.empty else (known.min(), known.max()),
                 members=own.to_dict("records"),
             )
