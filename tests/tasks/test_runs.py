@@ -98,6 +98,22 @@ def test_numbers_are_shared_out_without_classes(wecfl: Wecfl, tmp_path: Path) ->
     assert code == 2 and "no classes" in err
 
 
+def test_a_pool_is_shared_out_as_its_task_says(wecfl: Wecfl, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    np.savez(tmp_path / "ages.npz", x=x, y=rng.integers(18, 90, 200))
+    np.savez(tmp_path / "floats.npz", x=x, y=rng.integers(0, 3, 200).astype(float))
+    flags = [*FLAGS, "--rounds", "1", "--clients", "4", "--groups", "2"]
+    ages = ["run", "--dataset", "ages.npz", *flags]
+    for task, said in (("auto", "distinct values"), ("regression", "targets are numbers")):
+        code, _, err = wecfl(*ages, "--task", task)
+        assert code == 2 and said in err and err.count("\n") == 1
+    assert wecfl(*ages, "--task", "regression", "--partition", "iid", "--out", "ages").code == 0
+    floats = ["run", "--dataset", "floats.npz", *flags, "--task", "classification"]
+    assert wecfl(*floats, "--out", "floats").code == 0
+    assert (tmp_path / "floats" / "classes.csv").exists()
+
+
 def test_runs_of_two_tasks_are_compared_each_by_its_headline(wecfl: Wecfl, tmp_path: Path) -> None:
     xs, ys = two_kinds(m=4)
     data = folder_of_clients(tmp_path / "data", xs, ys)

@@ -26,14 +26,15 @@ import numpy as np
 from wecfl.core.clients import Clients
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
+from wecfl.data.targets import Targets
 from wecfl.errors import ConfigError, unknown
 from wecfl.tasks.classification import ClassHeadline, Classification
 from wecfl.tasks.custom import Custom
 from wecfl.tasks.regression import Regression
 from wecfl.tasks.yes_or_no import Binary, MultiLabel
 
-__all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "described", "fitted", "named",
-           "parsed", "register"]  # fmt: skip
+__all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "asked_for", "described",
+           "fitted", "named", "parsed", "register"]  # fmt: skip
 
 MAX_CLASSES = 50
 """Distinct whole numbers that are taken for labels without being told so."""
@@ -173,12 +174,9 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
     >>> found.task.name, found.reason
     ('regression', 'regression, for float targets (else say task=classification)')
     """
-    reason, asked = "", task if not isinstance(task, str) else Classification()
-    if task == "auto":
-        asked, reason = _chosen(federation)
+    asked, reason = asked_for(task, federation.y)
+    if reason:
         logging.getLogger("wecfl").info("wecfl: task: %s", reason)
-    elif isinstance(task, str):
-        asked = parsed(task)
     ready, held = asked.fit(federation)
     if isinstance(ready, Classification | Binary) and ready.headline == "auto":
         ready = replace(ready, headline=_headline(held))
@@ -194,9 +192,18 @@ def _headline(federation: Federation) -> ClassHeadline:
     return "auc" if federation.classes == 2 else "balanced_accuracy"
 
 
-def _chosen(federation: Federation) -> tuple[Task, str]:
-    """The task that the targets suggest, and why."""
-    y = federation.y
+def asked_for(task: Task | str, y: Targets) -> tuple[Task, str]:
+    """The task, before it is fitted; for `auto` the one that the targets suggest, and why.
+
+    >>> asked_for("auto", np.array([0, 1, 1]))[1]
+    'classification, for 2 distinct whole numbers (else say task=regression)'
+    """
+    if not isinstance(task, str):
+        return task, ""
+    return _chosen(y) if task == "auto" else (parsed(task), "")
+
+
+def _chosen(y: Targets) -> tuple[Task, str]:
     if y.dtype.kind == "f":
         several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
         return (
