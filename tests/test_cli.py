@@ -114,7 +114,7 @@ def test_run_writes_a_folder_and_prints_the_table(wecfl: Wecfl) -> None:
     code, out, err = wecfl("run", *SMALL, "--alpha", "0.3", "8", "--out", "here")
     assert (code, err) == (0, "")
     assert re.search(r"digits.*clusterwise-dirichlet\(0\.3, 8\).* 6 clients .*2 groups", out)
-    assert re.search(r"wecfl +2 +\d+\.\d\d +\d+\.\d\d +\d +\d\.\d\d +\d+\.\d", out)
+    assert re.search(r"wecfl +2( +\d+\.\d\d){3} +\d +\d\.\d\d +\d+\.\d", out)
     assert out.endswith(": here\n")
     assert read_summary(Path("here"))["status"] == "finished"
     config = tomllib.loads(Path("here/config.toml").read_text(encoding="utf-8"))

@@ -47,6 +47,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
     setup = NewcomerSetup(
         method, kind, module, plan, config.seed, local(config.engine),
         {"workers": workers, "batchnorm": config.batchnorm, "batch": plan.batch},
+        kind.fitted_task,
         privacy=chosen["privacy"],
     )  # fmt: skip
     return Assigner(setup, read_reference(folder, centers.shape[1], width), centers), config

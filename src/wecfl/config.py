@@ -120,6 +120,11 @@ class Config(BaseModel):
         "auto",
         description="The model: cnn-fashion, cnn-cifar, mlp, logistic, or auto (by the data).",
     )
+    task: str = Field(
+        "auto",
+        description="What is learned, such as classification or regression(loss=huber); auto: by "
+        "the targets.",
+    )
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
     )

@@ -4,7 +4,6 @@
 >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
 >>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
->>> experiment.check()                              # raises an error if something is wrong
 >>> result = experiment.run()                       # wecfl.run(fed, …) does both
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
@@ -49,6 +48,7 @@ from wecfl.options import (
     Measure,
     Newcomers,
     Plan,
+    check_kinds,
     check_whole,
 )
 from wecfl.runs.blueprint import Blueprint
@@ -58,7 +58,7 @@ from wecfl.runs.result import Result
 from wecfl.runs.simulated_attack import SimulatedAttack
 from wecfl.runs.simulated_newcomers import separated
 from wecfl.runs.watcher import OnRound, Watcher
-from wecfl.tasks import Classification
+from wecfl.tasks import Classification, FittedTask, described, fitted
 from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
@@ -78,8 +78,9 @@ class Experiment:
     model: Model = "auto"
     """A module, whose parameters are the initial model of all clients; a function that makes a
     module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
-    task: Task = Classification()  # noqa: RUF009  (frozen)
-    """What is learned, and how it is judged (`wecfl.tasks`)."""
+    task: Task | str = "auto"
+    """What is learned, and how it is judged: a value of `wecfl.tasks`, or its name and options as
+    in `regression(loss=huber)`; `auto` follows the targets."""
     rounds: int = 30
     """T, the number of communication rounds."""
     plan: Plan = DEFAULT_PLAN
@@ -105,16 +106,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
-            raise ConfigError(
-                f"method must be a value such as methods.wecfl(k=10), got {self.method!r}"
-            )
+            raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(self.rounds, 1), seed=(self.seed, 0))
         kinds = {"plan": Plan, "conditions": Conditions, "measure": Measure}
-        optional = {"privacy": Privacy, "newcomers": Newcomers}
-        for name, kind in {**kinds, **optional}.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and not (value is None and name in optional):
-                raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
+        check_kinds(self, kinds, {"privacy": Privacy, "newcomers": Newcomers})
 
     @classmethod
     def prepared(
@@ -151,25 +146,30 @@ class Experiment:
         return self._parted[1]
 
     @cached_property
+    def fitted(self) -> FittedTask:
+        """The task on the clients' data; over a network, the task that the engine was made for."""
+        if isinstance(self.federation, Federation):
+            return fitted(self.task, self.federation)
+        task = getattr(self.engine, "task", Classification(self.federation.classes))
+        told = replace(task, classes=0) if isinstance(task, Classification) else task
+        return FittedTask(task, self.federation, described(told))
+
+    @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
         if self.newcomers is None:
-            return self.federation, None
-        return separated(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
+            return self.fitted.clients, None
+        share, unseen = self.newcomers.share, self.newcomers.unseen
+        return separated(self.fitted.clients, share, unseen, self.seed)
 
     @cached_property
     def _module(self) -> Module:
-        fed = self.federation
-        return make(self.model, shape=fed.shape, classes=fed.classes, seed=self.seed)
+        shape, outputs = self.federation.shape, self.fitted.task.outputs
+        return make(self.model, shape=shape, classes=outputs, seed=self.seed)
 
     @cached_property
     def _attack(self) -> SimulatedAttack | None:
-        if self.conditions.attack is None:
-            return None
-        if not isinstance(self.members, Federation):
-            raise ConfigError(
-                "attack needs a federation with the clients' data: attacks are simulated"
-            )
-        return SimulatedAttack.on(self.members, self.conditions.attack, self.seed)
+        asked = self.conditions.attack
+        return None if asked is None else SimulatedAttack.on(self.members, asked, self.seed)
 
     @property
     def _plan(self) -> LocalPlan:
@@ -182,9 +182,8 @@ class Experiment:
     @property
     def _compute(self) -> Compute | None:
         """How clients are trained; None: by the engine that was given."""
-        if isinstance(self.engine, str):
-            return Compute(self.engine)
-        return self.engine if isinstance(self.engine, Compute) else None
+        given = Compute(self.engine) if isinstance(self.engine, str) else self.engine
+        return given if isinstance(given, Compute) else None
 
     @property
     def _trained(self) -> Method:
@@ -286,21 +285,27 @@ class Experiment:
 
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
-        compute = self._compute
-        if compute is None:
+        if (compute := self._compute) is None:
             given: Any = self.engine
             return given  # type: ignore[no-any-return]
         options = self._engine_options
         if compute.engine == "ray":
             options |= {"address": compute.ray_address, "progress": progress}
-        return stack.enter_context(make_engine(compute.engine, held, self._module, **options))
+        return stack.enter_context(
+            make_engine(compute.engine, held, self._module, task=self.fitted.task, **options)
+        )
+
+    @property
+    def _local(self) -> Compute:
+        """How a few clients are trained on this machine."""
+        given = self._compute or Compute()
+        return Compute(local(given.engine), given.workers)
 
     @property
     def _engine_options(self) -> dict[str, Any]:
-        workers = self._compute.workers if self._compute else None
         return {
-            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
-            "task": self.task,
+            "workers": self._local.workers,
+            "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
         }  # fmt: skip
 
     def run(
@@ -339,21 +344,17 @@ class Experiment:
             raise ConfigError(
                 "newcomers are compared with members, whose data are elsewhere: use a federation"
             )
-        workers = self._compute.workers if self._compute else None
-        local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)
+        local_run = replace(self, engine=self._local, folder=None)
         with local_run.open(members=[member]) as opened:
             return Reference.of(opened.settings[0], state)
 
-    @property
-    def _name(self) -> str:
-        return self._compute.engine if self._compute else "auto"
-
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""
+        task = self.fitted.task
         return NewcomerSetup(
-            setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
-            setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
-            self.privacy,
+            setting.method, Blueprint.of(self.model, self._module, self.members, task),
+            self._module, setting.plan, setting.seed, local(self._local.engine),
+            self._engine_options, task, setting.member, self.privacy,
         )  # fmt: skip
 
 
@@ -362,7 +363,7 @@ def run(
     method: Method,
     *,
     model: Model = "auto",
-    task: Task = Classification(),  # noqa: B008  (frozen)
+    task: Task | str = "auto",
     rounds: int = 30,
     plan: Plan = DEFAULT_PLAN,
     seed: int = 0,

@@ -7,6 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wecfl.bilevel.aggregation import Stay, robust
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
@@ -20,9 +22,12 @@ from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
+from wecfl.data.targets import count_targets
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
+from wecfl.tasks import Binary, Classification, parsed
+from wecfl.tasks.choice import asked_for
 
 __all__ = [
     "federation_of",
@@ -52,8 +57,22 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
         n=config.classes_per or (),
         groups=config.groups,
     )
-    data = pool or load_pool(config)
+    data = _for_task(pool or load_pool(config), config.task)
     return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
+
+
+def _for_task(data: Dataset, text: str) -> Dataset:
+    """The data set with labels if the task has classes, else with numbers, which no one shares out
+    by class.
+    """
+    task, _ = asked_for(text, data.y)
+    whole = data.y.astype(np.int64)
+    if not isinstance(task, Classification | Binary):
+        numbers = data.y.astype(np.float32)
+        return replace(data, y=numbers, classes=count_targets(numbers))
+    if data.y.ndim == 1 and data.y.dtype.kind == "f" and (whole == data.y).all():
+        return replace(data, y=whole, classes=count_targets(whole))
+    return data
 
 
 def load_pool(config: Config, progress: DownloadProgress | None = None) -> Dataset:
@@ -128,6 +147,7 @@ def options_of(config: Config) -> dict[str, Any]:
     return {
         "method": method_of(config),
         "model": config.model,
+        "task": config.task if config.task == "auto" else parsed(config.task),
         "rounds": config.rounds,
         "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
         "seed": config.seed,

@@ -73,7 +73,7 @@ def train(
     if experiment.measure.diagnostics:
         diagnostics = Diagnostics(
             setting, states[0], records[-1] if records else None,
-            logistic=is_logistic(newcomer_setup.module) and engine.task.kernel == "cross-entropy",
+            logistic=is_logistic(newcomer_setup.module) and engine.task.kernel == {"loss": "cross-entropy"},
         )  # fmt: skip
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
@@ -99,7 +99,8 @@ def train(
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
-        config = experiment.written or _described(experiment, setting)
+        about = experiment.written or _described(experiment, setting)
+        config = {**about, "task": experiment.fitted.text}
         for watcher in watchers:
             watcher.begin(config, env, clients)
             begun.append(watcher)

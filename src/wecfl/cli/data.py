@@ -22,7 +22,6 @@ from wecfl.cli.flags import (
 )
 from wecfl.config import PAPER_PARTITIONS
 from wecfl.data import datasets
-from wecfl.data.client_rows import class_counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.figures.partition import Panel, bars
@@ -107,7 +106,12 @@ def partition(
     pool = None if holds_clients(chosen) else terminal.load(chosen)
     for setting in settings:
         federation = federation_of(setting, pool)
-        held = class_counts(federation.y, federation.train, federation.classes)
+        held = federation.held
+        if held is None:
+            raise ConfigError(
+                f"{chosen.dataset} has no classes to show: its targets are numbers, and wecfl run "
+                "shares them out by size alone"
+            )
         title = chosen.dataset if holds_clients(chosen) else partition_words(setting.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])

@@ -217,7 +217,7 @@ def _work(
                     elsewhere += 1
                 else:
                     done += 1
-                    scores = outcome.get("error") or terminal.scores(outcome)
+                    scores = outcome.get("error") or terminal.scores(outcome, "accuracy")
                     terminal.show(f"{planned}: {scores}  {_duration(outcome['seconds'])}")
     except KeyboardInterrupt:
         terminal.say(f"interrupted; {done} finished runs are kept in {store.folder}")

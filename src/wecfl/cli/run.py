@@ -93,6 +93,8 @@ def run(
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
+    if reason := experiments[0].fitted.reason:
+        terminal.show(f"task: {reason}")
     if newcomers := experiments[0].kept_out:
         terminal.show(
             f"{len(newcomers)} of them are kept out of the training and assigned afterwards"

@@ -31,8 +31,10 @@ from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of, holds_clients, load_pool
 from wecfl.report.figures.files import AnyChart, save
+from wecfl.report.sentences import score_words
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
+from wecfl.runs.scores import scores_of
 
 __all__ = [
     "Bars",
@@ -76,15 +78,15 @@ def wide(table: RenderableType) -> None:
     Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
 
 
-def scores(record: Mapping[str, Any]) -> str:
-    """The accuracy and ARI of a record, in words.
+def scores(record: Mapping[str, Any], headline: str = "") -> str:
+    """The headline and the ARI of a record, in words; a stored result has to be told its headline.
 
-    >>> scores({"accuracy": 0.9, "ari": 1.0})
+    >>> scores({"accuracy": 0.9, "ari": 1.0, "clients": {"accuracy": [0.9]}})
     'accuracy 90.0 %  ARI 1.00'
     """
     ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
-    known = record["accuracy"] is not None
-    return f"accuracy {100 * record['accuracy']:.1f} %{ari}" if known else f"accuracy unknown{ari}"
+    headline = headline or scores_of(record)[0]
+    return score_words(headline, record[headline]) + ari
 
 
 def draw(chart: AnyChart, path: Path) -> None:
@@ -104,7 +106,7 @@ def federation(config: Config) -> Federation:
 
 
 class Bars:
-    """A progress bar for each run: its rounds, accuracy and agreement with the hidden groups.
+    """A progress bar for each run: its rounds, headline and agreement with the hidden groups.
 
     It is a context manager, and a `Watcher` of one run after the other.
     """

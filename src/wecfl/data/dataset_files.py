@@ -17,11 +17,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.types import Int
 from wecfl.data.samples import (
     Array,
     as_labels,
-    count_classes,
     data_errors,
     fill_pixels,
     holdout,
@@ -29,6 +27,7 @@ from wecfl.data.samples import (
     read_npz,
 )
 from wecfl.data.source import Dataset, Source
+from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded
 from wecfl.errors import DataError
 
 __all__ = [
@@ -48,7 +47,7 @@ HELD_OUT_SHARE = 0.2
 
 
 def _hold_out(
-    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
+    where: str, x: Array, y: Targets, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
 ) -> Dataset:
     """A data set from samples without a test set: the rows that are held out go to the end."""
     if len(y) < 2:
@@ -65,17 +64,19 @@ def read_npz_dataset(path: Path, test: float, seed: int) -> Dataset:
     arrays = read_npz(path)
     sides = [("x", "y"), ("x_test", "y_test")][: len(arrays) // 2]
     parts = [(f"{path} ({x})", np.atleast_1d(arrays[x])) for x, _ in sides]
-    labels = [
-        as_labels(f"{path} ({y})", arrays[y], len(part))
-        for (_, y), (_, part) in zip(sides, parts, strict=True)
+    targets = [
+        as_targets(f"{path} ({name})", y, len(part))
+        for (_, name), (_, part), y in zip(
+            sides, parts, encoded([arrays[y] for _, y in sides]), strict=True
+        )
     ]
     if empty := [where for where, part in parts if not len(part)]:
         raise DataError(f"{empty[0]}: no samples, expected at least one")
-    y = np.concatenate(labels)
-    classes = count_classes(y, f"{path}: ")
+    y = alike([(f"{path} ({name})", each) for (_, name), each in zip(sides, targets, strict=True)])
+    classes = count_targets(y)
     if len(parts) == 1:
         return _hold_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
-    return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
+    return Dataset(path.stem, pool(parts), y, len(targets[0]), classes)
 
 
 # digits

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from wecfl.core.types import F32, Int
+from wecfl.core.types import F32
+from wecfl.data.targets import Targets
 
 __all__ = ["Dataset", "Package", "Source"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Labelled samples, the training set first.
+    """Samples and their targets, the training set first.
 
     >>> from wecfl.data.datasets import load
     >>> digits = load("digits")
@@ -25,10 +26,11 @@ class Dataset:
     name: str
     x: F32
     """(n, …), the samples. The first `n_train` rows are for training, the others for testing."""
-    y: Int
-    """(n,), their labels, from 0 to classes − 1."""
+    y: Targets
+    """(n,), their labels, from 0 to classes − 1; or numbers, (n,) or (n, d)."""
     n_train: int
     classes: int
+    """C, the number of classes; of targets that are numbers, how many a sample has."""
 
 
 class Package(NamedTuple):

@@ -94,12 +94,11 @@ class BaseEngine(ABC):
         if batchnorm not in ("running", "batch"):
             raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
         self.layout = layout_of(model)
-        self.sizes: Int = federation.sizes
-        self._federation = federation
+        self.task, self._federation = task.fit(federation)
+        self.sizes: Int = self._federation.sizes
         self._model = deepcopy(model)
         self._batchnorm = batchnorm
         self._batch = batch
-        self.task = task
 
     @property
     @abstractmethod
@@ -109,7 +108,7 @@ class BaseEngine(ABC):
     @property
     def outputs(self) -> int:
         """How many numbers a model gives for a sample."""
-        return self._federation.classes
+        return self.task.outputs
 
     @abstractmethod
     def ask(

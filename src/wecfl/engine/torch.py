@@ -59,7 +59,8 @@ class TorchEngine(LocalEngine):
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
         super().__init__(federation, model, **options)
-        self._board = Board.shared(federation, self.layout)
+        federation = self._federation
+        self._board = Board.shared(federation, self.layout, self.outputs)
         self._channels_last = True
         worker = Worker(
             federation,
@@ -144,7 +145,6 @@ class TorchEngine(LocalEngine):
 
     def _check_fit(self) -> None:
         """Run one forward pass of one client, to refuse at once a model that does not fit."""
-        federation = self._federation
         self._board.models[0] = row_of(self._model)
         self._board.index[0] = 0
         for self._channels_last in (True, False):  # a forward with `x.view(…)` fails if True
@@ -153,8 +153,8 @@ class TorchEngine(LocalEngine):
                 return
         self.close()
         raise ModelError(
-            f"{type(self._model).__name__} does not turn samples of shape {federation.shape} into "
-            f"{federation.classes} logits: {problem}; use a model that fits the data"
+            f"{type(self._model).__name__} does not turn samples of shape {self._federation.shape} "
+            f"into {self.outputs} outputs: {problem}; use a model that fits the data"
         )
 
     def _each(self, work: str, clients: Int, **message: Any) -> None:

@@ -46,11 +46,11 @@ class Board:
     gradients: F32  # (m, trainable)
     clients: Int  # (m,), the clients that are asked
     index: Int  # (m,), the row of `models` a client is evaluated with
-    logits: F32  # (samples of all clients, C)
+    logits: F32  # (samples of all clients, outputs)
 
     @classmethod
-    def shared(cls, federation: Federation, layout: Layout) -> Board:
-        """The board for all clients of a federation, with models of this layout."""
+    def shared(cls, federation: Federation, layout: Layout, outputs: int) -> Board:
+        """The board for all clients, with models of this layout and so many outputs."""
         m, width, trainable = len(federation), layout.width, layout.trainable
         samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
         return cls(
@@ -65,7 +65,7 @@ class Board:
             gradients=_shared((m, trainable)),
             clients=_shared((m,), np.int64),
             index=_shared((m,), np.int64),
-            logits=_shared((samples, federation.classes)),
+            logits=_shared((samples, outputs)),
         )
 
 
@@ -192,7 +192,7 @@ class Worker:
         board, chosen = self.board, Samples(**samples)
         at = self.first[chosen.split][client]
         for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
-            if tuple(output.shape) != (len(rows), self.federation.classes):
+            if tuple(output.shape) != (len(rows), self.task.outputs):
                 raise ValueError(f"the output has shape {tuple(output.shape)}")
             board.logits[at : at + len(rows)] = output.numpy()
             at += len(rows)

@@ -18,6 +18,7 @@ from torch import nn
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Reply
+from wecfl.core.task import Task
 from wecfl.core.types import F32, Int, Split, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
@@ -67,7 +68,6 @@ class FlowerEngine:
     """
 
     name = "flower"
-    task = Classification()
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class FlowerEngine:
         roster: Roster,
         model: nn.Module,
         *,
+        task: Task | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
         min_clients: int = 1,
@@ -101,6 +102,7 @@ class FlowerEngine:
                 f"{len(roster)} clients: lower min-clients"
             )
         self.layout = layout_of(model)
+        self.task = task or Classification(roster.classes)
         self._grid, self._roster, self._model = grid, roster, model
         self._mailbox = Mailbox(grid, patience)
         self._quorum, self._min_clients = quorum, min_clients
@@ -201,7 +203,7 @@ class FlowerEngine:
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
                 elif declared[name].shape == ("tally",) and (
-                    why := self._complaint(made, i, split)
+                    why := self.task.complaint(made, self._held(i, split))
                 ):
                     self._report.refuse(self._roster.names[i], f"{job.program.name}: {why}")
                     outcome[i] = Reply.MALFORMED
@@ -209,13 +211,10 @@ class FlowerEngine:
                     rows[name][j] = made
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
 
-    def _complaint(self, tally: NDArray[Any], row: int, split: Split) -> str:
-        """What is wrong with a tally: a client can't test more samples than it joined with."""
+    def _held(self, row: int, split: Split) -> int:
+        """How many samples of a split a client joined with; it can't count more of them."""
         place = self._roster.places[row]
-        held = place.samples if split == "train" else place.tests or 0
-        if np.abs(tally).max(initial=0) > held or tally.sum() > held:
-            return f"it counts more than the {held} {split} samples that it joined with"
-        return self.task.complaint(tally)
+        return place.samples if split == "train" else place.tests or 0
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
@@ -232,7 +231,7 @@ class FlowerEngine:
     @property
     def outputs(self) -> int:
         """The number of outputs of the model."""
-        return self._roster.classes
+        return self.task.outputs
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""
@@ -381,7 +380,7 @@ class FlowerEngine:
         try:
             if isinstance(message, Refused):
                 raise message
-            place = read_hello(message, node, self.layout, self._roster.classes)
+            place = read_hello(message, node, self.layout, self.task)
             self._roster.join(place)
         except Refused as reason:
             self._report.refuse(f"node {node}", str(reason), message)

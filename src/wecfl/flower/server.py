@@ -19,12 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
 from wecfl.core.state import Reply, State
+from wecfl.core.task import Task
 from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
 from wecfl.flower.messages import reply_bytes
+from wecfl.flower.network_task import network_task
 from wecfl.flower.roster import ROSTER_FILE, Roster, RosterWriter
 from wecfl.from_config import options_of, written
 from wecfl.methods import options
@@ -39,7 +41,7 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
-    "attack", "attackers", "attack_strength", "engine", "workers", "model",
+    "attack", "attackers", "attack_strength", "engine", "workers", "model", "task",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 
@@ -87,8 +89,13 @@ class NetworkOptions(BaseModel):
     )
 
 
-def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
+def server_app(
+    make_model: MakeModel, *, classes: int | None = None, task: Task | str | None = None
+) -> ServerApp:
     """The server's side: it runs the method that the run's configuration names.
+
+    The task is a classification of so many `classes`, or the `task` that is given; the clients must
+    have the same one (`wecfl.flower.network_task`).
 
     The keys of the configuration are those of `wecfl run` that don't describe a simulation, and
     those of `wecfl.flower.server.NetworkOptions`. The variable `WECFL_ENROLLED` of the SuperLink's
@@ -102,7 +109,7 @@ def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
         log.addHandler(logging.StreamHandler(sys.stdout))
         listed = os.environ.get(ENROLMENT_VARIABLE)
         enrolment = Enrolment.read(Path(listed)) if listed else None
-        serve(grid, context.run_config, make_model, classes=classes, enrolment=enrolment)
+        serve(grid, context.run_config, make_model, classes=classes, task=task, enrolment=enrolment)
 
     return app
 
@@ -112,7 +119,8 @@ def serve(
     run_config: Mapping[str, Any],
     make_model: MakeModel,
     *,
-    classes: int,
+    classes: int | None = None,
+    task: Task | str | None = None,
     enrolment: Enrolment | None = None,
     **waits: float,
 ) -> Result:
@@ -121,19 +129,20 @@ def serve(
     With `enrolment`, only clients on that list take part, and the model must fit through the proxy.
     `waits` are the `poll`, `look_every`, `min_extra_wait` and `patience` of `FlowerEngine`.
     """
+    known_task = network_task(task, classes)
     network, config = read(run_config)
     out = Path(network.out)
     resume, known = ((out / name).is_file() for name in ("config.toml", ROSTER_FILE))
     about: dict[str, Any] = {
-        "classes": classes, "pinned": network.pin_nodes, "enrolment": enrolment
+        "classes": known_task.outputs, "pinned": network.pin_nodes, "enrolment": enrolment
     }  # fmt: skip
     m = network.clients
     roster = Roster.read(out, m, **about) if known else Roster(m, **about)
     chosen = options_of(config)
     method = chosen["method"]
-    model = make(make_model, shape=(), classes=classes, seed=config.seed)
+    model = make(make_model, shape=(), classes=known_task.outputs, seed=config.seed)
     engine = FlowerEngine(
-        grid, roster, model,
+        grid, roster, model, task=known_task,
         batchnorm=config.batchnorm,
         quorum=network.quorum, min_clients=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1,

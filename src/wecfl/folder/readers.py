@@ -120,7 +120,7 @@ def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
 
 
 def _client_count(record: Record) -> int:
-    return len(record["clients"]["accuracy"])
+    return len(next(values for values in record["clients"].values() if values is not None))
 
 
 def read_clients(path: Path) -> pd.DataFrame:

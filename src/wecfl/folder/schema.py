@@ -6,6 +6,7 @@ line, so that later code never meets a text where a number belongs.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -107,6 +108,15 @@ class ConfigSchema(Schema):
 # summary.json
 
 
+def _check_score(schema: Schema, name: str) -> None:
+    """Refuse a schema that does not hold this score as a number, or as None where it is unknown."""
+    if name not in schema.model_fields_set:
+        raise ValueError(f"it has no '{name}'")
+    value = getattr(schema, name)
+    if value is not None and not (isinstance(value, float | int) and isfinite(value)):
+        raise ValueError(f"the score {name} must be a finite number, got {value!r}")
+
+
 class PrivacySchema(Schema):
     """The privacy budget that clients have spent."""
 
@@ -121,8 +131,8 @@ class NewcomersSchema(Schema):
     clients: Count
     novel: Count
     right: Fraction | None
-    accuracy: Fraction | None
-    members: Fraction | None
+    accuracy: Fraction | None = None
+    members: FiniteNumber | None
     recall: Fraction | None
     false_alarms: Fraction | None
 
@@ -143,8 +153,13 @@ class SummarySchema(Schema):
     method: str
     k: ClusterCount
     rounds: Count
-    accuracy: Fraction | None
-    macro_f1: Fraction | None
+    scores: Annotated[dict[str, Literal["higher", "lower"]], Field(min_length=1)] = {
+        "accuracy": "higher", "macro_f1": "higher"
+    }  # fmt: skip
+    """The task's scores, the headline first, and which values are the good ones."""
+    accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    worst_decile: FiniteNumber | None = None
     ari: AgreementScore | None
     clusters: Count | None
     seconds: NonNegativeNumber
@@ -161,6 +176,8 @@ class SummarySchema(Schema):
     def _has_scores(self) -> Self:
         if self.rounds and self.clusters is None:
             raise ValueError(f"scores are missing after {self.rounds} rounds")
+        for name in self.scores:
+            _check_score(self, name)
         return self
 
 
@@ -171,19 +188,22 @@ class ClientScoresSchema(Schema):
     """One value per client in each list; more lists with `diagnostics`."""
 
     __pydantic_extra__: dict[str, list[float | None] | None]
-    accuracy: list[Fraction | None]
-    macro_f1: list[Fraction | None]
+    accuracy: list[Fraction | None] | None = None
+    macro_f1: list[Fraction | None] | None = None
     lr: list[float] | None = None
     lr_bound_1: list[float | None] | None = None
     lr_bound_2: list[float | None] | None = None
 
     @model_validator(mode="after")
     def _has_all_clients(self) -> Self:
-        for name, values in dict(self).items():
-            if values is not None and len(values) != len(self.accuracy):
+        lists = {name: values for name, values in dict(self).items() if values is not None}
+        if not lists:
+            raise ValueError("clients holds no score")
+        count = len(next(iter(lists.values())))
+        for name, values in lists.items():
+            if len(values) != count:
                 raise ValueError(
-                    f"{name} has {len(values)} values, expected one for each of the "
-                    f"{len(self.accuracy)} clients"
+                    f"{name} has {len(values)} values, expected one for each of the {count} clients"
                 )
         return self
 
@@ -208,8 +228,10 @@ class RoundSchema(Schema):
 
     __pydantic_extra__: dict[str, MeasuredList | dict[str, MeasuredList | dict[str, MeasuredValue]]]
     round: Annotated[Count, Field(ge=1)]
-    accuracy: Fraction | None
-    macro_f1: Fraction | None
+    accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    worst_decile: FiniteNumber | None = None
+    cluster_scores: list[float | None] = []
     network: dict[str, Any] = {}
     ari: AgreementScore | None
     clusters: Count
@@ -223,6 +245,11 @@ class RoundSchema(Schema):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
+        known = {**dict(self.clients)}.keys() & self.model_fields_set
+        if not known:
+            raise ValueError("it has no score that its clients have too")
+        for name in known:
+            _check_score(self, name)
         if self.F and set(self.F) != set("LEM"):
             raise ValueError("F must hold the steps L, E and M, or none")
         if self.R and set(self.R) != set("LD"):
@@ -258,20 +285,22 @@ class ClientRowSchema(Schema):
 class ClientSchema(ClientRowSchema):
     """A line of `clients.csv`. It has no scores if no round was completed."""
 
+    __pydantic_extra__: dict[str, Annotated[float | None, EmptyAsNone]]
     refused: Count = 0
-    accuracy: Annotated[Fraction | None, EmptyAsNone] = 0.0
-    macro_f1: Annotated[Fraction | None, EmptyAsNone] = 0.0
+    accuracy: Annotated[Fraction | None, EmptyAsNone] = None
+    macro_f1: Annotated[Fraction | None, EmptyAsNone] = None
 
 
 class NewcomerSchema(ClientRowSchema):
     """A line of `newcomers.csv`."""
 
+    __pydantic_extra__: dict[str, Annotated[float | None, EmptyAsNone]]
     confidence: Annotated[Fraction | None, EmptyAsNone]
     distance: NonNegativeNumber
     limit: Annotated[NonNegativeNumber | None, EmptyAsNone]
     novel: bool
-    accuracy: Fraction
-    macro_f1: Fraction
+    accuracy: Annotated[Fraction | None, EmptyAsNone] = None
+    macro_f1: Annotated[Fraction | None, EmptyAsNone] = None
 
 
 class ClientPlaceSchema(Schema):

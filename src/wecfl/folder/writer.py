@@ -295,7 +295,8 @@ def _check_same(
     saved: Manifest, path: Path, *, config: Mapping[str, Any], data: str, engine: str
 ) -> None:
     """Refuse to resume with other choices or other data than the run began with."""
-    defaults = Config().toml()  # of choices that did not exist yet when the run began
+    # Of choices that did not exist yet when the run began: then every task was a classification.
+    defaults = Config().toml() | {"task": "classification"}
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
         if was != now:

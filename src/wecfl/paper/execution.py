@@ -34,6 +34,8 @@ __all__ = ["perform"]
 
 AVERAGED_ROUNDS = 3
 """The number of last rounds that the paper's tables average, and whose models a vote needs."""
+STORED_SCORES = ("accuracy", "macro_f1", "ari")
+"""The scores that the paper's tables show."""
 
 
 def perform(
@@ -95,11 +97,12 @@ def _scores(records: Sequence[Record]) -> StoredResult:
     """The means of the last rounds, and the curves."""
     curve = {
         key: [None if record[key] is None else round(record[key], 5) for record in records]
-        for key in ("round", "accuracy", "macro_f1", "ari", "clusters")
+        for key in ("round", *STORED_SCORES, "clusters")
     }
     means = {
         key: None if mean is None else round(mean, 6)
         for key, mean in last_rounds(records, AVERAGED_ROUNDS).items()
+        if key in STORED_SCORES
     }
     return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
 

@@ -33,6 +33,7 @@ from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
+from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
@@ -40,6 +41,7 @@ from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
 from wecfl.models import Module, Vote, fill
 from wecfl.runs.blueprint import Blueprint
+from wecfl.tasks import Classification
 
 __all__ = [
     "NO_WHOLE_MODELS",
@@ -83,12 +85,21 @@ class Assignment:
     """The distance from its cluster, or the loss of the cluster's model."""
     limit: float | None
     """The distance beyond which a client is novel; None if no cluster has two members."""
-    accuracy: float
-    """The accuracy of the cluster's model on the data that were held out."""
-    macro_f1: float
+    scores: Mapping[str, float]
+    """The task's scores of the cluster's model on the data that were held out."""
     by: By
     model: Module
     """The model of its cluster, ready to predict."""
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classification on the data that were held out."""
+        return self.scores["accuracy"]
+
+    @property
+    def macro_f1(self) -> float:
+        """The macro-F1 of a classification on the data that were held out."""
+        return self.scores["macro_f1"]
 
     @property
     def novel(self) -> bool:
@@ -107,7 +118,8 @@ class NewcomerSetup:
     seed: int
     engine: Literal["auto", "native", "torch"]
     options: Mapping[str, Any]
-    """The options of the engine."""
+    """The options of the engine, but for the task."""
+    task: Task = Classification()  # noqa: RUF009  (frozen)
     member: int = 0
     privacy: Privacy | None = None
 
@@ -117,7 +129,7 @@ class NewcomerSetup:
         channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner: Engine = engine or stack.enter_context(
-                make_engine(self.engine, federation, self.module, **self.options)
+                make_engine(self.engine, federation, self.module, task=self.task, **self.options)
             )
             yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
 
@@ -203,7 +215,7 @@ class Assigner:
         kind, seed = self.setup.blueprint, self.setup.seed
         newcomer = Federation.from_arrays(
             [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
-            classes=kind.classes, names=[name], seed=seed,
+            names=[name], seed=seed,
         )  # fmt: skip
         if newcomer.shape != kind.shape:
             raise DataError(
@@ -228,7 +240,6 @@ class Assigner:
             stack = models[0] if len(models) == 1 else np.moveaxis(models, 0, 1)
             table = tallies(setting.engine, stack, "test")
             scores = setting.engine.task.scores(table)
-        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
         return [
             Assignment(
                 client=newcomers.names[i],
@@ -237,8 +248,7 @@ class Assigner:
                 confidence=_confidence(far[i]),
                 distance=float(far[i].min()),
                 limit=self.reference.limit(by),
-                accuracy=float(accuracy[i]),
-                macro_f1=float(macro_f1[i]),
+                scores={name: float(each[i]) for name, each in scores.items()},
                 by=by,
                 model=self.model(int(nearest[i])),
             )

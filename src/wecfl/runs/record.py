@@ -21,6 +21,7 @@ from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.json_values import json_number
+from wecfl.runs.scores import kind_of
 from wecfl.runs.simulated_attack import SimulatedAttack
 
 __all__ = [
@@ -49,12 +50,15 @@ RECORD_KEYS = {
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
+    "worst_decile": "mean of the first score over the tenth of the clients that fares worst",
+    "cluster_scores": "the first score of each cluster, from the tallies of its clients together",
     "clients": "accuracy and macro_f1 of each client",
 }
-"""The keys of a record, and what they mean."""
+"""The keys of a record, and what they mean. `accuracy` and `macro_f1` are the scores of a
+classification; another task has its own in their place (`wecfl.tasks`)."""
 
 CONDITION_KEYS = {
-    "before": "accuracy and macro_f1 before local adaptation, if the method adapts models",
+    "before": "the scores before local adaptation, if the method adapts models",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
     "network": "over a network: who joined, what was refused and why, how many replies came late, "
     "and the privacy budget that was spent",
@@ -139,15 +143,15 @@ class Recorder:
         task = self._engine.task
         tables = self._scores(states) if self._scored(state.round) else {}
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
-        scores = task.scores(tables.pop("after", nothing))
-        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
+        tally = tables.pop("after", nothing)
+        scores = task.scores(tally)
+        headline = next(iter(scores))
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._apart
         record: Record = {
             "round": state.round,
-            "accuracy": metrics.weighted(accuracy, counted),
-            "macro_f1": metrics.weighted(macro_f1, counted),
+            **{name: _mean(each, counted) for name, each in scores.items()},
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
@@ -158,15 +162,17 @@ class Recorder:
                 for name, steps in self._values.items()
             },
             "seconds": {},
-            "clients": {
-                "accuracy": _known(accuracy),
-                "macro_f1": _known(macro_f1),
-            },
+            "worst_decile": json_number(
+                metrics.worst_decile(scores[headline][counted > 0], lower=headline in task.lower)
+            ),
+            "cluster_scores": _known(
+                headline, task.scores(_pooled(tally, state.labels, len(sizes)))[headline]
+            ),
+            "clients": {name: _known(name, each) for name, each in scores.items()},
         }
         for moment, table in tables.items():
             record[moment] = {
-                name: metrics.weighted(values, counted)
-                for name, values in task.scores(table).items()
+                name: _mean(values, counted) for name, values in task.scores(table).items()
             }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
@@ -232,9 +238,22 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
     return rows[0] if len(rows) == 1 else np.stack(rows)
 
 
-def _known(scores: F64) -> list[float | None]:
-    """Scores in six digits; None where a score is unknown."""
-    return [json_number(score, decimals=6) for score in scores]
+def _mean(scores: F64, sizes: Int) -> float | None:
+    """The weighted mean; None where no client has a score, or one of them is infinite."""
+    return json_number(metrics.weighted(scores, sizes))
+
+
+def _pooled(tallies: F64, labels: Int, k: int) -> F64:
+    """(K, …), the tallies of each cluster's clients, added up."""
+    pooled = np.zeros((k, *tallies.shape[1:]))
+    np.add.at(pooled, labels, tallies)
+    return pooled
+
+
+def _known(name: str, scores: F64) -> list[float | None]:
+    """Scores in six digits, those of shares behind the point; None where a score is unknown."""
+    digits = {"decimals": 6} if kind_of(name).percent else {"significant": 6}
+    return [json_number(score, **digits) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:

@@ -14,6 +14,7 @@ from wecfl.methods import components, structure
 from wecfl.models import MODELS
 from wecfl.resolve import resolve
 from wecfl.runs.record import Record
+from wecfl.tasks.choice import TASKS
 from wecfl.theory.verdicts import Assumption
 
 __all__ = ["RunEvidence", "assumptions"]
@@ -26,6 +27,8 @@ class RunEvidence:
     title: str
     records: list[Record]
     model: str
+    task: str
+    """The task by name and options."""
     steps: int
     """Q, the number of local steps in a round."""
     plan: dict[str, Any]
@@ -54,6 +57,7 @@ class RunEvidence:
             f"seed {summary['seed']}",
             records=records,
             model=config.get("model", ""),
+            task=config.get("task", "classification"),
             steps=plan["steps"],
             plan=plan,
             components=words,
@@ -166,8 +170,12 @@ def _one_loss(run: RunEvidence) -> Assumption:
 
 
 def _convex(run: RunEvidence) -> Assumption:
-    if run.model == "logistic":
-        return Assumption("convex", True, "logistic regression")
+    convex_loss = run.task.partition("(")[0] in TASKS and "gamma" not in run.task
+    if run.model == "logistic" and convex_loss:
+        linear = f"a linear model, {run.task}"
+        return Assumption(
+            "convex", True, "logistic regression" if run.task == "classification" else linear
+        )
     curvatures = [
         (record["theory"]["curvature"], record["round"])
         for record in run.measured

@@ -13,6 +13,7 @@ from typing import Any, Unpack, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from wecfl import memory, rng
@@ -75,7 +76,8 @@ class NativeEngine(LocalEngine):
                 "installed"
             )
         super().__init__(federation, model, **options)
-        if self.task.kernel != "cross-entropy":
+        federation = self._federation
+        if self.task.kernel is None:
             raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
         self._layers = chain(self._model, self.layout)
         try:
@@ -83,6 +85,7 @@ class NativeEngine(LocalEngine):
         except ValueError as error:  # from `native/planner.cpp`: the layer and the rule it breaks
             raise Unsupported(str(error)) from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
+        self._y = np.ascontiguousarray(federation.y)
         self._check_kernels(isa)
 
     @property
@@ -125,7 +128,7 @@ class NativeEngine(LocalEngine):
             lesson.momentum,
             lesson.weight_decay,
             self._x,
-            federation.y,
+            self._y,
             np.array(busy),
             index,
             offsets,
@@ -139,7 +142,7 @@ class NativeEngine(LocalEngine):
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         rows = self._rows(samples, clients)
-        out = np.empty((sum(map(len, rows)), self._federation.classes), np.float32)
+        out = np.empty((sum(map(len, rows)), self.outputs), np.float32)
         self._evaluate("logits", (models, which, self._x), rows, out)
         return out
 
@@ -147,7 +150,7 @@ class NativeEngine(LocalEngine):
         which = np.arange(len(clients))
         rows = self._rows(samples, clients)
         out = np.empty((len(rows), self.layout.trainable), np.float32)
-        self._evaluate("gradients", (models, which, self._x, self._federation.y), rows, out)
+        self._evaluate("gradients", (models, which, self._x, self._y), rows, out)
         return out
 
     def _evaluate(self, work: str, given: Sequence[Any], rows: list[Int], out: F32) -> None:
@@ -169,10 +172,11 @@ class NativeEngine(LocalEngine):
         return _native.Runner(
             [_native.Layer(**layer) for layer in layers],
             list(self._federation.shape),
-            self._federation.classes,
+            self.outputs,
             self.layout.trainable,
             self.layout.width,
             isa,
+            **(self.task.kernel or {}),
         )
 
     def _call(self, work: str, *arguments: Any) -> None:
@@ -189,10 +193,12 @@ class NativeEngine(LocalEngine):
         runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")
         x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
-        y = draws.integers(0, self._federation.classes, len(x))
+        y: NDArray[Any] = draws.integers(0, self.outputs, len(x))
+        if self.task.kernel == {"loss": "squares"}:
+            y = draws.normal(size=(len(x), self.outputs)).astype(np.float32)
         start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
-        logits = np.empty((len(x), self._federation.classes), np.float32)
+        logits = np.empty((len(x), self.outputs), np.float32)
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(
@@ -211,7 +217,7 @@ class NativeEngine(LocalEngine):
         except Exception as error:
             one_line = " ".join(str(error).split())
             raise Unsupported(f"the model can't run on the samples ({one_line})") from None
-        torch.autograd.backward(nn.functional.cross_entropy(output, torch.from_numpy(y)))
+        torch.autograd.backward(self.task.objective(output, torch.from_numpy(y)))
         with torch.no_grad():  # torch.optim would import its compiler, which takes seconds
             for parameter in module.parameters():
                 if parameter.grad is not None:

@@ -73,6 +73,7 @@ class RayEngine(BaseEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(federation, model, **options)
+        federation = self._federation
         if address is not None:
             check_address(address)
         self._ray = imported(loopback=address is None)

@@ -18,24 +18,25 @@ from wecfl.report.page.line_charts import (
     line_chart,
     stroke,
 )
+from wecfl.report.tables.results import MAX_SHOWN_SCORES
 from wecfl.runs.json_values import leaves
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS, Record
+from wecfl.runs.scores import scores_of
 
 __all__ = ["Chart", "choice_charts", "objective_charts"]
 
 MAX_DRAWN_CHOICES = 6
 """The largest number of rounds whose choice of K is drawn."""
 DESCRIPTIONS = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
-SCORES = ("accuracy", "macro_f1")
 SHOWN_ELSEWHERE = {
     "round",
-    *SCORES,
     "ari",
     "nmi",
     "clusters",
     "sizes",
     "seconds",
     "clients",
+    "cluster_scores",
     "notes",
 }
 """Keys of a record that are not drawn here: the page shows them in other ways."""
@@ -61,8 +62,9 @@ def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart
     for make_chart in (_r_chart, _b_chart, _rate_chart):
         first += make_chart(records, rounds)
     more = []
+    curves = {name for record in records for name in scores_of(record)[:MAX_SHOWN_SCORES]}
     for key in dict.fromkeys(key for record in records for key in record):
-        if key not in SHOWN_ELSEWHERE | OBJECTIVES:
+        if key not in SHOWN_ELSEWHERE | OBJECTIVES | curves:
             for name, values in _series([record.get(key) for record in records]).items():
                 more += _drawn(
                     f"{key} {name}".strip(), {name: values}, rounds, DESCRIPTIONS.get(key, "")
