@@ -57,7 +57,7 @@ def test_a_tally_of_nonsense_is_refused(name: str) -> None:
     honest = task.tally(outputs, targets, np.zeros(40, int), 1)[0]
     assert task.complaint(honest, 40) == ""
     assert "39" in task.complaint(honest, 39)  # more samples than a client can hold
-    for factor in (-1.0, 0.51):
+    for factor in (-1.0, 0.51, 1e300):  # the sum of the last one is beyond all numbers
         assert task.complaint(factor * honest, 10**9)
     if isinstance(task, Regression):
         for column in (1, 4):  # errors and targets whose sums no numbers have

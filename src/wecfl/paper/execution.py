@@ -99,10 +99,9 @@ def _scores(records: Sequence[Record]) -> StoredResult:
         key: [None if record[key] is None else round(record[key], 5) for record in records]
         for key in ("round", *STORED_SCORES, "clusters")
     }
+    last = last_rounds(records, AVERAGED_ROUNDS)  # without scores if the first round diverged
     means = {
-        key: None if mean is None else round(mean, 6)
-        for key, mean in last_rounds(records, AVERAGED_ROUNDS).items()
-        if key in STORED_SCORES
+        key: None if (mean := last.get(key)) is None else round(mean, 6) for key in STORED_SCORES
     }
     return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
 

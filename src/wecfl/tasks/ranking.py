@@ -37,6 +37,7 @@ TENTHS = np.log(np.arange(1, 10) / np.arange(9, 0, -1))
 EDGES: F64 = np.unique(np.concatenate([np.round(np.arange(-120, 121) / 10, 1), TENTHS]))
 """The edges of the bins of the logits; a logit on an edge belongs to the bin above it."""
 BIN_COUNT = len(EDGES) + 1
+"""Bins of a histogram; the first and the last one have no end."""
 TENTH_OF_BIN: Int = np.searchsorted(TENTHS, np.append(-np.inf, EDGES), side="right")
 """(bins,), in which tenth of p each bin lies."""
 ROUNDING_SLACK = 1e-9
@@ -132,8 +133,9 @@ def wrong_histograms(found: F64, most: int) -> str:
     counts = found[:, :2]
     if (counts < 0).any() or (counts != np.floor(counts)).any():
         return "counts must be whole numbers and not negative"
-    samples = counts.sum(axis=(1, 2))
-    if (samples != samples[:1]).any() or (samples > most).any():
+    too_many = (counts > most).any()  # single counts first, so that sums can't overflow
+    samples = np.zeros(1) if too_many else counts.sum(axis=(1, 2))
+    if too_many or (samples != samples[:1]).any() or (samples > most).any():
         return f"every question must have the same number of samples, and at most {most}"
     limits = counts.sum(axis=1) * (1 + ROUNDING_SLACK)
     if (found[:, 2:] < 0).any() or (found[:, 2:] > limits[:, None]).any():

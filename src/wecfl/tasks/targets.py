@@ -71,7 +71,8 @@ def wrong_counts(counts: F64, most: int) -> str:
     """What is wrong with the counts of one client, who can't hold more than `most` samples."""
     if (counts < 0).any() or (counts != np.floor(counts)).any():
         return "counts must be whole numbers and not negative"
-    return f"it counts more than {most} test samples" if counts.sum() > most else ""
+    too_many = (counts > most).any() or counts.sum() > most  # single counts first: no overflow
+    return f"it counts more than {most} test samples" if too_many else ""
 
 
 def _check_columns(y: NDArray[Any], columns: int | None) -> None:
