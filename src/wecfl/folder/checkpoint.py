@@ -7,8 +7,8 @@ A checkpoint is two files in `checkpoints/`:
   `J.cluster.NAME`, `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not
   end with D;
 - ``000012.json``: the manifest, which is written last and makes the checkpoint valid. It holds the
-  format, the round, size and SHA-256 of the first file, the lengths of the files that grow from
-  round to round, what was run, and a SHA-256 of all that.
+  format, the round, size and SHA-256 of the first file, length and SHA-256 of the files that grow
+  from round to round, what was run, and a SHA-256 of all that.
 
 Each file is written under another name, flushed to the disk and renamed. The last two checkpoints
 are kept: if the newest was damaged later on, the one before it is used.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ __all__ = [
     "write",
 ]
 
-FOLDER_FORMAT = 2
+FOLDER_FORMAT = 3
 """The format of run folders. Folders without a number are older and have no checkpoints. Before
-format 2 a state was not sorted by owner."""
+format 2 a state was not sorted by owner; before format 3 `Manifest.digests` did not exist."""
 KEPT_CHECKPOINTS = 2
 """The number of checkpoints that are kept."""
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -68,6 +68,8 @@ class Manifest:
     """The fingerprint of the clients' data."""
     config: dict[str, Any]
     """The content of `config.toml`."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """The SHA-256, up to this round, of the files that grow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +106,7 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
 def tidy(folder: Path) -> None:
     """Delete the checkpoints before the last two, and what a crash left of others."""
     place = folder / CHECKPOINTS_FOLDER
-    for file in sorted(place.glob("*.json"))[:-KEPT_CHECKPOINTS]:
+    for file in _manifests(folder)[:-KEPT_CHECKPOINTS]:
         file.unlink()
     names = {file.stem for file in place.glob("*.json")}
     for file in place.glob(f"*.safetensors*{TEMPORARY_SUFFIX}"):
@@ -120,8 +122,7 @@ def latest(folder: Path) -> Checkpoint | None:
     A checkpoint is used whole or not at all: if its files are damaged, the one before it is used.
     """
     damaged: list[str] = []
-    files = sorted((folder / CHECKPOINTS_FOLDER).glob("*.json"), reverse=True)
-    for file in files:
+    for file in reversed(_manifests(folder)):
         try:
             manifest = _manifest(file)
             states = tuple(_states(manifest, file.with_suffix(".safetensors")))
@@ -135,6 +136,12 @@ def latest(folder: Path) -> Checkpoint | None:
             f"start the run again in another folder"
         )
     return None
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """The manifests of a run folder, by round: from round 10⁶ on names are longer."""
+    found = (folder / CHECKPOINTS_FOLDER).glob("*.json")
+    return sorted(found, key=lambda file: (len(file.stem), file.stem))
 
 
 def check_format(number: object, where: Path) -> None:
