@@ -17,13 +17,14 @@ from threadpoolctl import threadpool_info
 from torch import Tensor, nn
 
 from helpers import same_bits
-from wecfl import Federation, Folder, Plan, memory, methods, run
+from wecfl import Compute, Federation, Folder, Plan, memory, methods, run
 from wecfl.bilevel.threads import one_thread
 from wecfl.errors import WecflError
+from wecfl.options import EngineName
 from wecfl.runs.result import Result
 
 ENGINES = pytest.mark.parametrize("engine", ["native", "torch"])
-PAUSE = 0.01
+PAUSE = 0.002
 """Seconds in which the other threads get on."""
 
 
@@ -33,8 +34,12 @@ class Slow(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         self.first = nn.Linear(features, 4)
-        time.sleep(PAUSE)
+        self.reset_parameters()
         self.last = nn.Linear(4, classes)
+
+    def reset_parameters(self) -> None:
+        """Before those of the layers."""
+        time.sleep(PAUSE)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x.flatten(1))
@@ -42,12 +47,14 @@ class Slow(nn.Module):
         return self.last(torch.relu(hidden))  # type: ignore[no-any-return]
 
 
-def slow_run(fed: Federation, seed: int = 0, **options: Any) -> Result:
+def slow_run(
+    fed: Federation, seed: int = 0, engine: EngineName = "native", **options: Any
+) -> Result:
     features = int(np.prod(fed.shape))
     plan = Plan(steps=2, lr=0.05)
     return run(
-        fed, methods.wecfl(k=2), model=lambda: Slow(features, fed.classes), rounds=2, plan=plan,
-        seed=seed, **{"engine": "native", **options},
+        fed, methods.ifca(k=2), model=lambda: Slow(features, fed.classes), rounds=2, plan=plan,
+        seed=seed, engine=Compute(engine, workers=1), **options,
     )  # fmt: skip
 
 
@@ -75,8 +82,10 @@ def in_a_fork(work: Callable[[], None]) -> str:
 
 
 @ENGINES
-def test_runs_in_threads_come_to_the_bits_that_each_has_alone(engine: str, fed: Federation) -> None:
-    seeds = range(4)
+def test_runs_in_threads_come_to_the_bits_that_each_has_alone(
+    engine: EngineName, fed: Federation
+) -> None:
+    seeds = range(3)
     alone = [slow_run(fed, seed, engine=engine) for seed in seeds]
     together = Barrier(len(seeds))
 
@@ -118,34 +127,42 @@ def test_memory_is_not_given_to_two_threads() -> None:
     """Arrays of a few sizes, so that threads look for the same blocks."""
 
     def work(number: int) -> None:
-        for turn in range(300):
+        for turn in range(5000):
             shape = (1 + (number + turn) % 3, 1 << 20)
-            array = memory.empty(shape)
-            array[:, :8] = number
-            time.sleep(0)
-            assert array.shape == shape
-            assert (array[:, :8] == number).all()
+            one, two = memory.empty(shape), memory.empty(shape)
+            one[0, 0], two[0, 0] = number, turn
+            assert one.shape == two.shape == shape
+            assert (one[0, 0], two[0, 0]) == (number, turn)
 
     patient = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(work, range(4)))
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(work, range(8)))
     finally:
         sys.setswitchinterval(patient)
 
 
 @ENGINES
-def test_a_run_after_a_fork(engine: str, fed: Federation) -> None:
-    """In a process whose threads torch has used: they are gone in the child."""
-    alone = slow_run(fed, engine=engine)
-    torch.mm(torch.rand(512, 512), torch.rand(512, 512))
-    assert in_a_fork(lambda: same_bits(alone, slow_run(fed, engine=engine))) == ""
+def test_a_run_after_a_fork(engine: EngineName, fed: Federation) -> None:
+    """Where torch has used threads, which are gone in the child, and would use them again."""
+    model = nn.Sequential(nn.Linear(6, 20_000), nn.ReLU(), nn.Linear(20_000, fed.classes))
+
+    def result() -> Result:
+        return run(fed, methods.fedavg, model=model, rounds=1, plan=Plan(steps=1), engine=engine)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone = result()
+        assert in_a_fork(lambda: same_bits(alone, result())) == ""
+    finally:
+        torch.set_num_threads(before)
 
 
 @ENGINES
 def test_a_run_that_is_forked_goes_on_in_the_parent_alone(
-    engine: str, fed: Federation, tmp_path: Path
+    engine: EngineName, fed: Federation, tmp_path: Path
 ) -> None:
     alone, forks = slow_run(fed, engine=engine), list[int]()
 
@@ -166,7 +183,9 @@ def test_a_run_that_is_forked_goes_on_in_the_parent_alone(
 
 
 @ENGINES
-def test_runs_one_inside_the_other_and_one_after_another(engine: str, fed: Federation) -> None:
+def test_runs_one_inside_the_other_and_one_after_another(
+    engine: EngineName, fed: Federation
+) -> None:
     """As in a notebook: cells run one after another, and a cell may start a run in a callback."""
     alone = [slow_run(fed, seed, engine=engine) for seed in (0, 1)]
     state, inner = torch.get_rng_state(), []
