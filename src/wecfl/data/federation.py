@@ -16,7 +16,7 @@ from wecfl.core.types import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
 from wecfl.data.partition import Partition
-from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz
+from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError, DataError, PartitionError
 
@@ -217,7 +217,7 @@ class Federation:
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
-        clients = [read_npz(file) for file in files]
+        clients = read_npz_files(files)
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):
             raise DataError(

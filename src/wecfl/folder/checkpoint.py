@@ -30,6 +30,7 @@ from wecfl.core.state import State
 from wecfl.core.types import under
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors
+from wecfl.inputs import RefusedFileError, check_fits, check_regular
 
 __all__ = [
     "FOLDER_FORMAT",
@@ -207,6 +208,7 @@ def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, An
 def _manifest(file: Path) -> Manifest:
     """The manifest in a file. Its checksum says that we wrote it, so only this much is checked."""
     try:
+        check_regular(file)
         signed = json.loads(file.read_bytes())
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
@@ -224,6 +226,8 @@ def _manifest(file: Path) -> Manifest:
 def _states(manifest: Manifest, file: Path) -> Iterator[State]:
     """The states in a file whose size and checksum are those of the manifest."""
     try:
+        check_regular(file)
+        check_fits(manifest.bytes)
         if file.stat().st_size != manifest.bytes:
             raise RunFolderError(
                 f"{file} is damaged ({file.stat().st_size} bytes, expected {manifest.bytes})"
@@ -232,6 +236,8 @@ def _states(manifest: Manifest, file: Path) -> Iterator[State]:
             if file_digest(content, "sha256").hexdigest() != manifest.sha256:
                 raise RunFolderError(f"{file} is damaged (its checksum differs)")
         arrays = load_file(file)
+    except RefusedFileError as error:
+        raise RunFolderError(f"can't read {file}: {error}") from None
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
     for j in range(manifest.members):
