@@ -17,6 +17,7 @@ programs are Flower's own, and each has a keeper (`wecfl.deploy.processes`).
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -48,6 +49,9 @@ CONNECTION_NAME = "federation"
 
 FLOWER_LINE_STARTS = ("\n", "\x1b[92mINFO", "Using SuperLink", "Successfully installed")
 """Lines of a run's log that begin so are Flower's, not the server app's."""
+
+FLOWER_LEVEL = re.compile(r"^\x1b\[\d+m(\w+)\s*\x1b\[0m")
+"""The level of a line, which Flower colors."""
 
 START_TIMEOUT_SECONDS = 90.0
 """A server must listen on its port within this time."""
@@ -185,7 +189,7 @@ class Deployment:
             assert log.stdout is not None
             for line in log.stdout:
                 if not line.startswith(FLOWER_LINE_STARTS):
-                    show(line.rstrip())
+                    show(FLOWER_LEVEL.sub(r"\1", line.rstrip()))
         if log.returncode:
             return "lost with the SuperLink"
         while not (status := self._status(number)).startswith("finished"):

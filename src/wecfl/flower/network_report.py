@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 from flwr.app import Message
 
 from wecfl.channel.privacy import Privacy
-from wecfl.errors import printable
 from wecfl.flower.ledger import append_line
+from wecfl.printing import log, printable
 
 __all__ = ["NetworkReport"]
 
 MAX_REASON_CHARACTERS = 300
-
-log = logging.getLogger("wecfl")
 
 
 class NetworkReport:

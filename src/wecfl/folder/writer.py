@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,7 @@ from wecfl.folder.lock import LOCK_FILE, Lock
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
 from wecfl.folder.parsing import folder_errors
 from wecfl.folder.readers import read_environment, resume_command
+from wecfl.printing import log
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ CHANGEABLE_KEYS = (
 )  # fmt: skip
 """The choices that may change when a run is resumed. (`structure` repeats what `components` says,
 and older folders do not have it.)"""
+
+CSV_LINE_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
+"""A quoted cell, which is kept, or the end of a line. Lines are made to end in both characters,
+because only then a name that holds one of them is quoted."""
 
 LARGE_STATE_BYTES = 1 << 28
 """Bytes of state above which a round waits until its checkpoint is written. A smaller checkpoint
@@ -146,9 +151,7 @@ class RunFolder:
                 self._lock.drop()
                 raise
             for problem in self._saved.damaged if self._saved else ():
-                logging.getLogger("wecfl").warning(
-                    "wecfl: %s: going on from an earlier checkpoint", problem
-                )
+                log.warning("wecfl: %s: going on from an earlier checkpoint", problem)
         else:
             check_new_folder(self.path)
         return self
@@ -194,8 +197,7 @@ class RunFolder:
                 self._growing["assignments.csv"].add(_csv_line(["round", *clients.names]))
                 if (held := clients.held) is not None:
                     index = pd.Index(clients.names, name="client")
-                    table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
-                    self._write("classes.csv", table)
+                    self._write("classes.csv", _csv_table(pd.DataFrame(held.T, index)))
             ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
             for old in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
                 old.unlink(missing_ok=True)
@@ -227,9 +229,9 @@ class RunFolder:
             replace_tensors(self.path / "models.safetensors", result.tensors, about)
             if result.reference:
                 write_reference(result.reference, self.path)
-            self._write("clients.csv", result.clients.to_csv(index=False))
+            self._write("clients.csv", _csv_table(result.clients, index=False))
             if result.newcomers is not None:
-                self._write("newcomers.csv", result.newcomers.to_csv(index=False))
+                self._write("newcomers.csv", _csv_table(result.newcomers, index=False))
             summary = {"format": FOLDER_FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
@@ -302,7 +304,7 @@ def _check_same(
             f"{path} can't be resumed: its clients hold other data than when it began"
         )
     if saved.engine != engine:
-        logging.getLogger("wecfl").warning(
+        log.warning(
             "wecfl: %s began with the engine %s and goes on with %s: numbers may differ in the "
             "last digits from those of an uninterrupted run", path, saved.engine, engine,
         )  # fmt: skip
@@ -315,8 +317,16 @@ def toml(config: Mapping[str, Any]) -> str:
 
 def _csv_line(cells: Sequence[object]) -> str:
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    csv.writer(text).writerow(cells)
+    return CSV_LINE_END.sub(_newline, text.getvalue())
+
+
+def _csv_table(frame: pd.DataFrame, *, index: bool = True) -> str:
+    return CSV_LINE_END.sub(_newline, frame.to_csv(index=index, lineterminator="\r\n"))
+
+
+def _newline(found: re.Match[str]) -> str:
+    return found[1] or "\n"
 
 
 def _json(value: object, indent: int | None = None) -> str:
