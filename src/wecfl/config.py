@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
+
+from wecfl.errors import ConfigError
 
 __all__ = [
     "INCIDENTAL_KEYS",
@@ -15,12 +18,34 @@ __all__ = [
     "PARTITION_KEYS",
     "PRESETS",
     "Config",
+    "check_whole",
     "one_line",
 ]
 
 
 MAX_COUNT = 1_000_000
 """The largest number of rounds, steps, clients and so on. A larger one is surely a typing error."""
+
+
+MAX_SEED = 2**128 - 1
+
+
+def check_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise an error for a value that is no whole number, or too small or large to be meant.
+
+    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
+
+    >>> check_whole(rounds=(1.5, 1))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
+    """
+    for name, (number, minimum) in numbers.items():
+        maximum = MAX_SEED if name == "seed" else MAX_COUNT
+        if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
+            raise ConfigError(
+                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
+            )
 
 
 class Config(BaseModel):
@@ -208,7 +233,7 @@ class Config(BaseModel):
     )
 
     seed: int = Field(
-        0, ge=0, lt=2**128, description="The seed: everything random follows from it."
+        0, ge=0, le=MAX_SEED, description="The seed: everything random follows from it."
     )
     engine: Literal["auto", "native", "torch", "ray"] = Field(
         "auto",
@@ -231,9 +256,14 @@ class Config(BaseModel):
         None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
     )
     score_every: int = Field(
-        1, ge=1, description="Test the clients every so many rounds, and always in the last one."
+        1,
+        ge=1,
+        le=MAX_COUNT,
+        description="Test the clients every so many rounds, and always in the last one.",
     )
-    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint every so many rounds.")
+    checkpoint_every: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Write a checkpoint every so many rounds."
+    )
 
     @field_validator("options", mode="before")
     @classmethod

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
+from wecfl.config import check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError
@@ -31,7 +31,6 @@ __all__ = [
     "Measure",
     "Newcomers",
     "Plan",
-    "check_whole",
 ]
 
 EngineName = Literal["auto", "native", "torch", "ray"]
@@ -215,6 +214,8 @@ class Compute:
     Ray is started for this run alone."""
 
     def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_whole(workers=(self.workers, 1))
         if self.ray_address is not None and self.engine != "ray":
             raise ConfigError("ray_address needs engine ray: choose both, or leave out ray_address")
 
@@ -241,18 +242,3 @@ class Folder:
     def of(cls, folder: Folder | str | Path | None) -> Folder | None:
         """The folder itself, or the folder at a path."""
         return folder if folder is None or isinstance(folder, Folder) else cls(folder)
-
-
-def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is no whole number or too small; given as (value, minimum).
-
-    >>> check_whole(rounds=(1.5, 1))
-    Traceback (most recent call last):
-    ...
-    wecfl.errors.ConfigError: rounds must be a whole number of at least 1, got 1.5
-    """
-    for name, (number, minimum) in numbers.items():
-        if not isinstance(number, Integral) or int(number) < minimum:
-            raise ConfigError(
-                f"{name} must be a whole number of at least {minimum}, got {number!r}"
-            )

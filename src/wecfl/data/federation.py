@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
+from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
@@ -175,6 +176,7 @@ class Federation:
         Traceback (most recent call last):
         wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
         """
+        check_whole(seed=(seed, 0))
         client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
         if isinstance(test, float | int):
             if not 0 < test < 1:
@@ -256,6 +258,7 @@ class Federation:
             raise PartitionError(
                 f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
             )
+        check_whole(clients=(clients, 1), seed=(seed, 0))
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n = data.n_train
         held = split_samples(
