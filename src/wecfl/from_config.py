@@ -24,6 +24,7 @@ from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
 
 __all__ = [
+    "DATA_KEYS",
     "federation_of",
     "holds_clients",
     "load_pool",
@@ -31,6 +32,10 @@ __all__ = [
     "options_of",
     "written",
 ]
+
+
+DATA_KEYS = {*PARTITION_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
+"""The choices that decide which clients there are and what they hold."""
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:

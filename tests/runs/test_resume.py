@@ -330,6 +330,46 @@ def test_a_disk_that_can_not_be_written(
     same_folders(whole, tmp_path / "run")
 
 
+# Several methods
+
+
+def test_several_methods_go_on_with_all_that_is_left(tmp_path: Path, wecfl: "Wecfl") -> None:
+    """One that has ended, one killed at its end, one killed while it began, one not begun."""
+    flags = ["--clients", "6", "--groups", "2", "--clusters", "2", "--steps", "2", "--workers", "1"]
+    command = ["run", "--method", "fedavg,scaffold,wecfl,ifca", "--rounds", "3", *flags]
+    assert wecfl(*command, "--model", "logistic", "--out", "whole").code == 0
+    whole, part = tmp_path / "whole", Path(shutil.copytree("whole", "part")).absolute()
+    ended = (part / "fedavg" / "summary.json").stat().st_mtime_ns
+    (part / "scaffold" / "summary.json").unlink()
+    shutil.rmtree(part / "wecfl")
+    (part / "wecfl").mkdir()
+    (part / "wecfl" / "env.json").write_text("{}")  # it was killed before config.toml was there
+    shutil.rmtree(part / "ifca")
+    assert wecfl("resume", "part").code == 0
+    for method in ("fedavg", "scaffold", "wecfl", "ifca"):
+        for file in (whole, part):
+            (file / method / ".lock").unlink()
+        same_folders(whole / method, part / method)
+    assert (part / "fedavg" / "summary.json").stat().st_mtime_ns == ended
+    again = wecfl("resume", "part")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "more rounds" in again.err
+    assert wecfl("resume", "part", "--rounds", "4").code == 0
+    assert {len(read_metrics(folder.parent)) for folder in part.glob("*/config.toml")} == {4}
+
+
+@pytest.mark.parametrize(
+    "content", ["fedavg = 3", "['../out']", "['a/b']", "[fedavg]\nround = 3", "[fedavg", "\0"]
+)
+def test_a_list_of_runs_that_is_wrong(content: str, tmp_path: Path, wecfl: "Wecfl") -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "runs.toml").write_text(content)
+    outcome = wecfl("resume", "some")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "runs.toml" in outcome.err
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["runs.toml"]
+
+
 # One writer
 
 

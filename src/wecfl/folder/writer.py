@@ -49,7 +49,7 @@ from wecfl.folder.files import TEMPORARY_SUFFIX, GrowingFile, replace_file, repl
 from wecfl.folder.lock import LOCK_FILE, Lock
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
 from wecfl.folder.parsing import folder_errors
-from wecfl.folder.readers import read_environment, resume_command
+from wecfl.folder.readers import is_begun, read_environment, resume_command
 from wecfl.printing import log
 from wecfl.runs.record import Record
 
@@ -97,7 +97,7 @@ def check_new_folder(path: Path) -> None:
         why = getattr(error, "strerror", None) or error
         raise RunFolderError(f"can't write the run folder {path}: {why}") from None
     inside = names if existing == path else []
-    if {"config.toml", "env.json"} <= set(inside):
+    if is_begun(path):
         raise RunFolderError(
             f"{path} holds a run already: choose another folder, or resume that run with "
             f"{resume_command(path)}"
@@ -135,9 +135,10 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         if self._resume:
-            for name in ("config.toml", "env.json"):
-                if not (self.path / name).is_file():
-                    raise RunFolderError(f"{self.path} holds no run to resume: it has no {name}")
+            if not is_begun(self.path):
+                raise RunFolderError(
+                    f"{self.path} holds no run to resume: it has no config.toml or no env.json"
+                )
             with self._writing():
                 self._lock.take()
             try:
