@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
+
+from wecfl.errors import ConfigError
 
 __all__ = [
     "INCIDENTAL_KEYS",
@@ -15,12 +18,34 @@ __all__ = [
     "PARTITION_KEYS",
     "PRESETS",
     "Config",
+    "check_whole",
     "one_line",
 ]
 
 
 MAX_COUNT = 1_000_000
 """The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
+
+
+MAX_SEED = 2**128 - 1
+
+
+def check_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise an error for a value that is no whole number, or too small or large to be meant.
+
+    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
+
+    >>> check_whole(rounds=(1.5, 1))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
+    """
+    for name, (number, minimum) in numbers.items():
+        maximum = MAX_SEED if name == "seed" else MAX_COUNT
+        if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
+            raise ConfigError(
+                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
+            )
 
 
 class Config(BaseModel):
@@ -219,7 +244,7 @@ class Config(BaseModel):
     )
 
     seed: int = Field(
-        0, ge=0, lt=2**128, description="The seed: everything random follows from it."
+        0, ge=0, le=MAX_SEED, description="The seed: everything random follows from it."
     )
     engine: Literal["auto", "native", "torch", "ray"] = Field(
         "auto",
@@ -244,9 +269,12 @@ class Config(BaseModel):
     score_every: int = Field(
         1,
         ge=1,
+        le=MAX_COUNT,
         description="Test the clients in every N-th round; the last round is always tested.",
     )
-    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint after every N-th round.")
+    checkpoint_every: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Write a checkpoint after every N-th round."
+    )
 
     @field_validator("options", mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
-from wecfl.config import Config
+from wecfl.config import Config, check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
 from wecfl.core.components import Rate
@@ -49,7 +49,6 @@ from wecfl.options import (
     Newcomers,
     Plan,
     check_kinds,
-    check_whole,
 )
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup, Reference

@@ -30,6 +30,7 @@ from wecfl.tasks import Binary, Classification, parsed
 from wecfl.tasks.choice import asked_for
 
 __all__ = [
+    "DATA_KEYS",
     "federation_of",
     "holds_clients",
     "load_pool",
@@ -37,6 +38,10 @@ __all__ = [
     "options_of",
     "written",
 ]
+
+
+DATA_KEYS = {*PARTITION_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
+"""The choices that decide which clients there are and what they hold."""
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:

@@ -19,7 +19,9 @@ MIN_REUSED_BYTES = 1 << 22
 MAX_FREE_BLOCKS = 4
 """The largest number of blocks that wait to be reused; others are given back to the system."""
 
-_free_blocks: list[NDArray[np.float32]] = []
+_free_blocks: dict[int, NDArray[np.float32]] = {}
+"""By their identity; what is done with them is one operation at a time, since threads share them
+and the garbage collector may give a block back at any moment."""
 
 
 def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -34,8 +36,10 @@ def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
     count = prod(shape)
     if 4 * count < MIN_REUSED_BYTES:
         return np.empty(shape, np.float32)
-    fitting = [i for i, block in enumerate(_free_blocks) if block.size == count]
-    block = _free_blocks.pop(fitting[-1]) if fitting else np.empty(count, np.float32)
+    fitting = [key for key, block in list(_free_blocks.items()) if block.size == count]
+    block = _free_blocks.pop(fitting[-1], None) if fitting else None
+    if block is None or block.size != count:  # another thread was faster
+        block = np.empty(count, np.float32)
     owner = _Owner(block)
     finalize(owner, _give_back, block).atexit = False
     return np.asarray(owner).reshape(shape)
@@ -52,5 +56,6 @@ class _Owner:
 
 
 def _give_back(block: NDArray[np.float32]) -> None:
-    _free_blocks.append(block)
-    del _free_blocks[:-MAX_FREE_BLOCKS]
+    _free_blocks[id(block)] = block
+    for key in list(_free_blocks)[:-MAX_FREE_BLOCKS]:
+        _free_blocks.pop(key, None)

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import inf
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
+from wecfl.config import check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError
@@ -33,7 +33,6 @@ __all__ = [
     "Newcomers",
     "Plan",
     "check_kinds",
-    "check_whole",
 ]
 
 EngineName = Literal["auto", "native", "torch", "ray"]
@@ -221,6 +220,8 @@ class Compute:
     Ray is started for this run alone."""
 
     def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_whole(workers=(self.workers, 1))
         if self.ray_address is not None and self.engine != "ray":
             raise ConfigError("ray_address needs engine ray: choose both, or leave out ray_address")
 
@@ -262,18 +263,3 @@ def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[s
         value = getattr(owner, name)
         if not isinstance(value, kind) and not (value is None and name in optional):
             raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
-
-
-def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is not a whole number or too small, from (value, minimum).
-
-    >>> check_whole(rounds=(1.5, 1))
-    Traceback (most recent call last):
-    ...
-    wecfl.errors.ConfigError: rounds must be a whole number of at least 1, got 1.5
-    """
-    for name, (number, minimum) in numbers.items():
-        if not isinstance(number, Integral) or int(number) < minimum:
-            raise ConfigError(
-                f"{name} must be a whole number of at least {minimum}, got {number!r}"
-            )

@@ -73,7 +73,8 @@ def train(
     if experiment.measure.diagnostics:
         diagnostics = Diagnostics(
             setting, states[0], records[-1] if records else None,
-            logistic=is_logistic(newcomer_setup.module) and engine.task.kernel == {"loss": "cross-entropy"},
+            logistic=is_logistic(newcomer_setup.module)
+            and engine.task.kernel == {"loss": "cross-entropy"},
         )  # fmt: skip
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.

@@ -62,7 +62,7 @@ def check(
     checks = [check_run(folder, epsilon) for folder in _found(folders, "check")]
     for found in checks:
         if json:
-            print(dumps(found.json(), indent=2, ensure_ascii=False))
+            terminal.show_json(dumps(found.json(), indent=2, ensure_ascii=False))
             continue
         terminal.wide(rich_check(found))
         if rounds:

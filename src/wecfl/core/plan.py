@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wecfl import rng
+from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 
@@ -37,9 +38,7 @@ class LocalPlan:
     """(n,), how many of the Q steps each client completes; None: all of them."""
 
     def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("batch", self.batch)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_whole(steps=(self.steps, 1), batch=(self.batch, 1))
         if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
+from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
 from wecfl.data.partition import Iid, Partition, QuantitySkew
-from wecfl.data.samples import NamedArray, holdout, pool, read_npz
+from wecfl.data.samples import NamedArray, holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded, may_be_labels
 from wecfl.errors import ConfigError, DataError, PartitionError
@@ -181,6 +182,7 @@ class Federation:
         Traceback (most recent call last):
         wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
         """
+        check_whole(seed=(seed, 0))
         client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
         if isinstance(test, float | int):
             if not 0 < test < 1:
@@ -226,7 +228,7 @@ class Federation:
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
-        clients = [read_npz(file) for file in files]
+        clients = read_npz_files(files)
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):
             raise DataError(
@@ -265,6 +267,7 @@ class Federation:
             raise PartitionError(
                 f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
             )
+        check_whole(clients=(clients, 1), seed=(seed, 0))
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n, labels, classes = data.n_train, data.y, data.classes
         if not may_be_labels(labels):

@@ -6,7 +6,6 @@ Labels are whole numbers from 0. An error is one line that says which array is w
 
 from __future__ import annotations
 
-import os
 import tarfile
 import zipfile
 import zlib
@@ -19,10 +18,12 @@ from tokenize import TokenError
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import ArrayLike, NDArray
 
 from wecfl.core.types import F32, Int
 from wecfl.errors import DataError
+from wecfl.inputs import RefusedFileError, check_fits, check_regular
 
 __all__ = [
     "Array",
@@ -33,6 +34,7 @@ __all__ = [
     "holdout",
     "pool",
     "read_npz",
+    "read_npz_files",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -46,6 +48,8 @@ FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile
 NPZ_ERRORS = (KeyError, SyntaxError, MemoryError, RuntimeError, LZMAError, TokenError,
               zipfile.BadZipFile)  # fmt: skip
 """What numpy and zipfile also raise for a damaged ``.npz``."""
+NPZ_NAMES = ("x", "y", "x_test", "y_test")
+"""The arrays of a ``.npz``; the last two are optional."""
 
 
 @contextmanager
@@ -64,6 +68,8 @@ def data_errors(
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file; check the path") from error
+    except RefusedFileError as error:
+        raise DataError(f"{path}: {error}") from error
     except errors as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
@@ -179,31 +185,59 @@ def read_npz(path: Path) -> dict[str, Array]:
     Traceback (most recent call last):
     wecfl.errors.DataError: nothing.npz: ...
     """
-    errors = (*FILE_ERRORS, *NPZ_ERRORS)
-    with data_errors(path, "write numbers to it with numpy.savez", errors), path.open("rb") as file:
-        if file.read(2) != b"PK":
-            raise DataError(f"{path} is not a .npz (a zip of arrays); write it with numpy.savez")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            names = ["x", "y", "x_test", "y_test"]
-            held = [name for name in names if name in archive]
-            expected = names[: 4 if len(held) > 2 else 2]
-            if missing := [name for name in expected if name not in held]:
-                raise DataError(
-                    f"{path}: holds {', '.join(archive) or 'nothing'}, but lacks "
-                    f"{', '.join(missing)}; name the arrays x and y (and x_test and y_test)"
-                )
-            for name in held:
-                member = name if name in archive.zip.namelist() else f"{name}.npy"
-                _check_size(f"{path} ({name})", archive.zip, member)
-            return {name: np.asarray(archive[name]) for name in held}
+    return read_npz_files([path], copies=2)[0]  # to hold samples out, they are put in order
 
 
-def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
-    """Refuse an array that is not as large as its header promises, or too large for this machine.
+def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Array]]:
+    """The arrays of each file, if so many copies of all together fit into the memory.
 
-    A few kilobytes can promise, and unpack to, any number of gigabytes.
+    A few kilobytes can promise, and unpack to, any number of gigabytes, and so can many small files
+    together: the sizes of all are added up before anything is read.
     """
+    needed = 0
+    for path in paths:
+        with _opened(path) as archive:
+            for name in _held(archive):
+                stored, samples = _bytes(f"{path} ({name})", archive.zip, name)
+                needed += copies * stored + samples
+            check_fits(needed)
+    found = []
+    for path in paths:
+        with _opened(path) as archive:
+            found.append({name: np.asarray(archive[name]) for name in _held(archive)})
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[NpzFile]:
+    """A ``.npz`` that holds what is expected; what goes wrong with it is one line."""
+    with data_errors(path, "write numbers to it with numpy.savez", (*FILE_ERRORS, *NPZ_ERRORS)):
+        check_regular(path)
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                raise DataError(f"{path}: not a .npz (a zip of arrays); write it with numpy.savez")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                held = _held(archive)
+                expected = NPZ_NAMES[: 4 if len(held) > 2 else 2]
+                if missing := [name for name in expected if name not in held]:
+                    raise DataError(
+                        f"{path}: holds {', '.join(archive) or 'nothing'}, but lacks "
+                        f"{', '.join(missing)}; name the arrays x and y (and x_test and y_test)"
+                    )
+                yield archive
+
+
+def _held(archive: NpzFile) -> list[str]:
+    return [name for name in NPZ_NAMES if name in archive]
+
+
+def _bytes(where: str, archive: Any, name: str) -> tuple[int, int]:
+    """The bytes of an array as it is stored and, if it holds samples, as float32.
+
+    An array that is not as large as its header promises is refused.
+    """
+    member = name if name in archive.namelist() else f"{name}.npy"
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         header = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
@@ -219,10 +253,4 @@ def _check_size(where: str, archive: zipfile.ZipFile, member: str) -> None:
                 f"{where}: the header promises {promised} bytes, got {held - file.tell()}; "
                 "write it again with numpy.savez"
             )
-    needed = max(prod(shape) * 4, promised)  # as float32, and as it is stored
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        raise DataError(
-            f"{where}: an array of shape {shape} needs {needed} bytes, but this machine has "
-            f"{memory}; use fewer samples"
-        )
+    return promised, 4 * prod(shape) if name.startswith("x") else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,9 @@ __all__ = ["RunNews", "ShowLine", "follow_run"]
 
 FLOWER_LINE_STARTS = ("\n", "\x1b[92mINFO", "Using SuperLink", "Successfully installed")
 """Lines of a run's log that begin so are Flower's, not the server app's."""
+
+FLOWER_LEVEL = re.compile(r"^\x1b\[\d+m(\w+)\s*\x1b\[0m")
+"""The level of a line, which Flower colors."""
 
 RUN_START_SECONDS = 180.0
 """The server of a run must begin within this time."""
@@ -65,7 +69,7 @@ def follow_run(
                     )
             elif not line.startswith(FLOWER_LINE_STARTS):
                 has_begun = True
-                show(line.rstrip())
+                show(FLOWER_LEVEL.sub(r"\1", line.rstrip()))
         code = log.wait()
     if code:
         return "lost with the SuperLink"

@@ -6,7 +6,6 @@ layer of the model, otherwise torch.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 from torch import nn
@@ -17,6 +16,7 @@ from wecfl.engine.native import NativeEngine, Unsupported
 from wecfl.engine.ray import RayEngine
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError, EngineError
+from wecfl.printing import log
 
 __all__ = [
     "ENGINES",
@@ -71,5 +71,5 @@ def make_engine(
         except Unsupported as reason:
             if choice == "native":
                 raise EngineError(f"{reason}; use the torch engine") from None
-            logging.getLogger("wecfl").warning("wecfl: running on the torch engine: %s", reason)
+            log.warning("wecfl: running on the torch engine: %s", reason)
     return TorchEngine(federation, model, **options)

@@ -75,8 +75,9 @@ class TorchEngine(LocalEngine):
         self._next, lock = fork.RawValue("q", 0), fork.Lock()
         self._pipes: list[Connection] = []
         self._processes: list[ForkProcess] = []
+        self._owner = os.getpid()
         # At exit, multiprocessing would send workers SIGTERM, which they ignore.
-        Finalize(self, _end, (self._pipes, self._processes), exitpriority=0)
+        Finalize(self, _end, (self._owner, self._pipes, self._processes), exitpriority=0)
         for number in range(self.workers):
             ours, theirs = fork.Pipe()
             process = fork.Process(
@@ -125,7 +126,7 @@ class TorchEngine(LocalEngine):
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""
-        _end(self._pipes, self._processes)
+        _end(self._owner, self._pipes, self._processes)
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         """The logits, which the workers write to the board."""
@@ -166,6 +167,11 @@ class TorchEngine(LocalEngine):
         """Let the workers run `work` for these clients; return what went wrong."""
         if not self._processes:
             raise EngineError("the engine is closed; make a new one")
+        if self._owner != os.getpid():
+            raise EngineError(
+                f"the engine and its workers belong to process {self._owner}, of which this one is "
+                f"a fork; make a new one"
+            )
         self._next.value, count = 0, len(clients)
         self._board.clients[:count] = clients
         message |= {"work": work, "count": count, "channels_last": self._channels_last}
@@ -202,10 +208,10 @@ class TorchEngine(LocalEngine):
         )
 
 
-def _end(pipes: list[Connection], processes: list[ForkProcess]) -> None:
+def _end(owner: int, pipes: list[Connection], processes: list[ForkProcess]) -> None:
     for pipe in pipes:
         pipe.close()
-    for process in processes:
+    for process in processes if owner == os.getpid() else ():  # a fork must not end its parent's
         process.kill()  # whatever it is doing: a worker has nothing to clean up
         process.join()
         process.close()

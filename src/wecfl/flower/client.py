@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -31,6 +30,7 @@ from wecfl.flower.network_task import network_task
 from wecfl.flower.policy import Policy
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
+from wecfl.printing import log
 from wecfl.tasks import described
 
 __all__ = ["LoadData", "MakeModel", "client_app"]
@@ -50,8 +50,6 @@ TEST_SHARE = 0.2
 
 CLIENT_FAILED_CODE = 2
 """What Flower calls a client whose app failed."""
-
-log = logging.getLogger("wecfl")
 
 
 def client_app(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -28,11 +27,11 @@ from wecfl.flower.messages import Refused, Shapes, SharedArrays, job_config, rea
 from wecfl.flower.network_report import NetworkReport, News
 from wecfl.flower.roster import Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
+from wecfl.printing import log
 from wecfl.tasks import Classification
 
 __all__ = ["FlowerEngine"]
 
-log = logging.getLogger("wecfl")
 
 Contents = Mapping[int, RecordDict]
 """The content of the message to each client, by row."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 from flwr.app import Message
 
 from wecfl.channel.privacy import Privacy
-from wecfl.errors import printable
 from wecfl.flower.ledger import append_line
+from wecfl.printing import log, printable
 
 __all__ = ["NetworkReport", "News"]
 
@@ -21,8 +20,6 @@ MAX_REASON_CHARACTERS = 300
 
 NEWS_SECONDS = 30.0
 """While the server waits for clients, it says so this often."""
-
-log = logging.getLogger("wecfl")
 
 
 class NetworkReport:

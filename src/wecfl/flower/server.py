@@ -32,6 +32,7 @@ from wecfl.from_config import options_of, written
 from wecfl.methods import options
 from wecfl.models import make
 from wecfl.options import Folder
+from wecfl.printing import log
 from wecfl.report.sentences import round_words
 from wecfl.resolve import resolve
 from wecfl.runs.record import Record
@@ -58,8 +59,6 @@ measurement (docs/robustness.md, decision 24)."""
 
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
-
-log = logging.getLogger("wecfl")
 
 
 class NetworkOptions(BaseModel):

@@ -36,6 +36,8 @@ from wecfl.runs.record import Record
 
 __all__ = [
     "config_of",
+    "is_begun",
+    "is_finished",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -58,6 +60,19 @@ def resume_command(path: Path) -> str:
     "wecfl resume 'runs/my run'"
     """
     return shlex.join(["wecfl", "resume", str(path)])
+
+
+def is_begun(path: Path) -> bool:
+    """Whether a folder holds a run, even if it has no round yet."""
+    return all((path / name).is_file() for name in ("config.toml", "env.json"))
+
+
+def is_finished(path: Path, rounds: int) -> bool:
+    """Whether the run in a folder has ended in order, with at least so many rounds."""
+    if not (path / "summary.json").exists():
+        return False
+    summary = read_summary(path)
+    return bool(summary["status"] == "finished" and summary["rounds"] >= rounds)
 
 
 def read_states(path: Path) -> tuple[State, ...]:

@@ -25,6 +25,7 @@ __all__ = [
     "NonNegativeNumber",
     "RosterSchema",
     "RoundSchema",
+    "RunListSchema",
     "Schema",
     "StepName",
     "SummarySchema",
@@ -103,6 +104,12 @@ class ConfigSchema(Schema):
         if (self.components is None) != (self.plan is None):
             raise ValueError("it needs both tables, components and plan, or neither")
         return self
+
+
+class RunListSchema(Schema):
+    """`runs.toml`: tables like `config.toml` by the names of the run folders."""
+
+    __pydantic_extra__: dict[str, ConfigSchema]
 
 
 # summary.json

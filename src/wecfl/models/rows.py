@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import RLock
 
 import numpy as np
 import torch
@@ -16,7 +18,32 @@ from wecfl.core.types import F32
 from wecfl.errors import ModelError
 from wecfl.layout import Layout
 
-__all__ = ["fill", "keyed", "layout_of", "named_tensors", "reinitialized", "row_of"]
+__all__ = [
+    "fill",
+    "keyed",
+    "layout_of",
+    "named_tensors",
+    "one_at_a_time",
+    "reinitialized",
+    "row_of",
+]
+
+one_at_a_time = RLock()
+"""Held by the thread that draws from the generator which torch has once in a process, or computes
+with torch. A fork waits for it, so that the child finds nothing half done."""
+
+
+def _after_fork() -> None:
+    """OpenMP, once it has used threads, hangs in a child that uses more than one."""
+    torch.set_num_threads(1)
+    one_at_a_time.release()
+
+
+os.register_at_fork(
+    before=one_at_a_time.acquire,
+    after_in_child=_after_fork,
+    after_in_parent=one_at_a_time.release,
+)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -105,12 +132,14 @@ def keyed(seed: int, which: int = 0) -> Iterator[None]:
 
     Afterwards torch's random state is what it was before.
 
+    Other threads that come here wait.
+
     >>> with keyed(0): a = torch.rand(1)
     >>> with keyed(0): b = torch.rand(1)
     >>> torch.equal(a, b)
     True
     """
-    with torch.random.fork_rng(devices=[]):
+    with one_at_a_time, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.derive(seed, "init", client=which))
         yield
 

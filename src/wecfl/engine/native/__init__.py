@@ -14,7 +14,7 @@ from typing import Any, Unpack, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from wecfl import memory, rng
 from wecfl.core.types import F32, Int
@@ -23,7 +23,7 @@ from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine
 from wecfl.engine.native.chain import Layer, Unsupported, chain
 from wecfl.errors import EngineError
-from wecfl.models.rows import row_of
+from wecfl.models.rows import one_at_a_time, row_of
 
 try:
     from wecfl.engine.native import _native
@@ -204,6 +204,13 @@ class NativeEngine(LocalEngine):
         runner.train(
             ours, None, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
         )
+        with one_at_a_time:
+            expected, theirs = self._by_torch(torch.from_numpy(x), torch.from_numpy(y), lr[0])
+        self._compare("evaluation", logits, expected, 1.0)
+        self._compare("training step", ours[0] - start, theirs - start, 0.0)
+
+    def _by_torch(self, x: Tensor, y: Tensor, lr: float) -> tuple[F32, F32]:
+        """The logits of the model without Dropout, and its row after a training step, by torch."""
         module = deepcopy(self._model).eval()
         for part in module.modules():
             if isinstance(part, nn.Dropout):
@@ -212,19 +219,17 @@ class NativeEngine(LocalEngine):
                 part.train()
         try:
             with torch.no_grad():
-                expected = deepcopy(module)(torch.from_numpy(x)).numpy()
-            output = module.train()(torch.from_numpy(x))
+                logits = deepcopy(module)(x).numpy()
+            output = module.train()(x)
         except Exception as error:
             one_line = " ".join(str(error).split())
             raise Unsupported(f"the model can't run on the samples ({one_line})") from None
-        torch.autograd.backward(self.task.objective(output, torch.from_numpy(y)))
+        torch.autograd.backward(self.task.objective(output, y))
         with torch.no_grad():  # torch.optim would import its compiler, which takes seconds
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=float(lr[0]))
-        theirs = row_of(module)
-        self._compare("evaluation", logits, expected, 1.0)
-        self._compare("training step", ours[0] - start, theirs - start, 0.0)
+                    parameter.sub_(parameter.grad, alpha=float(lr))
+        return logits, row_of(module)
 
     def _compare(self, what: str, ours: F32, theirs: F32, min_size: float) -> None:
         """Raise `Unsupported` if the difference is large, relative to the result of torch."""

@@ -8,6 +8,7 @@ an option that a layer of the list does not have.
 from __future__ import annotations
 
 import operator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _traced(model: nn.Module, columns: dict[str, int]) -> list[Layer]:
     if type(model) is nn.Linear:  # tracing would take it apart
         return [_of_module("", model, columns)]
     try:
-        graph = fx.symbolic_trace(model).graph
+        graph = _graph(model)
     except Exception as error:
         one_line = " ".join(str(error).split())
         raise Unsupported(f"torch.fx can't trace {type(model).__name__} ({one_line})") from None
@@ -88,6 +89,31 @@ def _traced(model: nn.Module, columns: dict[str, int]) -> list[Layer]:
             layers.append(_of_function(node))
             current = node
     return layers
+
+
+def _graph(model: nn.Module) -> fx.Graph:
+    """What `torch.fx.symbolic_trace` records, without patching `nn.Module` while it does.
+
+    That patch is seen by all threads of the process, and would break the models of other runs.
+    """
+    tracer = fx.Tracer()
+    tracer.root, tracer.graph, tracer.tensor_attrs = deepcopy(model), fx.Graph(), {}
+    for name, part in tracer.root.named_modules():
+        if name and tracer.is_leaf_module(part, name):
+            part.__class__ = _recorded(type(part), name, tracer)
+    forward, arguments = tracer.create_args_for_root(type(tracer.root).forward, is_module=True)
+    output = tracer.create_arg(forward(*arguments))
+    tracer.create_node("output", "output", (output,), {})
+    return tracer.graph
+
+
+def _recorded(kind: type[nn.Module], name: str, tracer: fx.Tracer) -> type[nn.Module]:
+    """A kind of layer that records its calls instead of computing something."""
+
+    def call(_: nn.Module, *args: Any, **named: Any) -> fx.Proxy:
+        return tracer.create_proxy("call_module", name, args, named)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def _measures(node: fx.Node) -> bool:

@@ -12,7 +12,6 @@ pickles what it sends: whoever reaches its ports can run code on its nodes.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from wecfl.engine.ray.actor import Actor
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
+from wecfl.printing import log
 
 __all__ = ["ClientProgress", "RayEngine"]
 
@@ -261,7 +261,7 @@ class RayEngine(BaseEngine):
                 f"'{work}' ({first_line(error)}); if nodes are short of memory, use fewer workers"
             )
         deaths[shard] += 1
-        logging.getLogger("wecfl").warning(
+        log.warning(
             "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
             count, work, first_line(error),
         )  # fmt: skip

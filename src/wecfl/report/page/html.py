@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from json import dumps
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary
+from wecfl.printing import printable_lines
 from wecfl.report.page.line_charts import COLOR_COUNT, line_chart, stroke
 from wecfl.report.page.objective_charts import Chart
 from wecfl.report.page.run_section import TrackRounds, run_section
@@ -69,9 +73,9 @@ def page(
     heads, rows = result_cells(table)
     environment = Environment(
         loader=PackageLoader("wecfl.report.page"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # no spaces
+    environment.policies["json.dumps_function"] = _json
     return environment.get_template("page.html").render(
         title=_title(firsts),
         runs=len(runs),
@@ -90,6 +94,19 @@ def page(
         version=__version__,
         bundle=_scripts(),
     )
+
+
+def _shown(value: Any) -> Any:
+    """A value of the page, in whose texts control characters are shown; HTML stays as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable_lines(value)
+    if isinstance(value, Mapping):
+        return {_shown(key): _shown(each) for key, each in value.items()}
+    return [_shown(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _json(value: Any, **_: Any) -> str:
+    return dumps(_shown(value), separators=(",", ":"))  # no spaces
 
 
 def write(html: str, path: Path) -> Path:

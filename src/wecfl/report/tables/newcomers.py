@@ -6,9 +6,9 @@ from math import isnan
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
+from wecfl.report.tables.cells import cell
 from wecfl.runs.newcomers import By
 from wecfl.runs.scores import kind_of
 
@@ -53,7 +53,7 @@ def rich_newcomers(newcomers: pd.DataFrame, by: By) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head in ("client", "novel") else "right")
     for line, novel in zip(lines, newcomers["novel"], strict=True):
-        table.add_row(*map(escape, line), style="bold" if novel else None)
+        table.add_row(*map(cell, line), style="bold" if novel else None)
     return table
 
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
+from wecfl.report.tables.cells import cell
 from wecfl.runs.json_values import leaves
 from wecfl.runs.scores import ScoreKind, kind_of, summary_scores
 
@@ -162,7 +162,7 @@ def rich_results(frame: pd.DataFrame) -> Table:
         side: Literal["left", "right"] = "left" if i < numbers else "right"
         table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*map(cell, line))
     return table
 
 
