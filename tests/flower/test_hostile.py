@@ -125,7 +125,7 @@ def test_a_client_can_not_test_more_samples_than_it_joined_with(tmp_path: Path) 
     """It holds 3: a tally of 9 counts is well formed, and a lie."""
     tamper = replaced("query.ask", "arrays", after=1.0)
     result = serve_hostile(make_nodes(M, tmp_path, {0: tamper}), tmp_path / "run", 1)
-    assert "more than the 3 test samples" in refusals(tmp_path / "run")["c0"]
+    assert "more than 3 test samples" in refusals(tmp_path / "run")["c0"]
     assert result.records[0]["clients"]["accuracy"][0] is None
 
 

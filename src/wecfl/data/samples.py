@@ -193,6 +193,14 @@ def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Arr
 
     A few kilobytes can promise, and unpack to, any number of gigabytes, and so can many small files
     together: the sizes of all are added up before anything is read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     file = Path(place) / "ward.npz"
+    ...     np.savez(file, x=np.zeros((3, 2)), y=np.arange(3))
+    ...     [arrays] = read_npz_files([file])
+    >>> arrays["x"].shape
+    (3, 2)
     """
     needed = 0
     for path in paths:

@@ -13,6 +13,6 @@ def cell(text: str) -> str:
     r"""A text as it is, and not as markup or as control characters.
 
     >>> cell("[bold] \x1b[31m")
-    '\\[bold] \\x1b\\[31m'
+    '\\[bold] \\x1b[31m'
     """
     return escape(printable(text))
