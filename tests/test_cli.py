@@ -105,7 +105,7 @@ def test_several_methods_on_the_same_clients(wecfl: Wecfl) -> None:
     code, out, _ = wecfl("run", *SMALL, "--method", "fedavg,wecfl", "--out", "two", "--figure",
                          "new/both.svg")  # fmt: skip
     assert code == 0
-    assert sorted(path.name for path in Path("two").iterdir()) == ["fedavg", "wecfl"]
+    assert sorted(path.name for path in Path("two").iterdir()) == ["fedavg", "runs.toml", "wecfl"]
     assert Path("new/both.svg").read_text(encoding="utf-8").startswith("<svg")
     assert out.endswith(": two\n")
     code, again, _ = wecfl("compare", "two")

@@ -211,6 +211,13 @@ def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Arr
 
     A few kilobytes can promise, and unpack to, any number of gigabytes, and so can many small files
     together: the sizes of all are added up before anything is read.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as place:
+    ...     file = Path(place) / "a.npz"
+    ...     np.savez(file, x=np.zeros((3, 2)), y=[0, 1, 0])
+    ...     [held["x"].shape for held in read_npz_files([file, file])]
+    [(3, 2), (3, 2)]
     """
     needed = 0
     for path in paths:
