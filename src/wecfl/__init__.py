@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from wecfl import errors, models, tasks
 from wecfl._lazy_import import lazy_import
 from wecfl.config import Config
+from wecfl.core import schedule as schedules
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction
@@ -85,6 +86,7 @@ __all__ = [
     "partitions",
     "run",
     "run_config",
+    "schedules",
     "tasks",
 ]
 

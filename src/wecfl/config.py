@@ -133,6 +133,21 @@ class Config(BaseModel):
         0.001,
         description="η, the learning rate; theory: Theorem 1's bound, computed in every round.",
     )
+    schedule: Literal["constant", "step", "cosine"] = Field(
+        "constant", description="How η changes from round to round, after the --warmup."
+    )
+    decay_rounds: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Rounds after which η is --decay times as large (default of cosine: all).",
+    )
+    decay: float | None = Field(
+        None, ge=0, le=1, description="What is left of η then (default: step 0.1, cosine 0)."
+    )
+    warmup: int = Field(
+        0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD.")
     keep_momentum: bool = Field(
         True, description="Whether clients keep their momentum between rounds."
@@ -250,12 +265,19 @@ class Config(BaseModel):
         return value
 
     def completed(self) -> Config:
-        """The configuration with the paper's parameters of the partition, where none were given.
+        """The configuration with the defaults that follow from other choices.
+
+        These are the paper's parameters of the partition, and the rounds in which a cosine ends. So
+        more rounds can be added to a run without changing the learning rates of those it had.
 
         >>> Config(partition="clusterwise-nclass").completed().classes_per
         (3, 2)
+        >>> Config(schedule="cosine", rounds=30, warmup=5).completed().decay_rounds
+        25
         """
         usual = PAPER_PARTITIONS.get(self.partition, {})
+        if self.schedule == "cosine" and self.warmup < self.rounds:
+            usual = {**usual, "decay_rounds": self.rounds - self.warmup}
         missing = {key: value for key, value in usual.items() if getattr(self, key) is None}
         return self.model_copy(update=missing)
 

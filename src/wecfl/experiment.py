@@ -273,7 +273,7 @@ class Experiment:
                 Setting(
                     method, engine, self._plan,
                     rng.derive(self.seed, "member", j) if j else self.seed, j, self._rate,
-                    self._channel,
+                    self._channel, self.plan.schedule,
                 )
                 for j in numbers
             ]  # fmt: skip

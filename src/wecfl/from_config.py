@@ -14,6 +14,7 @@ from wecfl.channel.privacy import Privacy
 from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
+from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
@@ -115,7 +116,8 @@ def options_of(config: Config) -> dict[str, Any]:
     """The method and the options of a configuration, by the parameter names of `wecfl.run`.
 
     >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
-    Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None)
+    Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None,
+         schedule=None)
     """
     privacy = None
     if config.clip is not None:
@@ -128,7 +130,10 @@ def options_of(config: Config) -> dict[str, Any]:
         "method": method_of(config),
         "model": config.model,
         "rounds": config.rounds,
-        "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
+        "plan": Plan(
+            **config.model_dump(include=PLAN_KEYS & config.model_fields_set),
+            schedule=_schedule(config),
+        ),
         "seed": config.seed,
         "conditions": _conditions(config),
         "privacy": privacy,
@@ -142,6 +147,30 @@ def options_of(config: Config) -> dict[str, Any]:
         ),
         "engine": Compute(config.engine, config.workers, config.ray_address),
     }
+
+
+def _schedule(config: Config) -> Schedule | None:
+    """The schedule of a configuration.
+
+    >>> _schedule(Config(schedule="cosine", rounds=30, warmup=5))
+    Warmup(rounds=5, then=CosineDecay(rounds=25, floor=0.0))
+    """
+    config = config.completed()
+    if config.warmup >= config.rounds:
+        raise ConfigError(
+            f"warmup must end before the last round, got {config.warmup} of {config.rounds} rounds"
+        )
+    if config.schedule == "constant":
+        for key in ("decay_rounds", "decay"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key} needs schedule step or cosine, or leave out {key}")
+        return Warmup(config.warmup) if config.warmup else None
+    if config.decay_rounds is None:
+        raise ConfigError("schedule step needs decay_rounds: after how many rounds does η fall?")
+    left = () if config.decay is None else (config.decay,)
+    kind = StepDecay if config.schedule == "step" else CosineDecay
+    falling = kind(config.decay_rounds, *left)
+    return Warmup(config.warmup, falling) if config.warmup else falling
 
 
 def _conditions(config: Config) -> Conditions:

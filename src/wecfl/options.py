@@ -12,7 +12,7 @@ wecfl.errors.ConfigError: dropout must lie in [0, 1), got 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from typing import Any, Literal
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan
+from wecfl.core.schedule import Schedule
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -62,12 +63,19 @@ class Plan:
     """Whether clients keep their momentum buffer between rounds; default True, as in the paper."""
     weight_decay: float | None = None
     """The weight decay of SGD; default 0."""
+    schedule: Schedule | None = None
+    """A function that gives a factor of η for each round (`wecfl.schedules`); None: η stays."""
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "batch": self.batch}
         check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if isinstance(self.lr, str) and self.lr != "theory":
             raise ConfigError(f"lr must be a number or 'theory', got '{self.lr}'")
+        if self.schedule is not None and not callable(self.schedule):
+            raise ConfigError(
+                f"schedule must be a function of the round, such as schedules.CosineDecay(30), "
+                f"got {self.schedule!r}"
+            )
         self.complete({})
 
     def complete(self, usual: Mapping[str, Any]) -> LocalPlan:
@@ -75,8 +83,12 @@ class Plan:
 
         Where η follows the run (`follows`), the plan's η is not used, and is 0.
         """
-        chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        schedule = values.pop("schedule")
+        chosen = {name: value for name, value in values.items() if value is not None}
         rate = {"lr": 0.0} if self.follows(usual) else {}
+        if rate and schedule is not None:
+            raise ConfigError("lr theory sets η in every round: leave out schedule and warmup")
         return LocalPlan(**{**usual, **chosen, **rate})
 
     def follows(self, usual: Mapping[str, Any]) -> bool:

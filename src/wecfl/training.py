@@ -19,7 +19,7 @@ from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
 from wecfl.folder.readers import read_metrics
 from wecfl.folder.writer import RunFolder, environment
-from wecfl.methods import components, structure
+from wecfl.methods import component_words, components, structure
 from wecfl.models import is_logistic
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.newcomers import Assigner, Reference
@@ -137,6 +137,8 @@ def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """A description of a run that was made from Python values; it can't be repeated from this."""
     method, model = setting.method, experiment.model
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
+    if setting.schedule:
+        plan["schedule"] = component_words(setting.schedule)
     return {
         "method": method.name,
         "clusters": method.k,

@@ -220,6 +220,7 @@ class RoundSchema(Schema):
     B: Annotated[dict[UpdateSide, list[float | None]], Field(min_length=2)] | None = None
     theory: TheorySchema | None = None
     notes: dict[str, FiniteNumber | list[FiniteNumber | None] | None] = {}
+    lr: NonNegativeNumber | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -28,6 +28,7 @@ __all__ = [
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
     "RECORD_KEYS",
+    "SCHEDULE_KEYS",
     "Record",
     "Recorder",
     "served",
@@ -68,6 +69,11 @@ CLUSTERING_KEYS = {
     "notes": "what the clustering wrote down: why there are so many clusters",
 }
 """A further key of a record, where the clustering decides how many clusters there are."""
+
+SCHEDULE_KEYS = {
+    "lr": "η of the round, if a schedule sets it",
+}
+"""A further key of a record, where the learning rate changes from round to round."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
@@ -173,6 +179,8 @@ class Recorder:
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
+        if self._setting.schedule:
+            record["lr"] = self._setting.scheduled(state.round - 1)
         if report := self._engine.network_report():
             record["network"] = report
         if self._attack:
@@ -199,8 +207,11 @@ class Recorder:
         if len(states) > 1:
             stack = served(states, self._engine.layout, self._method.shared)
             return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
-        plan = replace(self._setting.plan, lr=self._setting.rates(states[0]))
-        return served_tallies(self._engine, self._method, states[0], plan, self._setting.seed)
+        setting, state = self._setting, states[0]
+        # By a schedule, models are adapted with the η of this round: that of the next may be 0.
+        lr = setting.rates(state) if setting.rate else setting.scheduled(state.round - 1)
+        plan = replace(setting.plan, lr=lr)
+        return served_tallies(self._engine, self._method, state, plan, setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
         """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.
