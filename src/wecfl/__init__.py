@@ -18,6 +18,7 @@ from wecfl import errors, models, tasks
 from wecfl._lazy_import import lazy_import
 from wecfl.config import Config
 from wecfl.core import schedule as schedules
+from wecfl.core import until
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from wecfl import methods
     from wecfl.channel.privacy import Privacy
     from wecfl.experiment import Experiment, run, run_config
-    from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
+    from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
     __getattr__, __dir__ = lazy_import(
@@ -51,6 +52,7 @@ else:  # with pandas and scikit-learn, which a client, started for each message,
                     "Measure",
                     "Newcomers",
                     "Plan",
+                    "Rounds",
                 )
             },
             "run": "wecfl.experiment:run",
@@ -77,6 +79,7 @@ __all__ = [
     "Privacy",
     "RayEngine",
     "Result",
+    "Rounds",
     "State",
     "TorchEngine",
     "errors",
@@ -88,6 +91,7 @@ __all__ = [
     "run_config",
     "schedules",
     "tasks",
+    "until",
 ]
 
 __version__ = version("wecfl")

@@ -122,6 +122,22 @@ class Config(BaseModel):
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
     )
+    until: Literal["rounds", "settled", "score"] = Field(
+        "rounds",
+        description="When it ends: after all rounds, or once clusters or the score change no more.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="The number of rounds without a change after which it ends (default: 5).",
+    )
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Changes of F or of the score up to this are none (default: 0.01 of F, 0).",
+    )
     steps: int = Field(
         10,
         ge=1,

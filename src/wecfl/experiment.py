@@ -49,6 +49,7 @@ from wecfl.options import (
     Measure,
     Newcomers,
     Plan,
+    Rounds,
     check_whole,
 )
 from wecfl.runs.blueprint import Blueprint
@@ -80,8 +81,8 @@ class Experiment:
     module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
     task: Task = Classification()  # noqa: RUF009  (frozen)
     """What is learned, and how it is judged (`wecfl.tasks`)."""
-    rounds: int = 30
-    """T, the number of communication rounds."""
+    rounds: int | Rounds = 30
+    """T, the number of communication rounds; `Rounds` can also say when to stop before."""
     plan: Plan = DEFAULT_PLAN
     """How clients train in a round."""
     seed: int = 0
@@ -108,7 +109,7 @@ class Experiment:
             raise ConfigError(
                 f"method must be a value such as methods.wecfl(k=10), got {self.method!r}"
             )
-        check_whole(rounds=(self.rounds, 1), seed=(self.seed, 0))
+        check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
         kinds = {"plan": Plan, "conditions": Conditions, "measure": Measure}
         optional = {"privacy": Privacy, "newcomers": Newcomers}
         for name, kind in {**kinds, **optional}.items():
@@ -163,13 +164,8 @@ class Experiment:
 
     @cached_property
     def _attack(self) -> SimulatedAttack | None:
-        if self.conditions.attack is None:
-            return None
-        if not isinstance(self.members, Federation):
-            raise ConfigError(
-                "attack needs a federation with the clients' data: attacks are simulated"
-            )
-        return SimulatedAttack.on(self.members, self.conditions.attack, self.seed)
+        asked = self.conditions.attack
+        return None if asked is None else SimulatedAttack.on(self.members, asked, self.seed)
 
     @property
     def _plan(self) -> LocalPlan:
@@ -239,6 +235,7 @@ class Experiment:
         if self.kept_out and self._overspent:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
+        Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if self._compute:
             name, known = self._compute.engine, ", ".join(ENGINES)
             if name not in ENGINES:
@@ -281,7 +278,7 @@ class Experiment:
                 settings[0], self.members.groups,
                 objectives=self._objectives,
                 score_every=None if self._protected_by_clients else self.measure.score_every,
-                rounds=self.rounds, attack=attack, trigger_engine=trigger_engine,
+                rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
             yield OpenExperiment(settings, recorder, newcomer_engine)
 
@@ -364,7 +361,7 @@ def run(
     *,
     model: Model = "auto",
     task: Task = Classification(),  # noqa: B008  (frozen)
-    rounds: int = 30,
+    rounds: int | Rounds = 30,
     plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
     conditions: Conditions = DEFAULT_CONDITIONS,

@@ -15,6 +15,7 @@ from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
+from wecfl.core.until import NoGain, Settled
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
@@ -22,7 +23,7 @@ from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
-from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
+from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan, Rounds
 
 __all__ = [
     "federation_of",
@@ -129,7 +130,7 @@ def options_of(config: Config) -> dict[str, Any]:
     return {
         "method": method_of(config),
         "model": config.model,
-        "rounds": config.rounds,
+        "rounds": _rounds(config),
         "plan": Plan(
             **config.model_dump(include=PLAN_KEYS & config.model_fields_set),
             schedule=_schedule(config),
@@ -147,6 +148,25 @@ def options_of(config: Config) -> dict[str, Any]:
         ),
         "engine": Compute(config.engine, config.workers, config.ray_address),
     }
+
+
+def _rounds(config: Config) -> Rounds:
+    """The rounds of a configuration, and when they end.
+
+    >>> _rounds(Config(rounds=100, until="settled", patience=3))
+    Rounds(count=100, until=Settled(rounds=3, tolerance=0.01))
+    """
+    names = {"patience": "rounds", "tolerance": "tolerance"}
+    if config.until == "score":
+        names["tolerance"] = "gain"
+    given = {names[key]: getattr(config, key) for key in names if getattr(config, key) is not None}
+    if config.until == "settled":
+        return Rounds(config.rounds, Settled(**given))
+    if config.until == "score":
+        return Rounds(config.rounds, NoGain(**given))
+    if given:
+        raise ConfigError("patience and tolerance need until settled or score, or leave them out")
+    return Rounds(config.rounds)
 
 
 def _schedule(config: Config) -> Schedule | None:

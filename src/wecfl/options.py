@@ -21,6 +21,7 @@ from wecfl.channel.attacks import DataAttack, ModelAttack, named
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan
 from wecfl.core.schedule import Schedule
+from wecfl.core.until import NoGain, Until
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Measure",
     "Newcomers",
     "Plan",
+    "Rounds",
     "check_whole",
 ]
 
@@ -94,6 +96,42 @@ class Plan:
     def follows(self, usual: Mapping[str, Any]) -> bool:
         """Whether η is set in every round by Theorem 1."""
         return (usual.get("lr") if self.lr is None else self.lr) == "theory"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How many rounds a run has at most, and when it ends before that.
+
+    >>> from wecfl.core.until import Settled
+    >>> Rounds(100, until=Settled()).count
+    100
+    """
+
+    count: int = 30
+    """T, the number of communication rounds."""
+    until: Until | None = None
+    """A rule (`wecfl.core.until`) that is asked after each round in which clients are tested; None:
+    the run has all rounds."""
+
+    def __post_init__(self) -> None:
+        check_whole(rounds=(self.count, 1))
+        if self.until is not None and not callable(self.until):
+            raise ConfigError(
+                f"until must be a function of the records, such as Settled(), got {self.until!r}"
+            )
+
+    @classmethod
+    def of(cls, rounds: int | Rounds) -> Rounds:
+        """The rounds themselves, or so many without an earlier end."""
+        return rounds if isinstance(rounds, Rounds) else cls(rounds)
+
+    def check(self, *, tested: bool) -> None:
+        """Raise an error if the end depends on scores, but clients are not `tested`."""
+        if isinstance(self.until, NoGain) and not tested:
+            raise ConfigError(
+                "until score needs the clients' scores, which they keep for themselves under "
+                "privacy: set until to settled or rounds"
+            )
 
 
 @dataclass(frozen=True, slots=True)

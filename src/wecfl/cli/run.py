@@ -49,6 +49,10 @@ TrackFlag = Annotated[
 ]
 
 
+UNTIL_KEYS = ("patience", "tolerance")
+"""Choices that have no meaning if a run ends after all its rounds."""
+
+
 def run(
     config: Path | None = None,
     /,
@@ -116,6 +120,10 @@ def resume(
     workers: Annotated[
         int | None, Parameter(help="The number of threads, processes or actors from now on.")
     ] = None,
+    until: Annotated[
+        Literal["rounds", "settled", "score"] | None,
+        Parameter(help="When the run ends, from now on."),
+    ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
         int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
@@ -134,6 +142,7 @@ def resume(
     """
     flags = {
         "rounds": rounds,
+        "until": until,
         "engine": engine,
         "ray_address": ray_address,
         "workers": workers,
@@ -144,6 +153,8 @@ def resume(
     before = config_of(folder).model_dump(exclude_unset=True)
     if engine not in (None, "ray"):
         before.pop("ray_address", None)
+    if until == "rounds":
+        before = {key: value for key, value in before.items() if key not in UNTIL_KEYS}
     chosen = resolve(flags={**before, **given})
     stopping, bars = terminal.Stopping(), terminal.Bars()
     watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]

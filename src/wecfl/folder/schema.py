@@ -156,6 +156,7 @@ class SummarySchema(Schema):
     attack: dict[str, Fraction | None] = {}
     privacy: PrivacySchema | None = None
     newcomers: NewcomersSchema | None = None
+    stopped: str = ""
 
     @model_validator(mode="after")
     def _has_scores(self) -> Self:

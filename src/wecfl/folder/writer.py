@@ -67,8 +67,8 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 """The files that get a line in each round."""
 
 CHANGEABLE_KEYS = (
-    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
-    "network", "structure",
+    "rounds", "until", "patience", "tolerance", "engine", "ray_address", "workers", "data_dir",
+    "trace", "checkpoint_every", "network", "structure",
 )  # fmt: skip
 """The choices that may change when a run is resumed. (`structure` repeats what `components` says,
 and older folders do not have it.)"""

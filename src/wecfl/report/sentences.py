@@ -87,7 +87,7 @@ def choice_words(choice: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What a reader must not overlook: K, adaptation, attacks, privacy, newcomers, refusals.
+    """What a reader must not overlook, from the choice of K to refusals.
 
     `refused` counts, for each client, the rounds in which its reply was refused.
 
@@ -98,6 +98,8 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     8 replies refused: look at client a (7 of 10 rounds)
     """
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
+    if reason := summary.get("stopped"):
+        lines.append(f"stopped after round {summary['rounds']}: {reason}")
     if (before := summary.get("before")) and before["accuracy"] is not None:
         lines.append(f"before local adaptation: accuracy {100 * before['accuracy']:.1f} %")
     if attack := summary.get("attack"):

@@ -116,6 +116,14 @@ class Recorder:
         self._previous: State | None = None
         self._clear()
 
+    def scores(self, round: int) -> bool:
+        """Whether clients are tested in this round."""
+        return self._every is not None and (round % self._every == 0 or round == self._last)
+
+    def may_end(self, round: int) -> bool:
+        """Whether the run may end here: the scores of its last round are known if any are."""
+        return self._every is None or self.scores(round)
+
     def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
         """Called before the first round, with the assignment and the diagnostics, if any."""
         self._before, self._diagnostics = labels, diagnostics
@@ -143,7 +151,7 @@ class Recorder:
         began = perf_counter()
         state, before = states[0], self._before
         task = self._engine.task
-        tables = self._scores(states) if self._scored(state.round) else {}
+        tables = self._scores(states) if self.scores(state.round) else {}
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
         scores = task.scores(tables.pop("after", nothing))
         accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
@@ -197,10 +205,6 @@ class Recorder:
         self._before = state.labels
         self._clear()
         return record
-
-    def _scored(self, round: int) -> bool:
-        """Whether clients are tested in this round."""
-        return self._every is not None and (round % self._every == 0 or round == self._last)
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""

@@ -10,9 +10,11 @@ import numpy as np
 from wecfl import metrics
 from wecfl.bilevel.evaluation import tallies
 from wecfl.channel.attacks import Backdoor, DataAttack, ModelAttack, choose
+from wecfl.core.clients import Clients
 from wecfl.core.engine import Engine
 from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
 from wecfl.options import Attack
 
 __all__ = ["SimulatedAttack"]
@@ -37,8 +39,12 @@ class SimulatedAttack:
     """The honest clients, with the trigger of a backdoor in their test samples; else None."""
 
     @classmethod
-    def on(cls, federation: Federation, asked: Attack, seed: int) -> Self:
+    def on(cls, federation: Federation | Clients, asked: Attack, seed: int) -> Self:
         """The attack that was asked for, by a share of the clients."""
+        if not isinstance(federation, Federation):
+            raise ConfigError(
+                "attack needs a federation with the clients' data: attacks are simulated"
+            )
         attack, attackers = asked.value, choose(federation.keys, asked.attackers, seed)
         held = federation
         if isinstance(attack, DataAttack):
