@@ -164,11 +164,19 @@ class Config(BaseModel):
     warmup: int = Field(
         0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD.")
-    keep_momentum: bool = Field(
-        True, description="Whether clients keep their momentum between rounds."
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = Field(
+        "sgd", description="How a step of a client follows from a gradient."
     )
-    weight_decay: float = Field(0.0, ge=0, description="The weight decay of SGD.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD, and β1 of Adam.")
+    keep_momentum: bool = Field(
+        True, description="Whether clients keep momentum and moments between rounds."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="The weight decay.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="β2 of Adam and AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="ε of Adam and AdamW.")
+    max_gradient: float | None = Field(
+        None, gt=0, description="Shorten longer mini-batch gradients to this norm."
+    )
     batchnorm: Literal["running", "batch"] = Field(
         "running",
         description="What BatchNorm uses in tests: running statistics, or those of each batch.",

@@ -109,7 +109,10 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
     return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
 
 
-PLAN_KEYS = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
+PLAN_KEYS = {
+    "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay", "optimizer",
+    "adam_beta2", "adam_eps", "max_gradient",
+}  # fmt: skip
 """The keys of the plan, for which a method may have defaults of its own."""
 
 
@@ -118,7 +121,7 @@ def options_of(config: Config) -> dict[str, Any]:
 
     >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
     Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None,
-         schedule=None)
+         optimizer=None, adam_beta2=None, adam_eps=None, max_gradient=None, schedule=None)
     """
     privacy = None
     if config.clip is not None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
 from wecfl.core.channel import Channel
-from wecfl.core.plan import LocalPlan
+from wecfl.core.plan import LocalPlan, OptimizerName
 from wecfl.core.schedule import Schedule
 from wecfl.core.until import NoGain, Until
 from wecfl.errors import ConfigError
@@ -50,7 +50,7 @@ class Plan:
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
     LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
-              done=None)
+              optimizer='sgd', adam_beta2=0.999, adam_eps=1e-08, max_gradient=None, done=None)
     """
 
     steps: int | None = None
@@ -60,11 +60,21 @@ class Plan:
     lr: float | Literal["theory"] | None = None
     """η, default 0.001; or `theory`: Theorem 1's bound for each client, in every round."""
     momentum: float | None = None
-    """The momentum of SGD; default 0.9."""
+    """The momentum of SGD, and β1 of Adam; default 0.9."""
     keep_momentum: bool | None = None
-    """Whether clients keep their momentum buffer between rounds; default True, as in the paper."""
+    """Whether clients keep their optimizer's buffer (momentum, the moments of Adam) between rounds;
+    default True, as in the paper."""
     weight_decay: float | None = None
-    """The weight decay of SGD; default 0."""
+    """The weight decay; default 0."""
+    optimizer: OptimizerName | None = None
+    """`sgd`, which is the default, `nesterov`, `adam` or `adamw`."""
+    adam_beta2: float | None = None
+    """β2 of Adam; default 0.999."""
+    adam_eps: float | None = None
+    """ε of Adam; default 1e-8."""
+    max_gradient: float | None = None
+    """The largest norm of a mini-batch gradient, to which longer ones are shortened; default: none.
+    """
     schedule: Schedule | None = None
     """A function that gives a factor of η for each round (`wecfl.schedules`); None: η stays."""
 

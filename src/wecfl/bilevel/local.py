@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 MODEL_REPLY = {"model": Field(("P",), update=True)}
-MOMENTUM_FIELD = Field(("trainable",))
+MOMENTUM_FIELD = Field(("buffer",))
 PERSONAL_FIELD = Field(("P",), start="received")
 
 
 def _momentum(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
-    """The field of the momentum buffer, if it is kept between rounds."""
-    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.momentum > 0 else {}
+    """The field of the optimizer's buffer, if it is kept between rounds."""
+    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.buffered else {}
 
 
 @dataclass(frozen=True, slots=True)

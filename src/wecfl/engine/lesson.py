@@ -69,10 +69,10 @@ class Lesson:
     """(n,), how many steps of the round each client takes."""
     lr: F32
     """(n,), the learning rates."""
-    momentum: float
-    weight_decay: float
+    plan: LocalPlan
+    """How a step is made; its own η and number of steps are not used."""
     velocity: F32 | None
-    """(n, trainable), the momentum to go on with; None: from zero."""
+    """(n, buffer), the optimizer's buffers to go on with; None: from zero."""
     mu: F32 | None
     """(trainable,), the pull towards the anchor; None: no pull."""
     anchor: F32 | None

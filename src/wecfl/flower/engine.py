@@ -214,12 +214,8 @@ class FlowerEngine:
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
-        models = sent.common.get("models")
-        sizes: dict[str, int | tuple[int, ...]] = {
-            "P": len(np.arange(self.layout.width)[self.layout.columns(job.shared)]),
-            "trainable": self.layout.trainable, "tally": self.task.shape(self.outputs),
-            "K": 0 if models is None else len(models),
-        }  # fmt: skip
+        sizes = job.sizes(self.layout, sent, self.task.shape(self.outputs))
+        sizes["P"] = len(np.arange(self.layout.width)[self.layout.columns(job.shared)])
         return {
             name: (field.dtype, field.sized(sizes)) for name, field in job.program.replies.items()
         }

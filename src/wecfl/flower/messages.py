@@ -43,7 +43,7 @@ __all__ = [
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """The type and the shape of each array that a reply must have, by name."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of requests and replies; it must be the same on both sides."""
 
 NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
@@ -87,7 +87,9 @@ def job_config(job: Job) -> dict[str, Any]:
         "program": json.dumps(encoded(job.program)), "seed": str(job.seed), "round": job.round,
         "tick": job.tick, "shared": job.shared, "keep": job.keep, "steps": plan.steps,
         "batch": plan.batch, "momentum": plan.momentum, "keep_momentum": plan.keep_momentum,
-        "weight_decay": plan.weight_decay,
+        "weight_decay": plan.weight_decay, "optimizer": plan.optimizer,
+        "adam_beta2": plan.adam_beta2, "adam_eps": plan.adam_eps,
+        "max_gradient": plan.max_gradient or 0.0,
     }  # fmt: skip
 
 
@@ -96,7 +98,9 @@ def read_job(config: Mapping[str, Any]) -> Job:
     plan = LocalPlan(
         steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
-        weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),
+        weight_decay=float(config["weight_decay"]), optimizer=config["optimizer"],
+        adam_beta2=float(config["adam_beta2"]), adam_eps=float(config["adam_eps"]),
+        max_gradient=float(config["max_gradient"]) or None, done=np.array([int(config["done"])]),
     )  # fmt: skip
     return Job(
         decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),

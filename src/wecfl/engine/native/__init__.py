@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from wecfl import memory, rng
+from wecfl.core.plan import LocalPlan
 from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
@@ -101,12 +102,12 @@ class NativeEngine(LocalEngine):
         models = memory.empty(lesson.rows.shape) if lesson.out is None else lesson.out
         if models is not lesson.rows:
             models[:] = lesson.rows
-        velocity = None
-        if lesson.momentum > 0:
-            velocity = memory.empty((n, self.layout.trainable))
-            velocity[:] = 0 if lesson.velocity is None else lesson.velocity
+        buffers = None
+        if size := lesson.plan.buffer(self.layout):
+            buffers = memory.empty((n, size))
+            buffers[:] = 0 if lesson.velocity is None else lesson.velocity
         if not busy:
-            return models, velocity
+            return models, buffers
         counts = np.zeros((len(busy), max(map(len, batches))), np.int64)
         for row, taken in zip(counts, (batches[row] for row in busy), strict=True):
             row[: len(taken)] = [len(batch) for batch in taken]
@@ -116,14 +117,13 @@ class NativeEngine(LocalEngine):
         self._call(
             "train",
             models,
-            velocity,
+            buffers,
             lesson.anchor,
             lesson.offset,
             lesson.mu,
             lesson.free,
             lesson.lr,
-            lesson.momentum,
-            lesson.weight_decay,
+            self._optimizer(lesson.plan),
             self._x,
             federation.y,
             np.array(busy),
@@ -132,7 +132,18 @@ class NativeEngine(LocalEngine):
             np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
             self.workers,
         )
-        return models, velocity
+        return models, buffers
+
+    def _optimizer(self, plan: LocalPlan) -> _native.Optimizer:
+        return _native.Optimizer(
+            plan.optimizer,
+            self.layout.trained_stops,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            beta2=plan.adam_beta2,
+            eps=plan.adam_eps,
+            max_gradient=plan.max_gradient or 0.0,
+        )
 
     def close(self) -> None:
         """Nothing to give back: threads end with each call."""
@@ -196,8 +207,9 @@ class NativeEngine(LocalEngine):
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(
-            ours, None, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
-        )
+            ours, None, None, None, None, None, lr, self._optimizer(LocalPlan(momentum=0.0)),
+            flat, y, first, order, batches, key, 1,
+        )  # fmt: skip
         module = deepcopy(self._model).eval()
         for part in module.modules():
             if isinstance(part, nn.Dropout):
