@@ -143,8 +143,8 @@ def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recorder) -> li
         raise ConfigError(
             f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
         )
-    finished = folder.ended and read_summary(folder.path)["status"] == "finished"
-    if finished and (stopped := _reason(rounds, records, recorder)):
+    stopped = _reason(rounds, records, recorder)
+    if stopped and folder.ended and read_summary(folder.path)["status"] == "finished":
         raise ConfigError(f"{folder.path} has ended: {stopped}; to continue, set until to rounds")
     return records
 

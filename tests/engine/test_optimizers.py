@@ -16,8 +16,9 @@ from wecfl import Config, Correction, Federation, State, make_engine, methods
 from wecfl.bilevel.local import Parts, Train
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job, Sent
-from wecfl.core.types import F32
-from wecfl.errors import ConfigError
+from wecfl.core.types import F32, Table
+from wecfl.errors import ConfigError, RunFolderError
+from wecfl.experiment import Experiment
 from wecfl.flower.messages import job_config, read_job
 from wecfl.from_config import options_of
 from wecfl.models import fill, row_of
@@ -114,13 +115,12 @@ def test_steps_are_those_of_torch(name: str, kind: Any, fed: Federation) -> None
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize(
-    "plan", [PLANS["nesterov"], PLANS["adam"], PLANS["adamw"], PLANS["clipped"]], ids=str
-)
+@pytest.mark.parametrize("name", ["nesterov", "adam", "adamw", "clipped"])
 def test_what_is_frozen_keeps_its_moments_and_counts_no_step(
-    plan: LocalPlan, kind: Any, fed: Federation
+    name: str, kind: Any, fed: Federation
 ) -> None:
-    rows, memory = rows_of(len(fed)), {}
+    plan, rows = PLANS[name], rows_of(len(fed))
+    memory: Table = {}
     with make_engine(kind, fed, network(), workers=2) as engine:
         for round in range(ROUNDS):
             job = Job(Parts("classifier", steps=1), plan, SEED, round, keep=True)
@@ -144,10 +144,8 @@ def test_methods_come_to_the_same_on_both_engines_and_go_on_to_the_bit(
         fed, methods.ditto(), rounds=3, engine="native", out=tmp_path / "run", resume=True, **about
     )
     np.testing.assert_array_equal(again.centers, results[0].centers)
-    np.testing.assert_array_equal(
-        again.states[0].memory["personal_momentum"],
-        results[0].states[0].memory["personal_momentum"],
-    )
+    kept, expected = (each.states[0].memory["personal_momentum"] for each in (again, results[0]))
+    np.testing.assert_array_equal(kept, expected)
 
 
 def test_every_choice_reaches_the_plan_and_travels() -> None:
@@ -177,6 +175,21 @@ def test_a_wrong_plan_is_refused(choices: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(choices.values())) if "optimizer" in choices
                        else next(iter(choices))):  # fmt: skip
         wecfl.Plan(**choices)
+
+
+def test_a_folder_from_before_there_were_optimizers_goes_on(fed: Federation, tmp_path: Any) -> None:
+    plan = {"steps": 10, "batch": 32, "lr": 0.001, "momentum": 0.9, "keep_momentum": True}
+    about: dict[str, Any] = {"method": "fedavg", "rounds": 1}
+    experiment = Experiment(
+        fed, methods.fedavg, model="logistic", rounds=1, folder=tmp_path / "run",
+        written={**about, "plan": plan},
+    )  # fmt: skip
+    experiment.run()
+    further = replace(experiment, rounds=2, folder=wecfl.Folder(tmp_path / "run", resume=True))
+    with pytest.raises(RunFolderError, match="plan"):
+        replace(further, written={**about, "plan": {**plan, "optimizer": "adam"}}).run()
+    again = replace(further, written={**about, "plan": {**plan, "optimizer": "sgd"}})
+    assert len(again.run().records) == 2
 
 
 @pytest.mark.parametrize("choices", [{"optimizer": "adam"}, {"lr": "theory", "max_gradient": 1.0}])

@@ -29,6 +29,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +41,7 @@ import tomli_w
 
 from wecfl.config import Config
 from wecfl.core.clients import Clients
+from wecfl.core.plan import LocalPlan
 from wecfl.core.state import State
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
@@ -296,6 +298,8 @@ def _check_same(
     defaults = Config().toml()  # of choices that did not exist yet when the run began
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
+        if key == "plan":
+            was, now = ({**asdict(LocalPlan()), **(plan or {})} for plan in (was, now))
         if was != now:
             raise RunFolderError(
                 f"{path} can't be resumed with {key} = {now!r}: it began with {was!r}"
