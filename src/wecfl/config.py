@@ -144,6 +144,12 @@ class Config(BaseModel):
         le=MAX_COUNT,
         description="Q, the number of mini-batches that a client trains on in a round.",
     )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Passes over its data that a client makes in a round, in place of --steps.",
+    )
     batch: int = Field(32, ge=1, le=MAX_COUNT, description="The number of samples in a mini-batch.")
     lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
         0.001,

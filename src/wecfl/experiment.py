@@ -235,6 +235,7 @@ class Experiment:
         if self.kept_out and self._overspent:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
+        self.measure.check(plan)
         Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if self._compute:
             name, known = self._compute.engine, ", ".join(ENGINES)

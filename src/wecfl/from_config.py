@@ -111,7 +111,7 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
 
 PLAN_KEYS = {
     "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay", "optimizer",
-    "adam_beta2", "adam_eps", "max_gradient",
+    "adam_beta2", "adam_eps", "max_gradient", "epochs",
 }  # fmt: skip
 """The keys of the plan, for which a method may have defaults of its own."""
 
@@ -121,7 +121,8 @@ def options_of(config: Config) -> dict[str, Any]:
 
     >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
     Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None,
-         optimizer=None, adam_beta2=None, adam_eps=None, max_gradient=None, schedule=None)
+         optimizer=None, adam_beta2=None, adam_eps=None, max_gradient=None, epochs=None,
+         schedule=None)
     """
     privacy = None
     if config.clip is not None:
@@ -210,7 +211,7 @@ def _conditions(config: Config) -> Conditions:
 def written(config: Config, method: Method) -> dict[str, Any]:
     """The content of `config.toml`: the choices that applied, which can repeat the run."""
     config = config.completed()
-    idle = PARTITION_KEYS if holds_clients(config) else ()
+    idle = (*(PARTITION_KEYS if holds_clients(config) else ()), *(["steps"] * bool(config.epochs)))
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
     chosen = {key: value for key, value in config.toml().items() if key not in idle}
     return chosen | usual

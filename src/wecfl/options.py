@@ -50,7 +50,8 @@ class Plan:
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
     LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
-              optimizer='sgd', adam_beta2=0.999, adam_eps=1e-08, max_gradient=None, done=None)
+              optimizer='sgd', adam_beta2=0.999, adam_eps=1e-08, max_gradient=None, epochs=None,
+              done=None)
     """
 
     steps: int | None = None
@@ -75,11 +76,17 @@ class Plan:
     max_gradient: float | None = None
     """The largest norm of a mini-batch gradient, to which longer ones are shortened; default: none.
     """
+    epochs: int | None = None
+    """The number of passes over its data that a client makes in a round, in place of `steps`."""
     schedule: Schedule | None = None
     """A function that gives a factor of η for each round (`wecfl.schedules`); None: η stays."""
 
     def __post_init__(self) -> None:
-        counts = {"steps": self.steps, "batch": self.batch}
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"give steps or epochs, and not both: got {self.steps} steps, {self.epochs} epochs"
+            )
+        counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
         check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if isinstance(self.lr, str) and self.lr != "theory":
             raise ConfigError(f"lr must be a number or 'theory', got '{self.lr}'")
@@ -254,6 +261,14 @@ class Measure:
 
     def __post_init__(self) -> None:
         check_whole(score_every=(self.score_every, 1))
+
+    def check(self, plan: LocalPlan) -> None:
+        """Raise an error if the plan does not allow what is to be measured."""
+        if self.diagnostics and plan.epochs:
+            raise ConfigError(
+                "diagnostics need as many steps at each client, as the theory has it: give steps, "
+                "not epochs"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,12 @@ def resolve(
         written = {
             key: value for key, value in written.items() if key not in ("alpha", "classes_per")
         }
-    values = {**PRESETS[preset], **written, **flags}
+    values: dict[str, Any] = {}
+    for layer in (PRESETS[preset], written, flags):
+        for one, other in (("steps", "epochs"), ("epochs", "steps")):
+            if one in layer:  # what is said last replaces the other
+                values.pop(other, None)
+        values |= layer
     if "options" in written:
         same = flags.get("method", written.get("method")) == written.get("method")
         kept = {

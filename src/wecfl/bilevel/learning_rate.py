@@ -61,6 +61,8 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
     """
     if other := plan.not_plain():
         raise ConfigError(f"lr theory needs plain gradient steps, got {other}")
+    if plan.epochs:
+        raise ConfigError("lr theory needs as many steps at each client: give steps, not epochs")
     if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
             f"lr theory needs a method that compares clients by their models, in the order "

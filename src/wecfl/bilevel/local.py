@@ -184,6 +184,8 @@ class Parts:
         """Raise an error unless both parts have columns and at least one step."""
         layout.columns(self.first)
         layout.columns(f"~{self.first}")
+        if plan.epochs:
+            raise ConfigError("head and body share the steps of a round: give steps, not epochs")
         if not 1 <= self._steps(plan) < plan.steps:
             raise ConfigError(
                 f"head_steps must lie between 1 and {plan.steps - 1}, so that head and body are "

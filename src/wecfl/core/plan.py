@@ -49,12 +49,15 @@ class LocalPlan:
     """ε of Adam and AdamW."""
     max_gradient: float | None = None
     """The largest norm of a mini-batch gradient of the loss; longer ones are shortened to it."""
+    epochs: int | None = None
+    """The number of passes over its data that a client makes in a round, in place of `steps`."""
     done: Int | None = None
-    """(n,), how many of the Q steps each client completes; None: all of them."""
+    """(n,), how many of its steps each client completes; None: all of them."""
 
     def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("batch", self.batch)):
-            if value < 1:
+        counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
+        for name, value in counts.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
@@ -117,6 +120,16 @@ class LocalPlan:
         lr = self.lr[who] if isinstance(self.lr, np.ndarray) else self.lr
         return replace(self, lr=lr, done=None if self.done is None else self.done[who])
 
+    def steps_of(self, sizes: Int) -> Int:
+        """(n,), the number of steps of clients with so many samples.
+
+        >>> LocalPlan(batch=32, epochs=2).steps_of(np.array([10, 64, 65]))
+        array([2, 4, 6])
+        """
+        if self.epochs is None:
+            return np.full(np.shape(sizes), self.steps)
+        return self.epochs * -(-sizes // self.batch)
+
     def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
         """The positions of the samples in the mini-batches that a client uses after `round` rounds.
 
@@ -125,9 +138,9 @@ class LocalPlan:
         >>> [b.tolist() for b in LocalPlan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
         [[2, 1], [0], [2, 0], [1]]
         """
-        per_pass = -(-size // self.batch)
+        per_pass, steps = -(-size // self.batch), int(self.steps_of(np.array(size)))
         chosen: list[Int] = []
-        for step in range(round * self.steps, (round + 1) * self.steps):
+        for step in range(round * steps, (round + 1) * steps):
             number, position = divmod(step, per_pass)
             if position == 0 or not chosen:
                 shuffled = rng.stream(seed, "shuffle", number, client).permutation(size)

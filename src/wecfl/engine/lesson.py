@@ -46,10 +46,12 @@ class Walk:
     round: int
     begin: int
     end: int | None
+    epochs: int | None = None
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client with these samples that takes `done` steps of the round."""
-        whole = LocalPlan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
+        plan = LocalPlan(self.steps, self.batch, epochs=self.epochs)
+        whole = plan.batches(len(own), self.seed, self.round, key)
         return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
 
     def dropout(self, key: int) -> int:

@@ -269,12 +269,15 @@ class LocalSite:
         """A part of the round's steps (`wecfl.core.program.Site`)."""
         n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
         buffer = plan.buffer(self.layout)
-        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, n)
-        if not ((done >= 0) & (done <= plan.steps)).all():
+        steps = plan.steps_of(self.sizes)
+        done = steps if plan.done is None else np.broadcast_to(plan.done, n)
+        if not ((done >= 0) & (done <= steps)).all():
             raise ConfigError(
-                f"clients take 0 to {plan.steps} steps, got {done.min()}…{done.max()}"
+                f"clients take 0 to {steps.max()} steps, got {done.min()}…{done.max()}"
             )
-        walk = Walk(plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop)
+        walk = Walk(
+            plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs
+        )
         mu = _array("mu", correction.mu, (trainable,))
         with np.errstate(over="ignore"):  # beyond float32 it is infinite; the round reports that
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)

@@ -23,6 +23,7 @@ from wecfl.core.types import F32, Int, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.messages import (
+    ALL_STEPS,
     PROTOCOL_VERSION,
     Refused,
     Shapes,
@@ -176,7 +177,7 @@ class FlowerEngine:
             raise ConfigError("a soft vote over a network can't keep columns private: share all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}
         lr = np.broadcast_to(job.plan.lr, n)
-        done = np.broadcast_to(job.plan.steps if job.plan.done is None else job.plan.done, n)
+        done = np.broadcast_to(ALL_STEPS if job.plan.done is None else job.plan.done, n)
         common = {name: packed(rows[..., columns]) for name, rows in sent.common.items()}
         contents: dict[int, RecordDict] = {}
         for j, i in enumerate(whom.tolist()):

@@ -27,6 +27,7 @@ from wecfl.core.state import Reply
 from wecfl.layout import Layout
 
 __all__ = [
+    "ALL_STEPS",
     "PROTOCOL_VERSION",
     "Refused",
     "Shapes",
@@ -45,6 +46,9 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 PROTOCOL_VERSION = 3
 """The version of requests and replies; it must be the same on both sides."""
+
+ALL_STEPS = -1
+"""Asks a client for all steps of the plan; only the client knows how many epochs have."""
 
 NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
@@ -89,7 +93,7 @@ def job_config(job: Job) -> dict[str, Any]:
         "batch": plan.batch, "momentum": plan.momentum, "keep_momentum": plan.keep_momentum,
         "weight_decay": plan.weight_decay, "optimizer": plan.optimizer,
         "adam_beta2": plan.adam_beta2, "adam_eps": plan.adam_eps,
-        "max_gradient": plan.max_gradient or 0.0,
+        "max_gradient": plan.max_gradient or 0.0, "epochs": plan.epochs or 0,
     }  # fmt: skip
 
 
@@ -100,7 +104,8 @@ def read_job(config: Mapping[str, Any]) -> Job:
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
         weight_decay=float(config["weight_decay"]), optimizer=config["optimizer"],
         adam_beta2=float(config["adam_beta2"]), adam_eps=float(config["adam_eps"]),
-        max_gradient=float(config["max_gradient"]) or None, done=np.array([int(config["done"])]),
+        max_gradient=float(config["max_gradient"]) or None, epochs=int(config["epochs"]) or None,
+        done=None if config["done"] == ALL_STEPS else np.array([int(config["done"])]),
     )  # fmt: skip
     return Job(
         decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),
