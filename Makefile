@@ -7,7 +7,7 @@ READY     := .venv/.ready
 INSTALL   := $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants lock sbom audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -32,8 +32,8 @@ test: $(READY)  ## the whole test suite
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
-fuzz: $(READY)  ## bad input, random networks and engines: twenty times as much, and other, than in make test
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance -n auto
+fuzz: $(READY)  ## bad input, random networks, engines and hostile clients: twenty times as much, and other, than in make test
+	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \
@@ -57,7 +57,7 @@ docs: $(READY)  ## the site into site/; a broken link or an undocumented public 
 bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
 
-soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds and a 100 MB model: docs/reliability.md (an hour)
+soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds, a 100 MB model, hostile nodes: docs/reliability.md (an hour)
 	$(BIN)/python benchmarks/soak.py --json build/soak.json
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers
@@ -82,6 +82,18 @@ freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision
 
 mutants: $(READY)  ## how many of forty small mistakes in src the tests catch (a quarter of an hour)
 	$(BIN)/python tests/mutants.py
+
+LOCK := src/wecfl/deploy/templates/requirements-node.txt
+lock: $(READY)  ## pin what a node's host installs, with hashes; newer releases: make lock FLAGS=--upgrade
+	$(BIN)/python tests/node_lock.py $(FLAGS)
+
+sbom: $(READY)  ## list what a node's host installs as CycloneDX: build/sbom.cdx.json (needs the network)
+	@mkdir -p build
+	$(BIN)/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml \
+	  --output-reproducible --output-file build/sbom.cdx.json $(LOCK)
+
+audit: $(READY)  ## ask PyPI for known vulnerabilities of what a node's host installs (needs the network)
+	$(BIN)/uvx --from pip-audit==2.10.0 pip-audit --disable-pip --require-hashes --requirement $(LOCK)
 
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .

@@ -4,6 +4,7 @@ kills    every method on both engines, killed at random moments and resumed (tes
 clients  10,000 clients with a CNN, 20 rounds, with a run folder
 rounds   1,000 rounds of 200 clients on digits
 model    a model of 100 MB, stopped and resumed to the same bits
+federations  nodes over a network of which many say anything (tests/hostile.py)
 
 All parts run unless some are named. Needs Linux (/proc), and 4 GB of disk for `clients`. Ctrl-C
 stops the part that runs, and the figures of the parts before it are shown.
@@ -44,7 +45,8 @@ from wecfl.methods import METHODS
 MAX_MEMORY_GROWTH = 1.05
 """The largest memory after the last round, as a multiple of that after a quarter of the rounds."""
 ENGINES = ("native", "torch")
-KILLS_SCRIPT = Path(__file__).parents[1] / "tests" / "kills.py"
+TESTS = Path(__file__).parents[1] / "tests"
+KILLS_SCRIPT, HOSTILE_SCRIPT = TESTS / "kills.py", TESTS / "hostile.py"
 KILLED_METHODS = (*METHODS, "wecfl-adam", "cfl-adam")
 """All methods, and two of tests/kills.py with an optimizer in clusters that are found or split.
 Together they keep something of every kind: with each cluster (fedavgm, fedadam, …), about each
@@ -80,26 +82,14 @@ def kills(
     times: int, names: Sequence[str] = KILLED_METHODS, script: Path = KILLS_SCRIPT
 ) -> list[Line]:
     """Kill each method on each engine `times` times; each run must come to the same bits."""
-    command = [sys.executable, str(script), "--times", str(times), "--method", *names]
-    command += ["--engine", *ENGINES]
+    words = ["--times", str(times), "--method", *names, "--engine", *ENGINES]
     pairs = len(names) * len(ENGINES)
-    results: list[dict[str, Any]] = []
-    with (
-        _bar("kills", pairs) as advance,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        try:
-            for line in process.stdout or ():
-                results.append(ast.literal_eval(line))
-                advance()
-        except BaseException:
-            process.terminate()
-            raise
+    results, code = _told(script, words, "kills", pairs)
     total = {
         key: sum(result[key] for result in results) for key in ("kills", "while writing", "runs")
     }
     detail = f"{total['runs']} runs, {total['while writing']} kills in the middle of writing"
-    if process.returncode:
+    if code:
         detail = f"failed in pair {len(results) + 1} of method and engine; {detail}"
     return [
         Line(
@@ -109,6 +99,39 @@ def kills(
             "kills, none of which changed a bit", "logistic, mlp", [total["kills"]], detail=detail
         ),
     ]
+
+
+def federations(count: int, nodes: int, script: Path = HOSTILE_SCRIPT) -> list[Line]:
+    """Run federations over a network in memory, in each of which some nodes say anything."""
+    words = ["--count", str(count), "--nodes", str(nodes)]
+    results, code = _told(script, words, "federations", count)
+    liars, refused = (sum(result[key] for result in results) for key in ("liars", "refused"))
+    detail = f"{liars} nodes lied, {refused} replies were refused"
+    if code:
+        detail = f"failed in federation {len(results)}; {detail}"
+    title = f"federations of {nodes} nodes that finished, resumed and reported"
+    return [Line(title, "MLP, 39 parameters", [len(results)], least=count, detail=detail)]
+
+
+def _told(
+    script: Path, words: Sequence[str], title: str, total: int
+) -> tuple[list[dict[str, Any]], int]:
+    """What a script prints, a dictionary in each line, and its exit code."""
+    results: list[dict[str, Any]] = []
+    with (
+        _bar(title, total) as advance,
+        subprocess.Popen(
+            [sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                results.append(ast.literal_eval(line))
+                advance()
+        except BaseException:
+            process.terminate()
+            raise
+    return results, process.returncode
 
 
 def clients(m: int, rounds: int) -> list[Line]:
@@ -257,6 +280,7 @@ PARTS: dict[str, tuple[Callable[..., list[Line]], dict[str, Any], dict[str, Any]
     "clients": (clients, {"m": 10_000, "rounds": 20}, {"m": 300, "rounds": 12}),
     "rounds": (rounds, {"count": 1000, "m": 200}, {"count": 20, "m": 20}),
     "model": (model, {"hidden": 24_150, "m": 4, "rounds": 4}, {"hidden": 500, "m": 4, "rounds": 4}),
+    "federations": (federations, {"count": 24, "nodes": 20}, {"count": 2, "nodes": 5}),
 }
 """The function of each part, its size, and its size with --quick."""
 

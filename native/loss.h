@@ -1,4 +1,4 @@
-// The loss: mean cross-entropy of the logits.
+// The loss: the mean over a batch of cross-entropy, plain or weighted and smoothed, or of squared errors.
 #pragma once
 #include <cmath>
 
@@ -6,11 +6,18 @@
 
 namespace WECFL_ISA {
 
-// Writes the gradient of the last tensor; lanes beyond the batch get zero.
+// Writes the gradient of the last tensor; lanes beyond the batch get zero. With p = softmax(z) and the
+// class t it is, for each sample, 1/count times
+//   plain     p_c − [c = t]
+//   weighted  (1 − s)·w_t·(p_c − [c = t]) + s/C·(p_c·Σw − w_c)
+//   squares   2·(z_c − y_c)/C
 static void loss_gradient(const Pass& p) {
     const int last = p.net.ops[p.net.op_count - 1].out;
     const Geometry &g = p.tensor(last).value, &h = p.tensor(last).grad;
     const int classes = p.net.classes;
+    const LossOptions& loss = p.net.loss;
+    float weight_sum = 0;
+    for (int c = 0; c < classes && loss.kind == Loss::weighted; c++) weight_sum += loss.weights[c];
     for (int s = 0; s < p.blocks * LANES; s++) {
         const float* z = p.value(last, s / LANES) + s % LANES;
         float* d = p.grad(last, s / LANES) + s % LANES;
@@ -19,12 +26,28 @@ static void loss_gradient(const Pass& p) {
             for (int c = 0; c < classes; c++) d[at(h, c)] = 0;
             continue;
         }
+        if (loss.kind == Loss::squares) {
+            const float* y = p.batch.targets.numbers + p.batch.rows[s] * classes;
+            for (int c = 0; c < classes; c++)
+                d[at(h, c)] = 2 * (z[at(g, c)] - y[c]) / (float(classes) * p.batch.count);
+            continue;
+        }
         float top = z[0];
         for (int c = 1; c < classes; c++) top = z[at(g, c)] > top ? z[at(g, c)] : top;
         float norm = 0;
         for (int c = 0; c < classes; c++) norm += d[at(h, c)] = std::exp(z[at(g, c)] - top);
-        const int64_t truth = p.batch.labels[p.batch.rows[s]];
-        for (int c = 0; c < classes; c++) d[at(h, c)] = (d[at(h, c)] / norm - (c == truth)) / p.batch.count;
+        const int64_t truth = p.batch.targets.labels[p.batch.rows[s]];
+        if (loss.kind == Loss::plain) {
+            for (int c = 0; c < classes; c++)
+                d[at(h, c)] = (d[at(h, c)] / norm - (c == truth)) / p.batch.count;
+            continue;
+        }
+        const float own = (1 - loss.smoothing) * loss.weights[truth], every = loss.smoothing / classes;
+        for (int c = 0; c < classes; c++) {
+            const float share = d[at(h, c)] / norm;
+            d[at(h, c)] = (own * (share - (c == truth)) + every * (share * weight_sum - loss.weights[c])) /
+                          p.batch.count;
+        }
     }
 }
 

@@ -30,20 +30,21 @@ NB_MODULE(_native, m) {
              nb::arg("max_gradient") = 0.);
     nb::class_<Runner>(m, "Runner")
         .def(nb::init<const std::vector<Layer>&, const std::vector<int>&, int, int64_t, int64_t,
-                      const std::string&>(),
+                      const std::string&, const std::string&, const std::vector<float>&, float>(),
              nb::arg("layers"), nb::arg("shape"), nb::arg("classes"), nb::arg("trainable"), nb::arg("width"),
-             nb::arg("isa") = "")
+             nb::arg("isa") = "", nb::arg("loss") = "cross-entropy",
+             nb::arg("weights") = std::vector<float>(), nb::arg("smoothing") = 0.f)
         .def_prop_ro("isa", &Runner::isa)
         .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("buffers").none(),
              nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(), nb::arg("free").none(),
              nb::arg("lr").noconvert(), nb::arg("optimizer"), nb::arg("x").noconvert(),
-             nb::arg("y").noconvert(), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
+             nb::arg("y"), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
              nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))
         .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
              nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
              nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"), nb::arg("threads"))
         .def("gradients", &Runner::gradients, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
-             nb::arg("x").noconvert(), nb::arg("y").noconvert(), nb::arg("index").noconvert(),
+             nb::arg("x").noconvert(), nb::arg("y"), nb::arg("index").noconvert(),
              nb::arg("offsets").noconvert(), nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"),
              nb::arg("threads"));
     m.def("instruction_sets", [] {

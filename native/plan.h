@@ -50,12 +50,21 @@ struct Op {
     size_t statistics_at = 0;  // its BatchNorm statistics, in floats
 };
 
+enum class Loss : int { plain, weighted, squares };
+
+struct LossOptions {
+    Loss kind = Loss::plain;
+    const float* weights = nullptr;  // (classes,) if weighted
+    float smoothing = 0;             // of the weighted one
+};
+
 struct Network {
     const Op* ops;
     int op_count;
     const Tensor* tensors;
     int64_t trainable, width;
-    int classes;
+    int classes;  // outputs of the last layer
+    LossOptions loss;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
     size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
         combined_size, room_size;
@@ -63,11 +72,17 @@ struct Network {
 
 enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave
 
+// What is to be predicted for the samples of the pool.
+struct Targets {
+    const int64_t* labels = nullptr;  // (n,), for cross-entropy
+    const float* numbers = nullptr;   // (n, classes), for squared errors
+};
+
 // One mini-batch: rows of the sample pool.
 struct Batch {
     const float* samples;  // (n, sample_size)
     size_t sample_size;
-    const int64_t* labels;  // (n,)
+    Targets targets;
     const int64_t* rows;
     int count;
 };

@@ -113,8 +113,16 @@ Plan::Shape Plan::after(const Layer& layer, const std::string& place, Shape in) 
 // ---- from layers to operations ----------------------------------------------------------------
 
 Plan::Plan(const std::vector<Layer>& layers, const std::vector<int>& sample_shape, int classes,
-           int64_t trainable, int64_t width) {
+           int64_t trainable, int64_t width, const std::string& loss, std::vector<float> weights,
+           float smoothing)
+    : weights_(std::move(weights)) {
     net_.trainable = trainable, net_.width = width, net_.classes = classes;
+    const bool weighted = loss == "weighted cross-entropy";
+    demand(weighted || loss == "cross-entropy" || loss == "squares", "there is no loss '" + loss + "'");
+    demand(weights_.size() == size_t(weighted ? classes : 0), "weights need one entry per class");
+    demand(smoothing >= 0 && smoothing < 1, "smoothing must lie in [0, 1)");
+    net_.loss = {weighted ? Loss::weighted : loss == "squares" ? Loss::squares : Loss::plain,
+                 weights_.data(), smoothing};
     std::vector<Shape> shapes{sample(sample_shape)};  // shapes[i]: the input of layer i
     for (size_t i = 0; i < layers.size(); i++) {
         const Layer& layer = layers[i];
@@ -125,8 +133,7 @@ Plan::Plan(const std::vector<Layer>& layers, const std::vector<int>& sample_shap
     tensors_.push_back({{in.channels, in.height, in.width}, {in.channels, in.height, in.width}});
     for (size_t i = 0; i < layers.size();) i += add(layers, shapes, i);
     demand(!ops_.empty() && ops_.back().kind == Kind::linear && shapes.back().channels == classes,
-           "the last layer must be linear with one output for each of the " + std::to_string(classes) +
-               " classes");
+           "the last layer must be linear with " + std::to_string(classes) + " outputs");
     skip_needless_gradients();
     assign_memory();
 }

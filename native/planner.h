@@ -31,8 +31,10 @@ class Plan {
 public:
     // A row has `width` columns, of which the first `trainable` get gradients. `sample_shape` has one to
     // three sizes: features; height and width; or channels, height and width.
+    // `weights`, one for each class, and `smoothing` are those of the loss "weighted cross-entropy".
     Plan(const std::vector<Layer>& layers, const std::vector<int>& sample_shape, int classes,
-         int64_t trainable, int64_t width);
+         int64_t trainable, int64_t width, const std::string& loss, std::vector<float> weights,
+         float smoothing);
     Plan(const Plan&) = delete;  // the network points into the vectors
     Plan& operator=(const Plan&) = delete;
 
@@ -49,6 +51,7 @@ private:
     void assign_memory();
     bool by_pairs(int kernel, int stride, const Geometry& in, const Geometry& out);
 
+    std::vector<float> weights_;
     std::vector<Op> ops_;
     std::vector<Tensor> tensors_;
     Network net_{};

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,8 +42,6 @@ inline std::vector<const Backend*> usable_backends() {
 
 template <class T, int N>
 using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <class T, int N>
-using Maybe = std::optional<Array<T, N>>;
 
 // The rule of a plan by the name of its optimizer, and where each trainable tensor ends.
 struct Optimizer {
@@ -67,8 +64,9 @@ struct Optimizer {
 class Runner {
 public:
     Runner(const std::vector<Layer>& layers, const std::vector<int>& shape, int classes, int64_t trainable,
-           int64_t width, const std::string& isa)
-        : plan_(layers, shape, classes, trainable, width) {
+           int64_t width, const std::string& isa, const std::string& loss, const std::vector<float>& weights,
+           float smoothing)
+        : plan_(layers, shape, classes, trainable, width, loss, weights, smoothing) {
         for (const Backend* candidate : usable_backends())
             if (isa.empty() || isa == candidate->name) {
                 backend_ = candidate;
@@ -82,7 +80,7 @@ public:
     // Rows `clients` of `rows` and of everything else that has a row per client are trained in place.
     void train(Array<float, 2> rows, nb::object buffers, nb::object anchor, nb::object offset, nb::object mu,
                nb::object free, Array<float, 1> lr, const Optimizer& optimizer, Array<const float, 2> x,
-               Array<const int64_t, 1> y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
+               nb::object y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
                Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
         const int64_t m = int64_t(rows.shape(0)), n = int64_t(clients.shape(0)),
                       steps = int64_t(offsets.shape(1)) - 1;
@@ -117,7 +115,8 @@ public:
         const float *anchors = read_only(anchor, "anchor"), *offsets_of_rows = read_only(offset, "offset");
         const float* mu_of_columns = of_columns<float>(mu, "mu");
         const bool* free_columns = of_columns<bool>(free, "free");
-        check_samples(x, y, index);
+        check_samples(x, index);
+        const Targets targets = targets_of(y, int64_t(x.shape(0)));
         const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
         for (const Op& op : plan_.ops()) {
             const Geometry& in = plan_.input_of(op);
@@ -148,7 +147,7 @@ public:
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
                     if (count == 0) break;  // a client that takes fewer steps
-                    const Batch batch{x.data(), x.shape(1), y.data(), index.data() + at[0], int(count)};
+                    const Batch batch{x.data(), x.shape(1), targets, index.data() + at[0], int(count)};
                     backend_->gradient(net, row, batch, Mode::train,
                                        keys.data()[j] + uint64_t(q) * 0xD1B54A32D192ED03ull, workspace, gradient);
                     backend_->update(net, row, gradient, update);
@@ -164,8 +163,8 @@ public:
         const Network& net = plan_.network();
         demand(out.shape(0) == index.shape(0) && int64_t(out.shape(1)) == net.classes,
                "out has the wrong shape");
-        check_samples(x, std::nullopt, index);
-        evaluate(rows, which, x, nullptr, index, offsets, mode, batch, threads, [&](const Workspace& workspace) {
+        check_samples(x, index);
+        evaluate(rows, which, x, Targets{}, index, offsets, mode, batch, threads, [&](const Workspace& workspace) {
             return [&](int64_t, float* row, const Batch& part, Mode how) {
                 float* to = out.data() + (part.rows - index.data()) * net.classes;
                 backend_->forward(net, row, part, how, 0, workspace, to);
@@ -175,14 +174,15 @@ public:
 
     // out[i] = the gradient of client i's mean loss over its samples.
     void gradients(Array<const float, 2> rows, Array<const int64_t, 1> which, Array<const float, 2> x,
-                   Array<const int64_t, 1> y, Array<const int64_t, 1> index, Array<const int64_t, 1> offsets,
+                   nb::object y, Array<const int64_t, 1> index, Array<const int64_t, 1> offsets,
                    Array<float, 2> out, const std::string& mode, int batch, int threads) {
         const Network& net = plan_.network();
         demand(out.shape(0) == which.shape(0) && int64_t(out.shape(1)) == net.trainable,
                "out has the wrong shape");
-        check_samples(x, y, index);
+        check_samples(x, index);
+        const Targets targets = targets_of(y, int64_t(x.shape(0)));
         std::fill(out.data(), out.data() + out.size(), 0.f);
-        evaluate(rows, which, x, y.data(), index, offsets, mode, batch, threads, [&](const Workspace& workspace) {
+        evaluate(rows, which, x, targets, index, offsets, mode, batch, threads, [&](const Workspace& workspace) {
             return [&, gradient = std::vector<float>(net.trainable)](int64_t i, float* row, const Batch& part,
                                                                      Mode how) mutable {
                 backend_->gradient(net, row, part, how, 0, workspace, gradient.data());
@@ -198,7 +198,7 @@ private:
     // its function of (client, row, batch, mode).
     template <class Make>
     void evaluate(const Array<const float, 2>& rows, const Array<const int64_t, 1>& which,
-                  const Array<const float, 2>& x, const int64_t* y, const Array<const int64_t, 1>& index,
+                  const Array<const float, 2>& x, const Targets& targets, const Array<const int64_t, 1>& index,
                   const Array<const int64_t, 1>& offsets, const std::string& mode, int batch, int threads,
                   Make make) {
         const Network& net = plan_.network();
@@ -224,7 +224,7 @@ private:
                 float* row = const_cast<float*>(rows.data()) + which.data()[i] * net.width;
                 for (int64_t from = offsets.data()[i]; from < offsets.data()[i + 1] && !stop; from += batch) {
                     const int count = int(std::min<int64_t>(batch, offsets.data()[i + 1] - from));
-                    run(i, row, Batch{x.data(), x.shape(1), y, index.data() + from, count}, how);
+                    run(i, row, Batch{x.data(), x.shape(1), targets, index.data() + from, count}, how);
                 }
             }
         });
@@ -247,16 +247,30 @@ private:
         return given.data();
     }
 
-    void check_samples(const Array<const float, 2>& x, const Maybe<const int64_t, 1>& y,
-                       const Array<const int64_t, 1>& index) const {
+    // Labels (n,) or, for squared errors, numbers (n, classes); `y` keeps them alive.
+    Targets targets_of(const nb::object& y, int64_t n) const {
+        const Network& net = plan_.network();
+        try {
+            if (net.loss.kind == Loss::squares) {
+                const auto numbers = nb::cast<Array<const float, 2>>(y, false);
+                demand(int64_t(numbers.shape(0)) == n && int64_t(numbers.shape(1)) == net.classes,
+                       "there must be one number per sample and output");
+                return {nullptr, numbers.data()};
+            }
+            const auto labels = nb::cast<Array<const int64_t, 1>>(y, false);
+            demand(int64_t(labels.shape(0)) == n, "there must be one label per sample");
+            for (int64_t i = 0; i < n; i++)
+                demand(labels.data()[i] >= 0 && labels.data()[i] < net.classes, "a label is out of range");
+            return {labels.data(), nullptr};
+        } catch (const std::bad_cast&) {
+            throw nb::type_error("y must be int64 labels (n,) or, for squares, float32 numbers (n, outputs)");
+        }
+    }
+
+    void check_samples(const Array<const float, 2>& x, const Array<const int64_t, 1>& index) const {
         const Geometry& in = plan_.input_of(plan_.ops().front());
         demand(x.shape(1) == size_t(in.channels) * in.height * in.width, "samples have the wrong size");
         const int64_t n = int64_t(x.shape(0));
-        if (y) {
-            demand(int64_t(y->shape(0)) == n, "there must be one label per sample");
-            for (int64_t i = 0; i < n; i++)
-                demand(y->data()[i] >= 0 && y->data()[i] < plan_.network().classes, "a label is out of range");
-        }
         for (size_t i = 0; i < index.shape(0); i++)
             demand(index.data()[i] >= 0 && index.data()[i] < n, "index names a sample that is not there");
     }

@@ -1,6 +1,7 @@
 """A grid without a network: messages are handed to client apps in this process, as bytes.
 
-What a client app answers may be tampered with, lost or delayed, by node.
+What a client app answers may be tampered with, lost or delayed, by node. A tamper that raises an
+error stands for a reply that Flower can't unpack: the error comes out of `pull_messages`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,9 @@ from wecfl import Federation
 Tamper = Callable[[Message], Message | None]
 """What becomes of a reply on its way; None: it never comes."""
 
-WAITS: dict[str, Any] = {"poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05}
+WAITS: dict[str, Any] = {
+    "poll": 0.001, "look_every": 0.0, "min_extra_wait": 0.05, "patience": 0.1
+}  # fmt: skip
 """Seconds: nothing takes long in a grid without a network."""
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -41,7 +44,7 @@ class Node:
 class FakeGrid(Grid):
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         self.nodes = dict(nodes)
-        self.waiting: dict[str, tuple[int, Node, Message]] = {}
+        self.waiting: dict[str, tuple[int, Node, Message | Exception]] = {}
         self.pushed: list[Message] = []
 
     def set_run(self, run: Any) -> None: ...
@@ -70,10 +73,14 @@ class FakeGrid(Grid):
                 answer: Message | None = node.app(message, context)
             except Exception as error:  # as Flower does
                 answer = Message(Error(code=2, reason=repr(error)), reply_to=message)
-            if answer is not None:
-                answer = node.tamper(answer)
-            if answer is not None:
-                self.waiting[number] = (node.delay, node, answer)
+            if answer is None:
+                continue
+            try:
+                told: Message | Exception | None = node.tamper(answer)
+            except Exception as error:
+                told = error
+            if told is not None:
+                self.waiting[number] = (node.delay, node, told)
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -82,8 +89,10 @@ class FakeGrid(Grid):
             if number in self.waiting:
                 left, node, message = self.waiting[number]
                 if left <= 0 and node.online:
-                    came.append(message)
                     del self.waiting[number]
+                    if isinstance(message, Exception):
+                        raise message
+                    came.append(message)
                 else:
                     self.waiting[number] = (left - 1, node, message)
         return came

@@ -2,11 +2,14 @@
 
 import json
 import multiprocessing
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 import wecfl
 from wecfl import methods
@@ -239,3 +242,15 @@ class Outcome(NamedTuple):
 
 Wecfl = Callable[..., Outcome]
 """Runs a command."""
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Sockets that are opened here belong to another user of the machine."""
+    if os.getuid() != 0:
+        pytest.skip("only root can pose as another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -88,3 +88,23 @@ def test_soak_tells_growth_from_what_comes_and_goes(module: Callable[[str], Modu
     growth = module("soak").growth
     assert growth([5, 7, 5, 8, 7, 5, 9, 5]) == 0
     assert growth([5, 6, 6, 7, 7, 8, 8, 9]) == 3
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "reached"), (1, "missed")])
+def test_soak_counts_the_federations(
+    code: int, verdict: str, module: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """Of which tests/flower/test_hostile.py has real ones."""
+    script = """
+import sys
+assert sys.argv[1:] == ["--count", "2", "--nodes", "5"]
+print({"liars": 1, "refused": 3})
+if CODE:
+    sys.exit(CODE)
+print({"liars": 2, "refused": 4})
+"""
+    (tmp_path / "hostile.py").write_text(script.replace("CODE", str(code)))
+    [line] = module("soak").federations(count=2, nodes=5, script=tmp_path / "hostile.py")
+    assert (line.verdict, line.values) == (verdict, [2 - code])
+    assert ("failed in federation 1" in line.detail) == bool(code)
+    assert ("3 nodes lied, 7 replies" in line.detail) != bool(code)

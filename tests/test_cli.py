@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, what it refuses."""
 
+import functools
 import io
 import json
 import os
@@ -9,7 +10,10 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from helpers import Wecfl
 from wecfl import __version__
 from wecfl.cli.terminal import Stopped, Stopping
 from wecfl.config import Config
+from wecfl.core.method import Method
 from wecfl.folder.readers import read_metrics, read_states, read_summary
 from wecfl.methods import METHODS
 
@@ -46,6 +51,30 @@ def clients(folder: Path, count: int = 4) -> Path:
 
 
 # What works
+
+
+def test_run_builds_each_method_once(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: Counter[str] = Counter()
+
+    def counting(name: str, make: Callable[..., Method]) -> Callable[..., Method]:
+        @functools.wraps(make)
+        def counted(*values: Any, **options: Any) -> Method:
+            built[name] += 1
+            return make(*values, **options)
+
+        return counted
+
+    for name in ("wecfl", "ifca"):
+        monkeypatch.setitem(METHODS, name, counting(name, METHODS[name]))
+    assert wecfl("run", *SMALL, "--method", "wecfl,ifca", "--out", "here").code == 0
+    assert built == {"wecfl": 1, "ifca": 1}
+
+
+def test_a_bad_choice_is_refused_before_data_are_loaded(wecfl: Wecfl) -> None:
+    """Also that of the second method: the data set, which does not exist, is never looked for."""
+    auto = small(clusters="auto", dataset="nothing.npz", partition="iid", method="wecfl,ifca")
+    code, _, err = wecfl("run", *auto)
+    assert (code, "number of clusters" in err, "nothing.npz" in err) == (2, True, False)
 
 
 def test_check_judges_a_run_lemma_by_lemma(wecfl: Wecfl, tmp_path: Path) -> None:
@@ -85,7 +114,7 @@ def test_run_writes_a_folder_and_prints_the_table(wecfl: Wecfl) -> None:
     code, out, err = wecfl("run", *SMALL, "--alpha", "0.3", "8", "--out", "here")
     assert (code, err) == (0, "")
     assert re.search(r"digits.*clusterwise-dirichlet\(0\.3, 8\).* 6 clients .*2 groups", out)
-    assert re.search(r"wecfl +2 +\d+\.\d\d +\d+\.\d\d +\d +\d\.\d\d +\d+\.\d", out)
+    assert re.search(r"wecfl +2( +\d+\.\d\d){3} +\d +\d\.\d\d +\d+\.\d", out)
     assert out.endswith(": here\n")
     assert read_summary(Path("here"))["status"] == "finished"
     config = tomllib.loads(Path("here/config.toml").read_text(encoding="utf-8"))
@@ -105,7 +134,7 @@ def test_several_methods_on_the_same_clients(wecfl: Wecfl) -> None:
     code, out, _ = wecfl("run", *SMALL, "--method", "fedavg,wecfl", "--out", "two", "--figure",
                          "new/both.svg")  # fmt: skip
     assert code == 0
-    assert sorted(path.name for path in Path("two").iterdir()) == ["fedavg", "wecfl"]
+    assert sorted(path.name for path in Path("two").iterdir()) == ["fedavg", "runs.toml", "wecfl"]
     assert Path("new/both.svg").read_text(encoding="utf-8").startswith("<svg")
     assert out.endswith(": two\n")
     code, again, _ = wecfl("compare", "two")

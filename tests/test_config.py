@@ -1,12 +1,16 @@
 """Defaults, preset, TOML file and flags become one checked list of choices."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from wecfl.config import PRESETS, Config
+import wecfl
+from wecfl import Compute, Conditions, Federation, Folder, Measure, Plan, methods
+from wecfl.config import Config
+from wecfl.data.partition import Iid
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
+from wecfl.resolve import PRESETS, resolve
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:
@@ -102,3 +106,30 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     for preset in ("nope", ""):
         with pytest.raises(ConfigError, match=f"unknown preset '{preset}'"):
             resolve(preset=preset)
+
+
+LARGE: dict[str, Callable[[Federation, int], object]] = {
+    "batch": lambda fed, n: wecfl.run(fed, methods.fedavg, plan=Plan(batch=n)),
+    "steps": lambda fed, n: wecfl.run(fed, methods.fedavg, plan=Plan(steps=n)),
+    "rounds": lambda fed, n: wecfl.run(fed, methods.fedavg, rounds=n),
+    "seed": lambda fed, n: wecfl.run(fed, methods.fedavg, seed=n**3),
+    "workers": lambda fed, n: wecfl.run(fed, methods.fedavg, engine=Compute(workers=n)),
+    "score_every": lambda fed, n: wecfl.run(fed, methods.fedavg, measure=Measure(score_every=n)),
+    "checkpoint_every": lambda fed, n: Folder("run", checkpoint_every=n),
+    "clients": lambda fed, n: Federation.from_dataset("digits", Iid(), clients=n),
+    "min_cluster": lambda fed, n: wecfl.run(
+        fed, methods.wecfl(k=2), conditions=Conditions(min_cluster=n)
+    ),
+}
+"""What is counted, from Python."""
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 + 1, 10**30, -(2**63)])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_number_that_nobody_can_mean_is_one_line_also_from_python(
+    name: str, number: int, fed: Federation
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        LARGE[name](fed, number)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)

@@ -3,6 +3,7 @@ bend. What is wrong is listed whole, each with its place.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,45 @@ def test_constants_have_a_noun(source: dict[str, ast.Module]) -> None:
             for file, tree in source.items()
             for name, line in constants(tree)
             if name.strip("_") in RIDDLES
+        ]
+    )
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The names that a module defines or imports."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ImportFrom() | ast.Import():
+                names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def exists(dotted: str, source: dict[str, ast.Module]) -> bool:
+    """Whether there is such a module of `wecfl`, or such a name in one of its modules."""
+    parts = dotted.split(".")[1:]
+    for length in range(len(parts), -1, -1):
+        place = "/".join(["src", "wecfl", *parts[:length]])
+        tree = source.get(f"{place}.py") or source.get(f"{place}/__init__.py")
+        if tree:
+            return not parts[length:] or parts[length] in defined(tree)
+    return False
+
+
+def test_names_in_docstrings_and_pages_exist(source: dict[str, ast.Module]) -> None:
+    """`wecfl.room.module.name` in backticks: whoever reads it looks it up."""
+    root = TESTS.parent
+    files = [*sorted(SOURCE.rglob("*.py")), *sorted((root / "docs").rglob("*.md"))]
+    nothing(
+        [
+            f"{file.relative_to(root)} {name}"
+            for file in [*files, root / "README.md", root / "CONTRIBUTING.md"]
+            for name in re.findall(r"`(wecfl(?:\.(?!py`)\w+)+)`", file.read_text(encoding="utf-8"))
+            if not exists(name, source)
         ]
     )
 

@@ -24,6 +24,33 @@ def test_churn_is_the_least_over_all_renamings(pairs: list[tuple[int, int]]) -> 
     assert metrics.churn(after, before) == pytest.approx(least)
 
 
+@given(
+    st.lists(st.one_of(st.floats(-5, 5), st.just(np.nan)), min_size=1, max_size=40), st.booleans()
+)
+def test_the_worst_decile_is_the_mean_of_the_worst_tenth(scores: list[float], lower: bool) -> None:
+    known = sorted((s for s in scores if not np.isnan(s)), reverse=lower)
+    worst = known[: -(-len(known) // 10)]
+    found = metrics.worst_decile(np.array(scores), lower=lower)
+    assert found == (pytest.approx(np.mean(worst)) if worst else None)
+
+
+def test_the_worst_decile_and_the_clusters_scores_are_in_record_and_summary() -> None:
+    rng = np.random.default_rng(0)
+    ys = [rng.integers(0, 3, 30) for _ in range(12)]
+    federation = Federation.from_arrays([rng.normal(size=(30, 2)) for _ in ys], ys)
+    result = run_flat(federation, methods.wecfl(k=2), rounds=4, lr=0.1, model="logistic")
+    own = np.array(result.records[-1]["clients"]["accuracy"])
+    assert result.records[-1]["worst_decile"] == pytest.approx(np.sort(own)[:2].mean(), abs=1e-6)
+    tested = np.array([len(rows) for rows in federation.test])
+    pooled = [
+        np.average(own[result.labels == k], weights=tested[result.labels == k]) for k in (0, 1)
+    ]
+    assert result.records[-1]["cluster_scores"] == pytest.approx(pooled, abs=1e-5)
+    last = [record["worst_decile"] for record in result.records[-3:]]
+    assert result.summary["worst_decile"] == pytest.approx(np.mean(last))
+    assert result.summary["scores"] == {"accuracy": "higher", "macro_f1": "higher"}
+
+
 def test_cosine_similarity_is_that_of_scikit_learn_over_pairs() -> None:
     rng = np.random.default_rng(0)
     points = rng.normal(size=(30, 5)).astype(np.float32) + np.float32(1)

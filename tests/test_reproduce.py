@@ -607,6 +607,66 @@ def test_robustness_holds_every_method_attack_and_aggregation_of_the_issue() -> 
     assert len(ordered([defined])) == 3 * len(cells) == 735
 
 
+DEFENDED = f"""
+title = "Defended"
+table = "defended"
+together = true
+{BASE}
+attackers = 0.34
+method = "fedavg"
+priority = 1
+seeds = 2
+
+[[sets]]
+attack = "scale"
+attack_strength = 1.0
+shorten_above = ["never", 2.0]
+
+[[sets]]
+attack = "sign-flip"
+attack_strength = 20.0
+shorten_above = ["never", 2.0]
+
+[[sets]]
+attack = "backdoor"
+shorten_above = ["never", 2.0]
+"""
+
+
+def test_defences_are_told_by_what_they_cost_and_hold(wecfl: Wecfl, defined: Path) -> None:
+    """Against figures worked out by hand; of the attacked runs without defence one diverged."""
+    (defined / "defended.toml").write_text(DEFENDED)
+    store = ResultStore(Path("docs/results"))
+    scores: dict[tuple[Any, Any], tuple[float | None, ...]] = {
+        ("scale", "never"): (0.90, 0.94), ("scale", 2.0): (0.90, 0.93),
+        ("sign-flip", "never"): (0.50, None), ("sign-flip", 2.0): (0.89, 0.92),
+        ("backdoor", "never"): (0.92, 0.92), ("backdoor", 2.0): (0.88, 0.90),
+    }  # fmt: skip
+    for cell in read_definitions(defined)["defended"].cells:
+        for seed, accuracy in enumerate(scores[cell.config.attack, cell.config.shorten_above]):
+            success = {"success": 0.25} if cell.config.attack == "backdoor" else {}
+            attack = {"isolated": 0.0, "exposed": 1.0, **success}
+            made_up(store, cell.run(seed), accuracy=accuracy, attack=attack)
+    page = Path("docs/anything.md")
+    page.write_text("Before\n<!-- defended --><!-- /defended -->\nafter\n")
+    mark = "defended: Accuracy of honest clients in %, mean over the data: none → shorten above 2"
+    part = Path("docs/part.md")
+    part.write_text(f"<!-- {mark} --><!-- /{mark} -->")
+    shown = wecfl("reproduce", "defended", "--definitions", defined, "--show")
+    text = page.read_text()
+    for row in (
+        "| none | 0.0 | 0.0 | 1 of 2 | 33.5 | 67.0 | 25 | 2 |",
+        "| shorten above 2 | 0.5 | 0.5 | 1 of 2 | 2.2 | 3.0 | 25 | 2 |",
+        "| sign-flip × 20 | 2 | **25.0 ± 35.4** | 90.5 ± 2.1 | 2 |",
+        "| backdoor | 2 | 92.0 ± 0.0 | **89.0 ± 1.4** | 2 |",
+        "| triggers that work | 2 | 25.0 ± 0.0 | 25.0 ± 0.0 | 2 |",
+    ):
+        assert row in text and row in Path("docs/results/defended.md").read_text()
+    assert "| sign-flip × 20 | **25.0** → 90.5 |" in part.read_text()
+    assert "1 of 2" not in part.read_text()
+    assert "1 of 2" in shown.out and "**" not in shown.out
+
+
 FOUND = f"""
 title = "Found"
 table = "found"

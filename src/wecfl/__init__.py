@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wecfl.experiment import Experiment, run, run_config
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
-else:  # with pandas and scikit-learn, which a client, started for each message, does without
+else:  # these import pandas and scikit-learn, which a client over a network does not need
     __getattr__, __dir__ = lazy_import(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""Makes the `Assigner` of newcomers from a run folder alone."""
+"""Makes the `Assigner` of newcomers from a run folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wecfl.folder import checkpoint
 from wecfl.folder.cluster_models import ClusterModels
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, read_reference, write_reference
 from wecfl.folder.readers import config_of, read_config
-from wecfl.from_config import options_of
+from wecfl.from_config import federation_of, options_of
 from wecfl.models import layout_of
 from wecfl.runs.newcomers import NO_WHOLE_MODELS, Assigner, NewcomerSetup, compared_columns
 
@@ -35,7 +35,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
     config = config.model_copy(update={"workers": workers})
     kind, module = models.build(config.seed)
     layout, chosen = layout_of(module), options_of(config)
-    rows = [[models.row(layout, each) for each in clusters] for clusters in models.tensors]
+    rows = [[models.row(layout, tensors) for tensors in clusters] for clusters in models.tensors]
     centers = np.array(rows, np.float32)
     method = chosen["method"]
     if not method.whole_centers:
@@ -47,6 +47,7 @@ def assigner_of(folder: Path, workers: int | None = None) -> tuple[Assigner, Con
     setup = NewcomerSetup(
         method, kind, module, plan, config.seed, local(config.engine),
         {"workers": workers, "batchnorm": config.batchnorm, "batch": plan.batch},
+        kind.fitted_task,
         privacy=chosen["privacy"],
     )  # fmt: skip
     return Assigner(setup, read_reference(folder, centers.shape[1], width), centers), config
@@ -58,7 +59,7 @@ def _make_reference(folder: Path, config: Config) -> None:
     missing = f"{folder} has no {REFERENCE_FILE}, which newcomers are compared with"
     if saved is None:
         raise RunFolderError(f"{missing}, and no checkpoint to make it from: run it again")
-    experiment = Experiment.of(config)
+    experiment = Experiment.prepared(config)(federation_of(config))
     if experiment.members.fingerprint != saved.manifest.data:
         raise RunFolderError(f"{missing}, and it can't be made: these are not the data of the run")
     write_reference(experiment.reference(saved.states[0]), folder)

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from wecfl.errors import ConfigError
+
 __all__ = [
-    "INCIDENTAL_KEYS",
     "METHOD_OPTIONS",
     "PAPER_PARTITIONS",
     "PARTITION_KEYS",
-    "PRESETS",
     "Config",
+    "check_whole",
     "one_line",
 ]
 
 
 MAX_COUNT = 1_000_000
-"""The largest number of rounds, steps, clients and so on. A larger one is surely a typing error."""
+"""The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
+
+MAX_SEED = 2**128 - 1
+
+
+def check_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise an error for a value that is no whole number, or too small or large to be meant.
+
+    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
+
+    >>> check_whole(rounds=(1.5, 1))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
+    """
+    for name, (number, minimum) in numbers.items():
+        maximum = MAX_SEED if name == "seed" else MAX_COUNT
+        if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
+            raise ConfigError(
+                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
+            )
 
 
 class Config(BaseModel):
@@ -37,7 +59,8 @@ class Config(BaseModel):
         (), description="Further options of the method, as pairs of name and value."
     )
     clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
-        10, description="K, clusters, or models of a soft vote; auto: wecfl and fesem choose K."
+        10,
+        description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
     )
     criterion: Literal["both", "silhouette", "bic"] = Field(
         "both", description="The score by which --clusters auto chooses K."
@@ -106,18 +129,23 @@ class Config(BaseModel):
         0.2,
         gt=0,
         lt=1,
-        description="The share of test data, where the data come without test data.",
+        description="The share held out for testing, if the data have no test set.",
     )
     validation: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Test on this share of the training data, which is held out from it.",
+        description="Test on this share of the training data, which is not trained on.",
     )
 
     model: str = Field(
         "auto",
         description="The model: cnn-fashion, cnn-cifar, mlp, logistic, or auto (by the data).",
+    )
+    task: str = Field(
+        "auto",
+        description="What is learned, such as classification or regression(loss=huber); auto: by "
+        "the targets.",
     )
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
@@ -202,6 +230,11 @@ class Config(BaseModel):
         gt=1,
         description="Refuse an update that is this many times longer than the median of the round.",
     )
+    shorten_above: Annotated[float, Field(gt=0)] | Literal["never"] = Field(
+        "never",
+        description="Shorten an update to this many times the median length of the round; never: "
+        "leave it (the default of a simulation, not over a network).",
+    )
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "norm-clip"
     ] = Field("mean", description="How the models of a cluster's clients are combined into one.")
@@ -249,11 +282,11 @@ class Config(BaseModel):
     unseen: int | None = Field(
         None,
         ge=0,
-        description="Also keep the hidden group of this number out: is it recognized as novel?",
+        description="Also keep out the hidden group of this number, which should be found novel.",
     )
 
     seed: int = Field(
-        0, ge=0, lt=2**128, description="The seed: everything random follows from it."
+        0, ge=0, le=MAX_SEED, description="The seed: everything random follows from it."
     )
     engine: Literal["auto", "native", "torch", "ray"] = Field(
         "auto",
@@ -273,12 +306,17 @@ class Config(BaseModel):
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(
-        None, description="Record the clients' distances for `wecfl report` (default: up to 500)."
+        None, description="Record distances for `wecfl report` (default: up to 500 clients)."
     )
     score_every: int = Field(
-        1, ge=1, description="Test the clients every so many rounds, and always in the last one."
+        1,
+        ge=1,
+        le=MAX_COUNT,
+        description="Test the clients in every N-th round; the last round is always tested.",
     )
-    checkpoint_every: int = Field(1, ge=1, description="Write a checkpoint every so many rounds.")
+    checkpoint_every: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Write a checkpoint after every N-th round."
+    )
 
     @field_validator("options", mode="before")
     @classmethod
@@ -289,7 +327,7 @@ class Config(BaseModel):
     @field_validator("*")
     @classmethod
     def _sayable(cls, value: object) -> object:
-        """Refuse text that is not valid UTF-8, as file names may be: it can't be written."""
+        """Refuse text that is not valid UTF-8, such as some file names: it can't be written."""
         if isinstance(value, str) and value.encode(errors="replace").decode() != value:
             raise PydanticCustomError("text", "input should be valid UTF-8")
         return value
@@ -318,33 +356,6 @@ class Config(BaseModel):
         return values | ({"options": further} if further else {})
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "clients": 200,
-        "groups": 10,
-        "rounds": 100,
-        "steps": 10,
-        "batch": 32,
-        "lr": 0.001,
-        "momentum": 0.9,
-        "keep_momentum": True,
-        "weight_decay": 0.0,
-        "mu": 0.95,
-        "representation": "head",
-        "importance": "method",
-        "warm_start": True,
-        "loss_batches": 3,
-        "batchnorm": "batch",
-    },
-}
-"""Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
-
-REQUIRES = {
-    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
-}  # fmt: skip
-"""Choices that only have a meaning together with another choice."""
-
 METHOD_OPTIONS = {
     "clusters": "k", "criterion": "criterion", "warm_start": "warm", "eps1": "eps1",
     "eps2": "eps2", "cluster_round": "round", "threshold": "threshold", "linkage": "linkage",
@@ -359,12 +370,6 @@ KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about the partition of a data set. They do not apply to a folder of clients."""
 
-INCIDENTAL_KEYS = (
-    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
-    "score_every", "checkpoint_every",
-)  # fmt: skip
-"""Choices that do not make it another experiment."""
-
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
     "clientwise-nclass": {"classes_per": (2,)},
@@ -377,14 +382,15 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
 def one_line(error: ValidationError, known: Container[str] | None = Config.model_fields) -> str:
     """The first problem of pydantic's report, in one line."""
     first = error.errors()[0]
-    # Of a union (lr) pydantic also names the member that failed.
+    # For a union, such as that of lr, pydantic also names the member that failed.
     key = ".".join(
         str(p) for p in first["loc"] if known is None or p in known or isinstance(p, int)
     )
     if first["type"] == "missing":
         return f"it has no '{key}'"
     problem = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
-    for other in error.errors()[1:]:  # a word that stands for a number: auto, theory
+    # Others are of a word that may stand in place of a number, such as auto or theory.
+    for other in error.errors()[1:]:
         same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
         if same and other["type"] == "literal_error":
             problem += f" or {other['ctx']['expected']}"

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from wecfl.printing import printable
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -32,13 +34,16 @@ __all__ = [
     "RunFolderError",
     "TrackError",
     "WecflError",
-    "printable",
     "unknown",
 ]
 
 
 class WecflError(Exception):
     """The base class: catch it to catch every error that `wecfl` raises on purpose."""
+
+    def __str__(self) -> str:
+        """One line that is safe to print, whatever names and texts it repeats."""
+        return printable(super().__str__())
 
 
 class ConfigError(WecflError, ValueError):
@@ -89,15 +94,3 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} '{name}'; {hint}"
-
-
-def printable(text: str) -> str:
-    r"""One line of a text, with control characters as escapes, so that no terminal obeys them.
-
-    >>> printable("red:\x1b[31m and\n more")
-    'red:\\x1b[31m and more'
-    """
-    line = " ".join(text.split())
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
-    )

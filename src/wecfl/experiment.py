@@ -4,7 +4,6 @@
 >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
 >>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
->>> experiment.check()                              # raises an error if something is wrong
 >>> result = experiment.run()                       # wecfl.run(fed, …) does both
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
@@ -12,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
-from wecfl.config import Config
+from wecfl.config import Config, check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
 from wecfl.core.components import Rate
@@ -50,7 +49,7 @@ from wecfl.options import (
     Newcomers,
     Plan,
     Rounds,
-    check_whole,
+    check_kinds,
 )
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup, Reference
@@ -59,7 +58,7 @@ from wecfl.runs.result import Result
 from wecfl.runs.simulated_attack import SimulatedAttack
 from wecfl.runs.simulated_newcomers import separated
 from wecfl.runs.watcher import OnRound, Watcher
-from wecfl.tasks import Classification
+from wecfl.tasks import Classification, FittedTask, described, fitted
 from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
@@ -79,8 +78,9 @@ class Experiment:
     model: Model = "auto"
     """A module, whose parameters are the initial model of all clients; a function that makes a
     module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
-    task: Task = Classification()  # noqa: RUF009  (frozen)
-    """What is learned, and how it is judged (`wecfl.tasks`)."""
+    task: Task | str = "auto"
+    """What is learned, and how it is judged: a value of `wecfl.tasks`, or its name and options as
+    in `regression(loss=huber)`; `auto` follows the targets."""
     rounds: int | Rounds = 30
     """T, the number of communication rounds; `Rounds` can also say when to stop before."""
     plan: Plan = DEFAULT_PLAN
@@ -96,50 +96,44 @@ class Experiment:
     measure: Measure = DEFAULT_MEASURE
     """What is recorded beside the scores."""
     engine: EngineName | Engine | Compute = "auto"
-    """What trains the clients: a name, `Compute` with more options, or an engine (stays open)."""
+    """What trains the clients: a name, `Compute` with more options, or an engine to use."""
     folder: Folder | str | Path | None = None
     """A run folder to write; `Folder` can also continue one."""
     watch: Sequence[Watcher | OnRound] = ()
     """Watchers (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What `config.toml` says; by default a description of these values. `run` does without."""
+    """What `config.toml` says; None: a description of the other fields."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
-            raise ConfigError(
-                f"method must be a value such as methods.wecfl(k=10), got {self.method!r}"
-            )
+            raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
         kinds = {"plan": Plan, "conditions": Conditions, "measure": Measure}
-        optional = {"privacy": Privacy, "newcomers": Newcomers}
-        for name, kind in {**kinds, **optional}.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and not (value is None and name in optional):
-                raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
+        check_kinds(self, kinds, {"privacy": Privacy, "newcomers": Newcomers})
 
     @classmethod
-    def of(
+    def prepared(
         cls,
         config: Config,
-        federation: Federation | None = None,
         *,
         folder: str | Path | None = None,
         resume: bool = False,
         watch: Sequence[Watcher | OnRound] = (),
-    ) -> Experiment:
-        """The experiment of a configuration; on `federation`, if it was already made from it.
+    ) -> Callable[[Federation], Experiment]:
+        """A function that makes the experiment of a configuration, once its clients are loaded.
 
-        >>> Experiment.of(Config(method="fedavg", clients=6, groups=2)).method.name
+        Errors in the choices are raised at once, before any data are needed.
+
+        >>> config = Config(method="fedavg", clients=6, groups=2)
+        >>> Experiment.prepared(config)(federation_of(config)).method.name
         'fedavg'
         """
         if resume and folder is None:
             raise ConfigError("resume continues a run folder: give its path as out")
         place = None if folder is None else Folder(folder, config.checkpoint_every, resume)
-        values = options_of(config)  # errors in them are raised before data are loaded
-        return cls(
-            federation or federation_of(config), **values, folder=place, watch=watch,
-            written=written(config, values["method"]),
-        )  # fmt: skip
+        values = options_of(config)
+        values |= {"folder": place, "watch": watch, "written": written(config, values["method"])}
+        return partial(cls, **values)
 
     @property
     def members(self) -> Federation | Clients:
@@ -152,15 +146,24 @@ class Experiment:
         return self._parted[1]
 
     @cached_property
+    def fitted(self) -> FittedTask:
+        """The task on the clients' data; over a network, the task that the engine was made for."""
+        if isinstance(self.federation, Federation):
+            return fitted(self.task, self.federation)
+        task = getattr(self.engine, "task", Classification(self.federation.classes))
+        told = replace(task, classes=0) if isinstance(task, Classification) else task
+        return FittedTask(task, self.federation, described(told))
+
+    @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
-        if self.newcomers is None:
-            return self.federation, None
-        return separated(self.federation, self.newcomers.share, self.newcomers.unseen, self.seed)
+        if (chosen := self.newcomers) is None:
+            return self.fitted.clients, None
+        return separated(self.fitted.clients, chosen.share, chosen.unseen, self.seed)
 
     @cached_property
     def _module(self) -> Module:
-        fed = self.federation
-        return make(self.model, shape=fed.shape, classes=fed.classes, seed=self.seed)
+        shape, outputs = self.federation.shape, self.fitted.task.outputs
+        return make(self.model, shape=shape, classes=outputs, seed=self.seed)
 
     @cached_property
     def _attack(self) -> SimulatedAttack | None:
@@ -178,9 +181,8 @@ class Experiment:
     @property
     def _compute(self) -> Compute | None:
         """How clients are trained; None: by the engine that was given."""
-        if isinstance(self.engine, str):
-            return Compute(self.engine)
-        return self.engine if isinstance(self.engine, Compute) else None
+        given = Compute(self.engine) if isinstance(self.engine, str) else self.engine
+        return given if isinstance(given, Compute) else None
 
     @property
     def _trained(self) -> Method:
@@ -238,9 +240,8 @@ class Experiment:
         self.measure.check(plan)
         Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if self._compute:
-            name, known = self._compute.engine, ", ".join(ENGINES)
-            if name not in ENGINES:
-                raise ConfigError(f"engine must be one of {known}, got '{name}'")
+            if (name := self._compute.engine) not in ENGINES:
+                raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{name}'")
             if not isinstance(members, Federation):
                 raise ConfigError(
                     f"engine {name} needs the clients' data in a federation, got {members!r}"
@@ -254,7 +255,7 @@ class Experiment:
     ) -> Iterator[OpenExperiment]:
         """Open the engines, and yield them with the settings and the recorder.
 
-        `members` are the numbers of the soft vote's runs that are trained; by default all.
+        `members` are the numbers of the runs of a soft vote that are trained; by default all.
         `progress` is called with the number of clients that have finished a step (only by `ray`).
         """
         self.check()
@@ -263,9 +264,8 @@ class Experiment:
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
             engine = started(attack.federation if attack else self.members)
-            trigger_engine = (
-                started(attack.triggered_test) if attack and attack.triggered_test else None
-            )
+            triggered = attack and attack.triggered_test
+            trigger_engine = started(triggered) if triggered else None
             newcomer_engine = started(self.kept_out) if self.kept_out else None
             settings = [
                 Setting(
@@ -285,21 +285,27 @@ class Experiment:
 
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
-        compute = self._compute
-        if compute is None:
+        if (compute := self._compute) is None:
             given: Any = self.engine
             return given  # type: ignore[no-any-return]
         options = self._engine_options
         if compute.engine == "ray":
             options |= {"address": compute.ray_address, "progress": progress}
-        return stack.enter_context(make_engine(compute.engine, held, self._module, **options))
+        return stack.enter_context(
+            make_engine(compute.engine, held, self._module, task=self.fitted.task, **options)
+        )
+
+    @property
+    def _local(self) -> Compute:
+        """How a few clients are trained on this machine."""
+        given = self._compute or Compute()
+        return Compute(local(given.engine), given.workers)
 
     @property
     def _engine_options(self) -> dict[str, Any]:
-        workers = self._compute.workers if self._compute else None
         return {
-            "workers": workers, "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
-            "task": self.task,
+            "workers": self._local.workers,
+            "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
         }  # fmt: skip
 
     def run(
@@ -318,10 +324,9 @@ class Experiment:
         with ExitStack() as stack:
             folder = None
             if place := Folder.of(self.folder):
-                folder = RunFolder(
-                    Path(place.path), every=place.checkpoint_every, resume=place.resume
+                folder = stack.enter_context(
+                    RunFolder(Path(place.path), every=place.checkpoint_every, resume=place.resume)
                 )
-                stack.enter_context(folder)
             opened = stack.enter_context(self.open(members=members, progress=progress))
             return train(self, opened, folder, observe)
 
@@ -336,23 +341,19 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         if not isinstance(self.members, Federation):
             raise ConfigError(
-                "newcomers are compared with the members, whose data are not here: use a federation"
+                "newcomers are compared with members, whose data are elsewhere: use a federation"
             )
-        workers = self._compute.workers if self._compute else None
-        local_run = replace(self, engine=Compute(local(self._name), workers), folder=None)
+        local_run = replace(self, engine=self._local, folder=None)
         with local_run.open(members=[member]) as opened:
             return Reference.of(opened.settings[0], state)
 
-    @property
-    def _name(self) -> str:
-        return self._compute.engine if self._compute else "auto"
-
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""
+        task = self.fitted.task
         return NewcomerSetup(
-            setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
-            setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
-            self.privacy,
+            setting.method, Blueprint.of(self.model, self._module, self.members, task),
+            self._module, setting.plan, setting.seed, local(self._local.engine),
+            self._engine_options, task, setting.member, self.privacy,
         )  # fmt: skip
 
 
@@ -361,7 +362,7 @@ def run(
     method: Method,
     *,
     model: Model = "auto",
-    task: Task = Classification(),  # noqa: B008  (frozen)
+    task: Task | str = "auto",
     rounds: int | Rounds = 30,
     plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
@@ -395,4 +396,5 @@ def run_config(
     >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
     'fedavg'
     """
-    return Experiment.of(config, federation, folder=out, resume=resume, watch=watch).run()
+    prepared = Experiment.prepared(config, folder=out, resume=resume, watch=watch)
+    return prepared(federation or federation_of(config)).run()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from wecfl.bilevel.aggregation import Stay, robust
 from wecfl.bilevel.importance import Batches, data_size, uniform
@@ -21,11 +24,16 @@ from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
+from wecfl.data.targets import count_targets
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan, Rounds
+from wecfl.tasks import Binary, Classification, parsed
+from wecfl.tasks.choice import asked_for
 
 __all__ = [
+    "DATA_KEYS",
+    "INCIDENTAL_KEYS",
     "federation_of",
     "holds_clients",
     "load_pool",
@@ -33,6 +41,16 @@ __all__ = [
     "options_of",
     "written",
 ]
+
+
+DATA_KEYS = {*PARTITION_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
+"""The choices that decide which clients there are and what they hold."""
+
+INCIDENTAL_KEYS = (
+    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
+    "score_every", "checkpoint_every",
+)  # fmt: skip
+"""Choices that do not change which experiment it is."""
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
@@ -53,8 +71,22 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
         n=config.classes_per or (),
         groups=config.groups,
     )
-    data = pool or load_pool(config)
+    data = _for_task(pool or load_pool(config), config.task)
     return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
+
+
+def _for_task(data: Dataset, text: str) -> Dataset:
+    """The data set with labels if the task has classes, else with numbers, which no one shares out
+    by class.
+    """
+    task, _ = asked_for(text, data.y)
+    whole = data.y.astype(np.int64)
+    if not isinstance(task, Classification | Binary):
+        numbers = data.y.astype(np.float32)
+        return replace(data, y=numbers, classes=count_targets(numbers))
+    if data.y.ndim == 1 and data.y.dtype.kind == "f" and (whole == data.y).all():
+        return replace(data, y=whole, classes=count_targets(whole))
+    return data
 
 
 def load_pool(config: Config, progress: DownloadProgress | None = None) -> Dataset:
@@ -134,6 +166,7 @@ def options_of(config: Config) -> dict[str, Any]:
     return {
         "method": method_of(config),
         "model": config.model,
+        "task": config.task if config.task == "auto" else parsed(config.task),
         "rounds": _rounds(config),
         "plan": Plan(
             **config.model_dump(include=PLAN_KEYS & config.model_fields_set),
@@ -202,9 +235,10 @@ def _conditions(config: Config) -> Conditions:
     if config.attack is not None:
         share = {} if config.attackers is None else {"attackers": config.attackers}
         attack = Attack(config.attack, strength=config.attack_strength, **share)
+    shorten_above = inf if config.shorten_above == "never" else config.shorten_above
     return Conditions(
         config.participation, config.dropout, config.stragglers, config.refuse_above,
-        config.min_cluster, attack,
+        shorten_above, config.min_cluster, attack,
     )  # fmt: skip
 
 

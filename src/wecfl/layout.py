@@ -1,4 +1,4 @@
-"""The layout of a row, as which a model is kept: which columns hold which parameter."""
+"""The layout of a model as one row: which columns hold which parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNTRAINED_TAGS = {"statistics", "frozen"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One named tensor of a model and the columns `start:stop` it takes in the row."""
+    """One named tensor of a model, and its columns `start:stop` in the row."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,9 +37,9 @@ class Entry:
 class Layout:
     """The map between a model's tensors and the P columns of its row ω.
 
-    Parameters come first, in the module's order; what no gradient touches comes last, so that the
-    `trainable` leading columns are what local updates move. Tags mark the paper's choices of a
-    representation, and what is averaged and distributed but never clustered or trained:
+    Trainable parameters come first, in the module's order. What has no gradient comes last. So
+    local updates change only the first `trainable` columns. Tags mark the representations of the
+    paper, and the columns that are averaged and distributed, but never clustered or trained:
 
     - ``head``: the weight matrix of the last linear layer (the authors' code);
     - ``classifier``: weights and bias of the last linear layer; ``~classifier`` is the body;
@@ -91,10 +91,10 @@ class Layout:
         return sum(prod(e.shape) for e in self.entries if not UNTRAINED_TAGS & e.tags)
 
     def columns(self, which: str) -> slice | NDArray[np.int64]:
-        """The columns a selection names: a slice where they are adjacent, else an index array.
+        """The columns of a selection: a slice if they are adjacent, otherwise an array of indices.
 
-        A selection is ``all``, ``parameters`` (the trainable ones), a tag or a pattern on tensor
-        names (``conv*``); a leading ``~`` takes the complement.
+        A selection is ``all``, ``parameters`` (the trainable ones), a tag, or a pattern for the
+        names of tensors (``conv*``). A leading ``~`` means all other columns.
 
         >>> layout = Layout.of([("a", (2,), []), ("b", (3,), []), ("c", (1,), [])])
         >>> layout.columns("b"), layout.columns("~b")
@@ -112,9 +112,9 @@ class Layout:
         found = np.flatnonzero(~chosen if which.startswith("~") else chosen)
         if not named or len(found) == 0:
             raise ModelError(
-                f"the selection '{which}' names no column of the model; it has "
-                f"{', '.join(e.name for e in self.entries) or 'no tensors'}: choose one of "
-                f"parameters, {', '.join(TAGS)} or a pattern on these names"
+                f"the selection '{which}' names no column of the model, whose tensors are "
+                f"{', '.join(e.name for e in self.entries) or 'none'}: choose one of "
+                f"parameters, {', '.join(TAGS)} or a pattern for these names"
             )
         if found[-1] - found[0] + 1 == len(found):
             return slice(int(found[0]), int(found[-1]) + 1)

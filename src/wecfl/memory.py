@@ -1,7 +1,7 @@
-"""Large matrices in memory that was used before.
+"""Reuses the memory of large matrices.
 
-A round makes a few matrices of m × P and drops as many. The system must find and clear the pages of
-fresh memory, which may take longer than what is done with them: `benchmarks/shortcuts.py` compares.
+A round makes a few matrices of m × P, and drops as many. For new memory the system must find and
+clear pages, which may take longer than the work on them (`benchmarks/shortcuts.py` measures it).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 __all__ = ["empty"]
 
 MIN_REUSED_BYTES = 1 << 22
-"""Below this size the allocator of the system is as good."""
+"""The smallest size of a block that is reused. Below it, the system's allocator is as fast."""
 MAX_FREE_BLOCKS = 4
-"""Blocks that wait to be used again; more are given back to the system."""
+"""The largest number of blocks that wait to be reused; others are given back to the system."""
 
-_free_blocks: list[NDArray[np.float32]] = []
+_free_blocks: dict[int, NDArray[np.float32]] = {}
+"""By their identity; what is done with them is one operation at a time, since threads share them
+and the garbage collector may give a block back at any moment."""
 
 
 def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -34,17 +36,19 @@ def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
     count = prod(shape)
     if 4 * count < MIN_REUSED_BYTES:
         return np.empty(shape, np.float32)
-    fitting = [i for i, block in enumerate(_free_blocks) if block.size == count]
-    block = _free_blocks.pop(fitting[-1]) if fitting else np.empty(count, np.float32)
+    fitting = [key for key, block in list(_free_blocks.items()) if block.size == count]
+    block = _free_blocks.pop(fitting[-1], None) if fitting else None
+    if block is None or block.size != count:  # another thread was faster
+        block = np.empty(count, np.float32)
     owner = _Owner(block)
     finalize(owner, _give_back, block).atexit = False
     return np.asarray(owner).reshape(shape)
 
 
 class _Owner:
-    """What the array and all its views refer to as the owner of their memory.
+    """Owns the memory of an array and all its views.
 
-    It is gone when the last of them is gone, and only then the block is free.
+    When the last of them is gone, so is the owner, and the block is free.
     """
 
     def __init__(self, block: NDArray[np.float32]) -> None:
@@ -52,5 +56,6 @@ class _Owner:
 
 
 def _give_back(block: NDArray[np.float32]) -> None:
-    _free_blocks.append(block)
-    del _free_blocks[:-MAX_FREE_BLOCKS]
+    _free_blocks[id(block)] = block
+    for key in list(_free_blocks)[:-MAX_FREE_BLOCKS]:
+        _free_blocks.pop(key, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -12,12 +14,14 @@ from wecfl.core.types import F64, Int, Real
 __all__ = [
     "accuracy",
     "agreement",
+    "balanced_accuracy",
     "churn",
     "cosine",
     "isolation",
     "macro_f1",
     "silhouette",
     "weighted",
+    "worst_decile",
 ]
 
 
@@ -31,6 +35,17 @@ def accuracy(confusion: Int) -> F64:
     """
     hits, seen = np.trace(confusion, axis1=1, axis2=2), confusion.sum(axis=(1, 2))
     return _share(hits, seen)
+
+
+def balanced_accuracy(confusion: Int) -> F64:
+    """(m,), the mean over the classes that a client has of the share of them that was recognized.
+
+    >>> balanced_accuracy(np.array([[[8, 0], [1, 1]]])).tolist()
+    [0.75]
+    """
+    hits, seen = np.diagonal(confusion, axis1=1, axis2=2), confusion.sum(axis=2)
+    recall = hits / np.maximum(seen, 1)
+    return _share(recall.sum(axis=1), (seen > 0).sum(axis=1))
 
 
 def macro_f1(confusion: Int) -> F64:
@@ -56,6 +71,23 @@ def weighted(scores: F64, sizes: Int) -> float | None:
     """
     known = ~np.isnan(scores)
     return float(np.average(scores[known], weights=sizes[known])) if sizes[known].any() else None
+
+
+def worst_decile(scores: F64, *, lower: bool = False) -> float | None:
+    """The mean score of the worst tenth of the clients: how those fare who are served worst.
+
+    They are the ⌈n/10⌉ of the n clients with a known score that have the lowest, or the highest
+    where `lower` scores are better. All count alike. None if no score is known.
+
+    >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), lower=True)
+    (0.5, 18.5)
+    >>> worst_decile(np.array([np.nan]))
+    """
+    known = np.sort(scores[~np.isnan(scores)])
+    if not len(known):
+        return None
+    worst = known[::-1] if lower else known
+    return float(worst[: ceil(len(known) / 10)].mean())
 
 
 def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
@@ -144,7 +176,7 @@ def _share(part: Real | Int, whole: Int) -> F64:
 
 def _pair_sum(points: Real) -> float:
     """Σ_{i≠j} cos(i, j) = ‖Σ_i u_i‖² − Σ_i ‖u_i‖² with u_i the directions (0 of a zero row)."""
-    # In double precision, since clients of a cluster differ in the sixth digit, but without a copy.
+    # In double precision, since clients of a cluster differ in the sixth digit; but without a copy.
     squared = np.einsum("ip,ip->i", points, points, dtype=np.float64)
     scale = np.divide(1, np.sqrt(squared), out=np.zeros_like(squared), where=squared > 0)
     total = np.einsum("i,ip->p", scale, points, dtype=np.float64)

@@ -12,15 +12,17 @@ wecfl.errors.ConfigError: dropout must lie in [0, 1), got 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
+from wecfl.config import check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan, OptimizerName
 from wecfl.core.schedule import Schedule
+from wecfl.core.task import Task
 from wecfl.core.until import NoGain, Until
 from wecfl.errors import ConfigError
 
@@ -34,11 +36,11 @@ __all__ = [
     "Newcomers",
     "Plan",
     "Rounds",
-    "check_whole",
+    "check_kinds",
 ]
 
 EngineName = Literal["auto", "native", "torch", "ray"]
-"""What `wecfl.make_engine` can be asked for."""
+"""The choices of `wecfl.make_engine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,12 @@ class Rounds:
         """The rounds themselves, or so many without an earlier end."""
         return rounds if isinstance(rounds, Rounds) else cls(rounds)
 
+    def judged_by(self, task: Task) -> Rounds:
+        """These rounds, with a rule that knows which scores of the task are better if lower."""
+        if not isinstance(self.until, NoGain):
+            return self
+        return replace(self, until=replace(self.until, lower=self.until.lower | task.lower))
+
     def check(self, *, tested: bool) -> None:
         """Raise an error if the end depends on scores, but clients are not `tested`."""
         if isinstance(self.until, NoGain) and not tested:
@@ -198,6 +206,9 @@ class Conditions:
     refuse_above: float = 100.0
     """An update that is this many times longer than the median of the round is refused. So is a
     model that is not finite."""
+    shorten_above: float = inf
+    """An update that is this many times longer than the median of the round is shortened to that
+    length. Over a network that is the default (`wecfl.flower.server`)."""
     min_cluster: int = 1
     """Clusters with fewer clients are dissolved, and no center is made of fewer models."""
     attack: Attack | None = None
@@ -214,7 +225,8 @@ class Conditions:
         """The channel of a run with these conditions; `run` are the further fields of `Channel`."""
         return Channel(
             self.participation, self.dropout, self.stragglers,
-            refuse_above=self.refuse_above, min_cluster=self.min_cluster, **run,
+            refuse_above=self.refuse_above, shorten_above=self.shorten_above,
+            min_cluster=self.min_cluster, **run,
         )  # fmt: skip
 
 
@@ -255,7 +267,7 @@ class Measure:
     trace: bool | None = None
     """Whether the run folder records the clients' distances; default: for up to 500 clients."""
     score_every: int = 1
-    """Clients are tested every so many rounds, and always in the last one."""
+    """N: the clients are tested in every N-th round, and always in the last one."""
     batchnorm: Literal["running", "batch"] = "running"
     """What BatchNorm uses in tests: `running` statistics, or those of each test `batch`."""
 
@@ -290,6 +302,8 @@ class Compute:
     Ray is started for this run alone."""
 
     def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_whole(workers=(self.workers, 1))
         if self.ray_address is not None and self.engine != "ray":
             raise ConfigError("ray_address needs engine ray: choose both, or leave out ray_address")
 
@@ -304,7 +318,7 @@ class Folder:
 
     path: str | Path
     checkpoint_every: int = 1
-    """A checkpoint is written every so many rounds."""
+    """N: a checkpoint is written after every N-th round."""
     resume: bool = False
     """Whether to continue the run in the folder, with the same federation and method, from where
     it was stopped. The result is the same to the bit as without the stop."""
@@ -318,16 +332,16 @@ class Folder:
         return folder if folder is None or isinstance(folder, Folder) else cls(folder)
 
 
-def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is no whole number or too small; given as (value, minimum).
+def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[str, type]) -> None:
+    """Refuse fields of an object that are not values of these classes; optional ones may be None.
 
-    >>> check_whole(rounds=(1.5, 1))
+    >>> class Owner: plan = 3
+    >>> check_kinds(Owner, {"plan": Plan}, {})
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: rounds must be a whole number of at least 1, got 1.5
+    wecfl.errors.ConfigError: plan must be a value Plan(…), got 3
     """
-    for name, (number, minimum) in numbers.items():
-        if not isinstance(number, Integral) or int(number) < minimum:
-            raise ConfigError(
-                f"{name} must be a whole number of at least {minimum}, got {number!r}"
-            )
+    for name, kind in {**required, **optional}.items():
+        value = getattr(owner, name)
+        if not isinstance(value, kind) and not (value is None and name in optional):
+            raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")

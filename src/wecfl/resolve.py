@@ -9,19 +9,46 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wecfl.config import KEY_OF_OPTION, PRESETS, REQUIRES, Config, one_line
+from wecfl.config import KEY_OF_OPTION, Config, one_line
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["check_together", "resolve"]
+__all__ = ["PRESETS", "check_together", "resolve"]
 
 MAX_FILE_BYTES = 1_000_000
 """The largest size of a configuration file, in bytes."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "clients": 200,
+        "groups": 10,
+        "rounds": 100,
+        "steps": 10,
+        "batch": 32,
+        "lr": 0.001,
+        "momentum": 0.9,
+        "keep_momentum": True,
+        "weight_decay": 0.0,
+        "mu": 0.95,
+        "representation": "head",
+        "importance": "method",
+        "warm_start": True,
+        "loss_batches": 3,
+        "batchnorm": "batch",
+    },
+}
+"""Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
+
+REQUIRES = {
+    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
+}  # fmt: skip
+"""Choices that only have a meaning together with another choice."""
 
 
 def resolve(
     file: Path | None = None, preset: str | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
-    """The configuration of defaults, preset, TOML file and flags; the later ones override.
+    """The configuration of defaults, preset, TOML file and flags; each overrides those before it.
 
     >>> resolve(preset="paper", flags={"rounds": 2}).model_dump(include={"clients", "rounds"})
     {'clients': 200, 'rounds': 2}
@@ -42,7 +69,7 @@ def resolve(
         raise ConfigError(where + unknown("preset", str(preset), PRESETS))
     flags = flags or {}
     if flags.get("partition", written.get("partition")) != written.get("partition"):
-        # Another partition than the file's: its parameters don't apply.
+        # The flags choose another partition, so the parameters in the file don't apply.
         written = {
             key: value for key, value in written.items() if key not in ("alpha", "classes_per")
         }
@@ -55,8 +82,8 @@ def resolve(
     if "options" in written:
         same = flags.get("method", written.get("method")) == written.get("method")
         kept = {
-            name: each
-            for name, each in written["options"].items()
+            name: value
+            for name, value in written["options"].items()
             if KEY_OF_OPTION.get(name) not in flags
         }
         values["options"] = {**(kept if same else {}), **flags.get("options", {})}
@@ -97,7 +124,7 @@ def _table(written: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     options = dict(written["method"])
     if "name" not in options:
-        raise ConfigError(f"{where}the table [method] must have a name")
+        raise ConfigError(f'{where}the table [method] must have a name, such as name = "wecfl"')
     name = options.pop("name")
     known = {
         KEY_OF_OPTION[option]: value for option, value in options.items() if option in KEY_OF_OPTION
@@ -119,10 +146,12 @@ def _read(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             text = stream.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:  # a device or another kind of file, perhaps without an end
-            raise ConfigError(f"{file}: a configuration has at most {MAX_FILE_BYTES} bytes")
+            raise ConfigError(
+                f"{file}: expected a configuration of at most {MAX_FILE_BYTES} bytes, got more"
+            )
         return tomllib.loads(text.decode())
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {file}") from None
+        raise ConfigError(f"there is no configuration file {file}: check the path") from None
     except ConfigError:
         raise
     except (OSError, ValueError, RecursionError) as error:

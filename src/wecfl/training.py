@@ -59,7 +59,8 @@ def train(
 ) -> Result:
     """Run the rounds of an open experiment, and return the result."""
     settings, recorder, engine = opened.settings, opened.recorder, opened.engine
-    setting, rounds, clients = settings[0], Rounds.of(experiment.rounds), experiment.members
+    setting, rounds = settings[0], Rounds.of(experiment.rounds).judged_by(engine.task)
+    clients = experiment.members
     saved = folder.saved if folder else None
     records = _earlier(folder, rounds, recorder)
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
@@ -70,13 +71,15 @@ def train(
     if experiment.measure.diagnostics:
         diagnostics = Diagnostics(
             setting, states[0], records[-1] if records else None,
-            logistic=is_logistic(newcomer_setup.module) and engine.task.kernel == "cross-entropy",
+            logistic=is_logistic(newcomer_setup.module)
+            and engine.task.kernel == {"loss": "cross-entropy"},
         )  # fmt: skip
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
-    observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
+    observers = [observer for observer in (observe, diagnostics and diagnostics.step) if observer]
     watchers = [
-        each if isinstance(each, Watcher) else AfterRound(each) for each in experiment.watch
+        watcher if isinstance(watcher, Watcher) else AfterRound(watcher)
+        for watcher in experiment.watch
     ]
     if folder:
         watchers = [folder, *watchers]
@@ -84,23 +87,25 @@ def train(
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     paths = [
-        iterate(each, state, recorder.step, *([] if j else observers))
-        for j, (each, state) in enumerate(zip(settings, states, strict=True))
+        iterate(run_setting, state, recorder.step, *([] if j else observers))
+        for j, (run_setting, state) in enumerate(zip(settings, states, strict=True))
     ]
-    begun: list[Watcher] = []  # the watchers that must be told the end
+    begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
-    stopped: str | None = None
+    asked, stopped = None, _reason(rounds, records, recorder)
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
-        config = experiment.written or _described(experiment, setting)
+        config = {
+            **(experiment.written or _described(experiment, setting)),
+            "task": experiment.fitted.text,
+        }
         for watcher in watchers:
             watcher.begin(config, env, clients)
             begun.append(watcher)
-        asked, stopped = None, _reason(rounds, records, recorder)
         while len(records) < rounds.count and not stopped:
             reached = tuple(next(path) for path in paths)
             records.append(recorder.round(reached))
@@ -185,7 +190,8 @@ def _described_conditions(channel: Channel) -> dict[str, Any]:
     """The conditions that differ from the defaults."""
     default = Channel()
     names = (
-        "participation", "dropout", "stragglers", "refuse_above", "min_cluster", "attack", "privacy"
+        "participation", "dropout", "stragglers", "refuse_above", "shorten_above", "min_cluster",
+        "attack", "privacy",
     )  # fmt: skip
     found = {
         name: getattr(channel, name)

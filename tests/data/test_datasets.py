@@ -323,7 +323,7 @@ def test_a_member_that_claims_to_be_huge(tmp_path: Path) -> None:
 
 def test_npz_with_a_test_set(tmp_path: Path) -> None:
     x = np.arange(12, dtype=np.uint8).reshape(4, 3)
-    np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 2, 0], x_test=x[:2], y_test=[2.0, 3.0])
+    np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 2, 0], x_test=x[:2], y_test=[2, 3])
     data = load(tmp_path / "a.npz")
     np.testing.assert_array_equal(data.x, scaled(np.concatenate([x, x[:2]])))
     assert data.y.tolist() == [0, 1, 2, 0, 2, 3]
@@ -354,7 +354,8 @@ X, Y = np.zeros((4, 2)), np.zeros(4, int)
         ({"x": X[:1], "y": Y[:1]}, " 1 samples.*at least 2"),
         ({"x": X + np.nan, "y": Y}, "NaN"),
         ({"x": np.float64(3), "y": Y[:1]}, "expected"),
-        ({"x": X, "y": Y - 1}, "label -1"),
+        ({"x": X, "y": np.full(4, np.inf)}, r"\(y\): .*NaN or Inf"),
+        ({"x": X, "y": np.zeros((4, 2, 2))}, r"\(y\): .*\(4, 2, 2\)"),
         ({"x": np.array([{}] * 4), "y": Y}, "never unpickled"),
     ],
 )

@@ -331,8 +331,8 @@ def test_wrong_flags_are_named(
     ("partition", "clients", "message"),
     [
         (Iid(), 0, "clients .*0$"),
-        (Iid(), 3001, "6000 training .* 3001 clients 2 each; .*fewer clients"),
-        (Iid(), 1001, "1000 test .* 1001 clients 1 each; .*fewer clients"),
+        (Iid(), 3001, "6000 training .* 3001 clients .* 2 each; .*fewer clients"),
+        (Iid(), 1001, "1000 test .* 1001 clients .* 1 each; .*fewer clients"),
         (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; .*fewer groups"),
         (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; .*fewer groups"),
         (ClientwiseNClass(11), 20, "classes_per 11 .* 10 classes"),

@@ -39,11 +39,13 @@ class Liar(ClientApp):
             time.sleep(3600)
         reply = honest(message, context)
         model = reply.content.array_records["arrays"]["model"].numpy() if lie else np.zeros(0)
+        much = 100_000_000 if lie == "huge" else 3_000_000
+        oversized = Array("float32", model.shape, "numpy.ndarray", bytes(much))
         false = {
             "nan": Array(np.full_like(model, np.nan)),
             "shape": Array(model[:-1]),
-            "float64": Array(model.astype(np.float64)),
-            "size": Array("float32", model.shape, "numpy.ndarray", bytes(3_000_000)),
+            "size": oversized,
+            "huge": oversized,
         }
         if lie == "weight":
             samples = {"samples": 10**15, "restarted": 0}

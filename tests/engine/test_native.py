@@ -298,7 +298,7 @@ def test_only_active_clients_train(kind: Any) -> None:
         everyone, memory = local_update(engine, begin, plan, Correction(), 0)
         some, kept = local_update(engine, begin, plan, Correction(), 0, active=[3, 1])
         nobody, _ = local_update(engine, begin, plan, Correction(), 0, active=[])
-        with pytest.raises(ConfigError, match="0 and 3"):
+        with pytest.raises(ConfigError, match="0 to 3"):
             local_update(engine, begin, plan, Correction(), 0, active=[4])
     for whole, part, before in (
         (everyone, some, begin.models),

@@ -1,6 +1,8 @@
 """The Ray engine without a cluster; `tests/deploy/test_ray.py` has one."""
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,22 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     assert done.code == 2
     assert "pip install 'wecfl[ray]'" in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_ray_that_does_not_start_is_one_line(
+    wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It raises a bare `Exception` where a part of it does not come up."""
+
+    def init(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore follows.")
+
+    failing = SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", failing)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = wecfl("run", "--rounds", "1", "--engine", "ray")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "timed out during startup" in done.err
 
 
 def test_nodes_with_another_release_are_refused(fed: Federation) -> None:

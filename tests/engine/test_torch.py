@@ -394,7 +394,7 @@ def test_a_model_that_does_not_fit_is_said_at_once(fed: Federation, module: nn.M
     with pytest.raises(ModelError) as caught:
         TorchEngine(fed, module, workers=2)
     assert "\n" not in str(caught.value)
-    for fact in (type(module).__name__, "(6,)", "3 logits"):
+    for fact in (type(module).__name__, "(6,)", "3 outputs"):
         assert fact in str(caught.value)
 
 

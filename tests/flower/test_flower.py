@@ -32,7 +32,7 @@ from wecfl.errors import ConfigError, EngineError
 from wecfl.flower import FlowerEngine, Roster, client_app
 from wecfl.flower.messages import PROTOCOL_VERSION
 from wecfl.flower.roster import Place
-from wecfl.flower.server import serve
+from wecfl.flower.server import read, serve
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
 from wecfl.from_config import method_of
@@ -96,7 +96,12 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
 
 
 def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any) -> Result:
-    usual: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": False}
+    """The same run here, with the defaults of a run over a network."""
+    _, config = read({"clients": M})
+    usual: dict[str, Any] = {
+        "rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "objectives": config.objectives,
+        "refuse_above": config.refuse_above, "shorten_above": config.shorten_above,
+    }  # fmt: skip
     chosen = method_of(Config(method=method, clusters=k))
     return run_flat(fed, chosen, model=make_model(), **{**usual, **options})
 
@@ -519,11 +524,11 @@ def test_a_killed_server_goes_on_to_the_same_bits(
         def pull_messages(self, message_ids: Any) -> Any:
             asked = [m.metadata for m in self.pushed if m.metadata.message_type == "train"]
             if any(each.group_id == "2" for each in asked):
-                raise RuntimeError("killed")
+                raise ConnectionError("killed")
             return super().pull_messages(message_ids)
 
     how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(ConnectionError, match="killed"):
         served(Dying(nodes), rounds=5, **how)
     (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
     assert nodes[90].seen.count("train") == 3
@@ -558,7 +563,8 @@ def test_a_client_that_lost_its_state_says_so(
     *, method: str, damage: Callable[[Path], None],
 ) -> None:  # fmt: skip
     """And starts as at its first contact: momentum from zero, models from what it received."""
-    how: dict[str, Any] = {"method": method, "clusters": 2 if method == "wecfl" else 1}
+    k = 2 if method == "wecfl" else 1
+    how: dict[str, Any] = {"method": method, "clusters": k, "shorten_above": "never"}
     served(rounds=2, **how)
     for file in (tmp_path / "c1").rglob("*.safetensors"):
         damage(file)
@@ -566,11 +572,11 @@ def test_a_client_that_lost_its_state_says_so(
     assert result.records[2]["network"]["restarted"] == ["c1"]
     assert "client c1 has lost" in caplog.text
 
-    before = simulated(fed, method, how["clusters"], rounds=2).states[0]
+    before = simulated(fed, method, k, rounds=2, shorten_above=np.inf).states[0]
     memory = {name: rows.copy() for name, rows in before.memory.items()}
     for rows in memory.values():
         rows[1] = 0  # of `begun`: not yet
-    chosen = method_of(Config(method=method, clusters=how["clusters"]))
+    chosen = method_of(Config(method=method, clusters=k))
     with NativeEngine(fed, make_model(), workers=1) as runner:
         setting = Setting(chosen, runner, LocalPlan(steps=3, lr=0.05), seed=3)
         expected = next(iterate(setting, before.replace(memory=memory)))

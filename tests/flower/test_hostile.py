@@ -1,114 +1,45 @@
 """Whatever one client says, the run goes on without it, and its folder reads back and resumes."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.app.message.message import make_message
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-import wecfl
-from fakegrid import WAITS, FakeGrid, Node, Tamper, digits_of
-from fuzzing import tries
-from wecfl import Federation
-from wecfl.flower import client_app
+from fakegrid import WAITS, FakeGrid, Node, Tamper
+from fuzzing import chances, tries
+from hostile import (
+    CLASSES,
+    RUNS,
+    another_message,
+    check_run,
+    enrolled,
+    lies,
+    make_model,
+    make_nodes,
+    serve_hostile,
+    unpackable,
+)
+from wecfl.enrolment import Enrolment
+from wecfl.errors import ConfigError
+from wecfl.flower import Roster
+from wecfl.flower.mailbox import Mailbox
+from wecfl.flower.messages import Refused
+from wecfl.flower.roster import Place
 from wecfl.flower.server import serve
-from wecfl.folder.readers import read_clients, read_metrics, read_summary
+from wecfl.folder.readers import read_metrics
 from wecfl.report.page.html import page
-from wecfl.runs.result import Result
 
-M, CLASSES = 4, 10
-
-
-@pytest.fixture(scope="module")
-def fed() -> Federation:
-    return digits_of(M)
-
-
-def make_model() -> nn.Module:
-    return wecfl.models.build("logistic", shape=(1, 8, 8), classes=CLASSES, seed=5)
-
-
-def nodes_of(fed: Federation, place: str, tamper: Tamper) -> dict[int, Node]:
-    def load_data(config: Any) -> tuple[Any, ...]:
-        train, test = (rows[config["partition-id"]] for rows in (fed.train, fed.test))
-        return fed.x[train], fed.y[train], fed.x[test], fed.y[test]
-
-    app = client_app(load_data, make_model, classes=CLASSES)
-    nodes = {
-        i: Node(app, {"client-id": f"c{i}", "partition-id": i, "state-dir": f"{place}/c{i}"})
-        for i in range(M)
-    }
-    nodes[0].tamper = tamper
-    return nodes
-
-
-def run(nodes: dict[int, Node], out: Path, rounds: int) -> Result:
-    config = {
-        "clients": M, "rounds": rounds, "steps": 2, "lr": 0.05, "clusters": 2, "timeout": 1,
-        "enrolment": 0.05, "min-clients": 1, "quorum": 0.5, "out": str(out), "checkpoint-every": 1,
-    }  # fmt: skip
-    return serve(FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
-
-
-NUMBERS: list[int | float] = [
-    -1, 0, 1, 2, 2**31, 2**53, 2**60, 2**62, 2**63 - 1, -(2**63),
-    0.5, -0.0, 1e30, 3e38, 1e308, float("nan"), float("inf"),
-]  # fmt: skip
-WORDS = ["", "c1", "x" * 10_000, "\x1b[31mred", "a\nb", "</script>", "\u202e", "ü"]
-VALUES = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(WORDS), st.booleans(), st.binary())
-
-
-@st.composite
-def tampers(draw: st.DrawFn) -> Tamper:
-    """A client that changes some of what it says, in any of its messages."""
-    kinds = draw(st.sets(st.sampled_from(["query.hello", "train", "query.ask"]), min_size=1))
-    how = draw(st.sampled_from(["value", "drop", "extra", "error", "fill", "shape", "bytes"]))
-    value, key = draw(VALUES), draw(st.sampled_from(range(8)))
-    number = draw(st.sampled_from([each for each in NUMBERS if isinstance(each, float)]))
-
-    def tamper(message: Message) -> Message | None:
-        if message.metadata.message_type not in kinds:
-            return message
-        if how == "error":
-            return make_message(
-                metadata=message.metadata, error=Error(code=2, reason=str(value)[:500])
-            )
-        content = RecordDict(dict(message.content))
-        name = sorted(content)[key % len(content)]
-        record = content[name]
-        if how == "drop":
-            del content[name]
-        elif how == "extra":
-            content["more"] = ConfigRecord({"a": 1})
-        elif isinstance(record, ArrayRecord):
-            entry = sorted(record)[key % len(record)]
-            content[name] = ArrayRecord({**record, entry: forged(record[entry], how, number)})
-        else:
-            kind = type(record)
-            entry = sorted(record)[key % len(record)]
-            changed: Any = {**record, entry: value}
-            if kind is MetricRecord and not isinstance(value, int | float):
-                changed = {**record, entry: 0.5}
-            content[name] = kind(changed)
-        return make_message(metadata=message.metadata, content=content)
-
-    return tamper
-
-
-def forged(array: Array, how: str, number: float) -> Array:
-    honest = array.numpy()
-    if how == "shape":
-        return Array(np.zeros((*honest.shape, 2), honest.dtype))
-    if how == "bytes":
-        return Array(array.dtype, tuple(array.shape), array.stype, array.data[:-3])
-    with np.errstate(all="ignore"):
-        return Array(np.full_like(honest, number))
+M = 4
 
 
 def replaced(kind: str, record: str, **entries: Any) -> Tamper:
@@ -125,6 +56,16 @@ def replaced(kind: str, record: str, **entries: Any) -> Tamper:
     return tamper
 
 
+def always(how: Callable[[Message, Random], Message | None], kind: str = "train") -> Tamper:
+    """A client that lies in one way in all its messages of one kind."""
+    chance = Random(1)
+
+    def tamper(message: Message) -> Message | None:
+        return how(message, chance) if message.metadata.message_type == kind else message
+
+    return tamper
+
+
 @pytest.mark.parametrize(
     ("tamper", "clients"),
     [
@@ -132,60 +73,250 @@ def replaced(kind: str, record: str, **entries: Any) -> Tamper:
         (replaced("query.hello", "config", key=2**60), 4),
         (replaced("query.hello", "config", name="\x1b[31m</script><script>alert(1)"), 4),
         (replaced("query.ask", "arrays", after=2.0**62), 4),
+        (replaced("query.ask", "arrays", after=1e6), 4),
         (replaced("query.ask", "arrays", after=-1.0), 4),
         (replaced("train", "arrays", model=3e38), 4),
         (replaced("train", "arrays", model=3e38), 2),
+        (replaced("train", "arrays", model=9e18), 2),
         (replaced("train", "arrays", model=np.nan), 2),
         (replaced("train", "metrics", samples=2**62), 4),
         (replaced("train", "metrics", restarted=2**62), 4),
+        (always(unpackable), 4),
+        (always(unpackable, "query.hello"), 4),
+        (always(another_message), 4),
     ],
 )
-def test_numbers_that_ended_runs_do_not(fed: Federation, tamper: Tamper, clients: int) -> None:
+def test_what_ended_runs_does_not(tamper: Tamper, clients: int, tmp_path: Path) -> None:
+    out, nodes = tmp_path / "run", make_nodes(clients, tmp_path, {0: tamper})
+    serve_hostile(nodes, out, 1, method="wecfl", clusters=2)
+    result = serve_hostile(nodes, out, 2, method="wecfl", clusters=2)
+    check_run(result, out, rounds=2, honest=clients - 1)
+    assert np.abs(result.centers).max() < 1e3
+
+
+@tries(3)
+@given(
+    chance=chances,
+    choices=st.sampled_from(RUNS),
+)
+def test_whatever_a_client_says_the_run_goes_on_reads_back_reports_and_resumes(
+    chance: Random, choices: dict[str, Any]
+) -> None:
     with TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        nodes = dict(list(nodes_of(fed, place, tamper).items())[:clients])
-        run(nodes, out, rounds=1)
-        check(run(nodes, out, rounds=2), out, clients)
+        out, nodes = Path(place) / "run", make_nodes(M, Path(place), {0: lies(chance)})
+        check_run(serve_hostile(nodes, out, 2, **choices), out, rounds=2, honest=M - 1)
+        result = serve_hostile(nodes, out, 3, **choices)  # resumed
+        check_run(result, out, rounds=3, honest=M - 1)
+        text = page([out])
+        assert "\x1b" not in text
+        assert "<script>alert" not in text
 
 
-def test_what_a_client_says_does_not_reach_the_page_as_code(fed: Federation) -> None:
+# What a number is held against
+
+
+def refusals(out: Path) -> dict[str, str]:
+    """The last reason for which each client, or node, was refused."""
+    records = read_metrics(out)
+    return {who: why for each in records for who, why in each.get("network", {}).get("refused", [])}
+
+
+def test_a_client_can_not_test_more_samples_than_it_joined_with(tmp_path: Path) -> None:
+    """It holds 3: a tally of 9 counts is well formed, and a lie."""
+    tamper = replaced("query.ask", "arrays", after=1.0)
+    result = serve_hostile(make_nodes(M, tmp_path, {0: tamper}), tmp_path / "run", 1)
+    assert "more than 3 test samples" in refusals(tmp_path / "run")["c0"]
+    assert result.records[0]["clients"]["accuracy"][0] is None
+
+
+def test_test_samples_are_counted_once_when_the_client_joins(tmp_path: Path) -> None:
+    out, nodes = tmp_path / "run", make_nodes(M, tmp_path, {})
+    serve_hostile(nodes, out, 1)
+    nodes[0].tamper = replaced("query.hello", "config", tests=10**6)
+    serve_hostile(nodes, out, 2)
+    assert "3 for tests" in refusals(out)["node 0"]
+    assert "1000000 for tests" in refusals(out)["node 0"]
+
+
+def test_a_run_of_an_earlier_version_learns_the_numbers_of_test_samples(tmp_path: Path) -> None:
+    out, nodes = tmp_path / "run", make_nodes(M, tmp_path, {})
+    serve_hostile(nodes, out, 1)
+    written = json.loads((out / "roster.json").read_text())
+    assert [place.pop("tests") for place in written["places"]] == [3] * M
+    (out / "roster.json").write_text(json.dumps(written))
+    check_run(serve_hostile(nodes, out, 2), out, rounds=2, honest=M)
+    after = json.loads((out / "roster.json").read_text())
+    assert [place["tests"] for place in after["places"]] == [3] * M
+
+
+@pytest.mark.parametrize(("length", "fits"), [(0.99, True), (1.01, False)])
+def test_an_update_whose_squares_overflow_is_refused(
+    tmp_path: Path, length: float, fits: bool
+) -> None:
+    """At half the root of the largest float32, where a squared distance would overflow."""
+    width = sum(parameter.numel() for parameter in make_model().parameters())
+    most = np.sqrt(np.finfo(np.float32).max / 4 / width)
+    tamper = replaced("train", "arrays", model=length * most)
+    nodes = make_nodes(M, tmp_path, dict.fromkeys(range(M), tamper))
+    if fits:
+        result = serve_hostile(nodes, tmp_path / "run", 1)
+        assert np.isfinite(result.centers).all()
+    else:
+        with pytest.raises(Exception, match="0 valid replies"):
+            serve_hostile(nodes, tmp_path / "run", 1, tries=1)
+
+
+# One reply can't hold up, spoil or pose as another
+
+
+class Stuck(FakeGrid):
+    """A grid in which the upload of some replies never ends, as Flower waits for it."""
+
+    def __init__(self, nodes: dict[int, Node], stuck: set[int]) -> None:
+        super().__init__(nodes)
+        self.stuck, self.released = stuck, Event()
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        numbers = list(message_ids)
+        for number in numbers:
+            pushed = self.pushed[int(number[1:])].metadata
+            if pushed.dst_node_id in self.stuck and pushed.message_type == "train":
+                self.released.wait()
+        return super().pull_messages(numbers)
+
+
+def test_nobody_answers_for_another(tmp_path: Path) -> None:
+    """What a reply says that it replies to is the sender's word."""
+
+    def tamper(message: Message) -> Message:
+        about = message.metadata
+        if about.message_type == "train":
+            other = f"m{int(about.reply_to_message_id[1:]) + 1}"
+            about.__dict__["_reply_to_message_id"] = other
+        return message
+
+    result = serve_hostile(make_nodes(M, tmp_path / "a", {0: tamper}), tmp_path / "a" / "run", 2)
+    honest = serve_hostile(make_nodes(M, tmp_path / "b", {}), tmp_path / "b" / "run", 2)
+    assert refusals(tmp_path / "a" / "run") == {}
+    np.testing.assert_array_equal(result.centers, honest.centers)
+
+
+def test_nobody_has_the_name_of_a_free_place() -> None:
+    roster = Roster(3)
+    roster.join(Place("place holder", node=1, key=1, samples=3))
+    with pytest.raises(Refused, match="nobody has taken"):
+        roster.join(Place("place 2", node=2, key=2, samples=3))
+
+
+def test_an_upload_that_never_ends_holds_nobody_up(tmp_path: Path) -> None:
+    nodes = make_nodes(M, tmp_path, {})
+    grid = Stuck(nodes, {2})
+    config = {"clients": M, "rounds": 2, "steps": 2, "timeout": 5, "method": "fedavg"}
+    config["out"] = str(tmp_path / "run")
+    result = serve(grid, config, make_model, classes=CLASSES, **WAITS)
+    grid.released.set()
+    assert result.status == "finished"
+    assert [record["replies"]["lost"] for record in result.records] == [1, 1]
+
+
+def test_what_takes_long_comes_later_and_an_error_of_the_transport_is_told(
+    tmp_path: Path,
+) -> None:
+    def broken(message: Message) -> Message:
+        raise ConnectionError("the SuperLink is gone")
+
+    def push(*nodes: int) -> list[str]:
+        about: dict[str, Any] = {"message_type": "train"}
+        return [*grid.push_messages([Message(RecordDict(), dst_node_id=i, **about) for i in nodes])]
+
+    nodes = make_nodes(2, tmp_path, {})
+    grid = Stuck(nodes, {0})
+    mailbox, (slow, quick) = Mailbox(grid, patience=0.05), push(0, 1)
+    assert list(mailbox.take([slow, quick])) == [quick]
+    grid.released.set()
+    while not (late := mailbox.take([slow])):
+        pass
+    assert list(late) == [slow]
+    nodes[1].tamper = broken
+    with pytest.raises(ConnectionError, match="gone"):
+        mailbox.take(push(1))
+
+
+def test_what_a_client_says_does_not_reach_the_page_as_code(tmp_path: Path) -> None:
     def tamper(message: Message) -> Message:
         if message.metadata.message_type == "train":
             reason = "\x1b[31m</script><script>alert(1)"
             return make_message(metadata=message.metadata, error=Error(code=2, reason=reason))
         return message
 
-    with TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        run(nodes_of(fed, place, tamper), out, rounds=1)
-        [record] = read_metrics(out)
-        assert "\\x1b[31m" in record["network"]["refused"][0][1]
-        text = page([out])
-        assert "\x1b" not in text
-        assert "<script>alert" not in text
+    out = tmp_path / "run"
+    serve_hostile(make_nodes(M, tmp_path, {0: tamper}), out, 1)
+    assert "\\x1b[31m" in refusals(out)["c0"]
+    text = page([out])
+    assert "\x1b" not in text
+    assert "<script>alert" not in text
 
 
-def check(result: Result, out: Path, clients: int = M) -> None:
-    """The run is whole, its folder reads back, and the honest clients were heard throughout."""
-    assert np.isfinite(result.centers).all()
-    assert np.abs(result.centers).max() < 1e3
-    records = read_metrics(out)
-    assert len(records) == len(result.records)
-    for record in records:
-        assert record["accuracy"] is None or 0 <= record["accuracy"] <= 1
-        assert record.get("replies", {"heard": M})["heard"] >= clients - 1
-    assert read_summary(out)["status"] == "finished"
-    assert len(read_clients(out)) == M
+# Names and sizes by enrolment
 
 
-@tries(4)
-@given(tamper=tampers())
-def test_whatever_a_client_says_the_run_goes_on_reads_back_reports_and_resumes(
-    fed: Federation, tamper: Tamper
+def serve_enrolled(nodes: dict[int, Node], out: Path, enrolment: Enrolment | None) -> Any:
+    config = {
+        "clients": M, "rounds": 1, "steps": 2, "timeout": 1, "enrolment": 0.05, "out": str(out),
+        "method": "fedavg",
+    }  # fmt: skip
+    choices: dict[str, Any] = {"classes": CLASSES, "enrolment": enrolment, **WAITS}
+    return serve(FakeGrid(nodes), config, make_model, **choices)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"samples": 10**9}, "c0 is enrolled with at most 20 samples"),
+        ({"samples": 21}, "at most 20 samples, but says that it has 21"),
+        ({"name": "c1"}, "enrolled as c0"),
+        ({"name": "somebody"}, "enrolled as c0"),
+        ({"key": 1}, "enrolled with the number 0, but says 1"),
+    ],
+)
+def test_who_says_something_else_than_the_operators_list_is_refused(
+    tmp_path: Path, said: dict[str, Any], reason: str
 ) -> None:
-    with TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        run(nodes_of(fed, place, tamper), out, rounds=2)
-        result = run(nodes_of(fed, place, tamper), out, rounds=3)  # resumed
-        assert len(result.records) == 3
-        check(result, out)
+    """And nobody is the center because it says so."""
+    nodes = make_nodes(M, tmp_path, {0: replaced("query.hello", "config", **said)})
+    result = serve_enrolled(nodes, tmp_path / "run", enrolled(M))
+    assert reason in refusals(tmp_path / "run")["node 0"]
+    assert result.clients["client"].tolist() == ["c1", "c2", "c3", "place 3"]
+    assert result.clients["samples"].max() <= 20
+
+
+def test_a_node_that_is_not_on_the_list_is_refused(tmp_path: Path) -> None:
+    result = serve_enrolled(make_nodes(M, tmp_path, {}), tmp_path / "run", enrolled(M - 1))
+    assert "not enrolled" in refusals(tmp_path / "run")["node 3"]
+    assert result.clients["client"].tolist() == ["c0", "c1", "c2", "place 3"]
+
+
+def test_a_model_that_does_not_fit_through_the_proxy_is_told_at_once(tmp_path: Path) -> None:
+    nodes = make_nodes(M, tmp_path, {})
+    with pytest.raises(ConfigError, match=r"lets only 1000 through.*--max-reply 1\d+$"):
+        serve_enrolled(nodes, tmp_path / "run", enrolled(M, max_reply=1000))
+    assert nodes[0].seen == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_list_that_is_wrong_is_no_list_that_allows_all(tmp_path: Path) -> None:
+    file = tmp_path / "enrolled.toml"
+    file.write_text(enrolled(2).text)
+    assert Enrolment.read(file) == enrolled(2)
+    for text, problem in (
+        ("clients = 3", "clients"),
+        (enrolled(2).text.replace("samples = 20", "samples = 0"), "samples"),
+        (enrolled(2).text.replace("number = 1", "number = 0"), "two clients have the number 0"),
+        ("[[clients", "can't be read"),
+        (enrolled(2).text.replace('"c1"', '"c0"'), "two clients have the name 'c0'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            Enrolment.read(file)
+    with pytest.raises(ConfigError, match="can't be read"):
+        Enrolment.read(tmp_path / "nowhere.toml")

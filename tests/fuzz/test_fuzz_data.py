@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import os
+import shutil
+import socket
 import struct
 import tarfile
 import zipfile
@@ -18,9 +21,11 @@ from hypothesis import given
 import damage
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
+from wecfl import Federation
 from wecfl.assigner import assigner_of
 from wecfl.config import Config
 from wecfl.data.datasets import SOURCES, load
+from wecfl.data.targets import may_be_labels
 from wecfl.errors import DataError
 from wecfl.experiment import run_config
 
@@ -78,7 +83,8 @@ def refused_or_read(name: str | Path, folder: Path) -> None:
         assert str(folder) in str(error)
     else:
         assert np.isfinite(data.x).all() and len(data.x) == len(data.y) > data.n_train > 0
-        assert data.y.min() >= 0 and data.y.max() < data.classes
+        assert np.isfinite(data.y).all()
+        assert not may_be_labels(data.y) or data.y.max() < data.classes
     assert contents(folder) == before
 
 
@@ -206,7 +212,7 @@ def test_a_tar_with_gigabytes_where_a_name_belongs(
 ) -> None:
     file = tmp_path / "cifar-10-binary.tar.gz"
     file.write_bytes(header("cifar-10-batches-bin/x", 8 << 30, kind) + zeros(8))
-    with pytest.raises(DataError, match="bytes inside"):
+    with pytest.raises(DataError, match="more than"):
         load("cifar-10", tmp_path)
 
 
@@ -226,8 +232,54 @@ def test_an_npz_with_more_than_the_memory(tmp_path: Path, little_memory: None) -
         archive.writestr("y.npy", damage.npy(Y))
         archive.writestr("x.npy", head.getvalue())
         archive.getinfo("x.npy").file_size += 1 << 40
-    with pytest.raises(DataError, match=r"this machine has|the header promises"):
+    with pytest.raises(DataError, match=r"this process may use|the header promises"):
         load(file)
+
+
+def npz_of_zeros(file: Path, megabytes: int) -> None:
+    """So many megabytes in a file of a thousandth of that."""
+    x = np.zeros((megabytes, 1 << 20), np.uint8)
+    np.savez_compressed(file, x=x, y=np.zeros(megabytes, np.int64))
+
+
+def test_an_npz_whose_arrays_fit_alone_but_not_together(
+    tmp_path: Path, little_memory: None, wecfl: Wecfl
+) -> None:
+    """120 MB, and 480 MB as float32: less than the machine has, more than the process may use."""
+    npz_of_zeros(tmp_path / "a.npz", 120)
+    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
+    outcome = wecfl("run", "--dataset", "a.npz", "--rounds", "1")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "this process may use" in outcome.err and "limit of its data" in outcome.err
+
+
+def test_a_folder_whose_files_fit_alone_but_not_together(
+    tmp_path: Path, little_memory: None
+) -> None:
+    npz_of_zeros(tmp_path / "c0.npz", 30)
+    for client in range(1, 5):
+        shutil.copy(tmp_path / "c0.npz", tmp_path / f"c{client}.npz")
+    assert len(load(tmp_path / "c0.npz").x) == 30
+    with pytest.raises(DataError, match="this process may use"):
+        Federation.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_is_no_regular_file_is_not_waited_for(
+    kind: str, tmp_path: Path, wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "c1.npz", x=np.zeros((4, 2)), y=np.arange(4))
+    with socket.socket(socket.AF_UNIX) as listener:
+        if kind == "pipe":
+            os.mkfifo(tmp_path / "c0.npz")
+        elif kind == "socket":
+            monkeypatch.chdir(tmp_path)  # its name may be 108 bytes long
+            listener.bind("c0.npz")
+        else:
+            (tmp_path / "c0.npz").symlink_to("/dev/zero")
+        outcome = wecfl("run", "--dataset", tmp_path, "--rounds", "1")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "c0.npz" in outcome.err and f"a {kind}" in outcome.err
 
 
 TRAP = b"cpytest\nfail\n(Vunpickled\ntR."

@@ -87,7 +87,10 @@ def mean(rows: Any, weights: Any) -> Any:
     return sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
 
 
-def test_update_distance_confidence_and_limit(result: Result, members: Federation) -> None:
+@pytest.mark.parametrize("shorten_above", [np.inf, 0.5])
+def test_update_distance_confidence_and_limit(members: Federation, shorten_above: float) -> None:
+    """Of whole updates, also where the run shortens those of its members."""
+    result = run_flat(members, methods.wecfl(k=2), **QUICK, shorten_above=shorten_above)
     heads = [naive_head(members, i) for i in range(8)]
     sizes, labels = members.sizes, result.labels
     x, y = client(1, 99)

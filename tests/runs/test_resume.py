@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,6 +254,49 @@ def test_lines_that_were_taken_away(stopped: Path, wecfl: "Wecfl") -> None:
     assert "metrics.jsonl" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("metrics.jsonl", r"\.\d{5,}"), ("assignments.csv", r"\d\Z")]
+)
+def test_lines_that_were_changed_and_are_as_long_as_before(
+    name: str, number: str, stopped: Path, wecfl: "Wecfl"
+) -> None:
+    """A score, a cluster."""
+    content = (stopped / name).read_text()
+    found = re.search(number, content.rstrip())
+    assert found
+    digit = found.end() - 1
+    edited = content[:digit] + str(int(content[digit] == "0")) + content[digit + 1 :]
+    (stopped / name).write_text(edited)
+    before = {file: file.read_bytes() for file in stopped.rglob("*") if file.is_file()}
+    outcome = wecfl("resume", stopped)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert name in outcome.err and "checkpoint" in outcome.err
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_a_resumed_run_knows_what_was_written_before_it(stopped: Path, wecfl: "Wecfl") -> None:
+    """The digests go on where they were: an edit of an early line is seen after two stops, too."""
+    run_config(config_of(stopped).model_copy(update={"rounds": 5}), out=stopped, resume=True)
+    content = bytearray((stopped / "metrics.jsonl").read_bytes())
+    content[content.index(b'"round": 1') + len('"round": ')] = ord("2")
+    (stopped / "metrics.jsonl").write_bytes(content)
+    outcome = wecfl("resume", stopped, "--rounds", "6")
+    assert outcome.code == 2
+    assert "metrics.jsonl is not what" in outcome.err
+
+
+def test_the_millionth_round_is_the_last_one(stopped: Path) -> None:
+    """Its name is longer than those before it."""
+    place = stopped / "checkpoints"
+    [state] = read_states(stopped)
+    about = json.loads((place / "000004.json").read_text())["manifest"]
+    kept = {key: about[key] for key in ("lengths", "seconds", "engine", "data", "config")}
+    for round in (999_999, 1_000_000):
+        checkpoint.write(stopped, [replace(state, round=round)], **kept)
+    assert read_states(stopped)[0].round == 1_000_000
+    assert {file.stem for file in place.iterdir()} == {"999999", "1000000"}
+
+
 def test_a_configuration_that_was_changed(stopped: Path, wecfl: "Wecfl") -> None:
     file = stopped / "config.toml"
     file.write_text(file.read_text().replace("steps = 3", "steps = 4"))
@@ -283,6 +328,46 @@ def test_a_disk_that_can_not_be_written(
     assert read_states(tmp_path / "run")[0].round == 2
     assert wecfl("resume", "run").code == 0
     same_folders(whole, tmp_path / "run")
+
+
+# Several methods
+
+
+def test_several_methods_go_on_with_all_that_is_left(tmp_path: Path, wecfl: "Wecfl") -> None:
+    """One that has ended, one killed at its end, one killed while it began, one not begun."""
+    flags = ["--clients", "6", "--groups", "2", "--clusters", "2", "--steps", "2", "--workers", "1"]
+    command = ["run", "--method", "fedavg,scaffold,wecfl,ifca", "--rounds", "3", *flags]
+    assert wecfl(*command, "--model", "logistic", "--out", "whole").code == 0
+    whole, part = tmp_path / "whole", Path(shutil.copytree("whole", "part")).absolute()
+    ended = (part / "fedavg" / "summary.json").stat().st_mtime_ns
+    (part / "scaffold" / "summary.json").unlink()
+    shutil.rmtree(part / "wecfl")
+    (part / "wecfl").mkdir()
+    (part / "wecfl" / "env.json").write_text("{}")  # it was killed before config.toml was there
+    shutil.rmtree(part / "ifca")
+    assert wecfl("resume", "part").code == 0
+    for method in ("fedavg", "scaffold", "wecfl", "ifca"):
+        for file in (whole, part):
+            (file / method / ".lock").unlink()
+        same_folders(whole / method, part / method)
+    assert (part / "fedavg" / "summary.json").stat().st_mtime_ns == ended
+    again = wecfl("resume", "part")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "more rounds" in again.err
+    assert wecfl("resume", "part", "--rounds", "4").code == 0
+    assert {len(read_metrics(folder.parent)) for folder in part.glob("*/config.toml")} == {4}
+
+
+@pytest.mark.parametrize(
+    "content", ["fedavg = 3", "['../out']", "['a/b']", "[fedavg]\nround = 3", "[fedavg", "\0"]
+)
+def test_a_list_of_runs_that_is_wrong(content: str, tmp_path: Path, wecfl: "Wecfl") -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "runs.toml").write_text(content)
+    outcome = wecfl("resume", "some")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "runs.toml" in outcome.err
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["runs.toml"]
 
 
 # One writer
@@ -319,7 +404,7 @@ def test_an_existing_run_is_gone_on_with_not_overwritten(stopped: Path, wecfl: "
 # Formats
 
 
-@pytest.mark.parametrize("format", [0, 1])
+@pytest.mark.parametrize("format", [0, 1, 2])
 def test_old_run_folders_stay_readable(format: int, tmp_path: Path, wecfl: "Wecfl") -> None:
     folder = Path(shutil.copytree(TESTS / "folders" / f"format-{format}", tmp_path / "old"))
     assert read_summary(folder)["rounds"] == len(read_metrics(folder)) == 2
@@ -356,6 +441,20 @@ def test_a_run_of_format_1_goes_on_to_the_bit(tmp_path: Path, wecfl: "Wecfl") ->
     fresh = run_config(config.model_copy(update={"rounds": 4})).states[0]
     np.testing.assert_array_equal(state.labels, fresh.labels)
     np.testing.assert_allclose(state.centers, fresh.centers, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_of_format_2_goes_on_although_its_lines_have_no_digest(
+    tmp_path: Path, wecfl: "Wecfl"
+) -> None:
+    folder = Path(shutil.copytree(TESTS / "folders" / "format-2", tmp_path / "old"))
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert wecfl("resume", "old", "--rounds", "3").code == 0
+    assert read_summary(folder)["rounds"] == len(read_metrics(folder)) == 3
+    after = (folder / "metrics.jsonl").read_bytes()
+    assert after.startswith(before)
+    [*_, last] = sorted((folder / "checkpoints").glob("*.json"))
+    digest = json.loads(last.read_text())["manifest"]["digests"]["metrics.jsonl"]
+    assert digest == sha256(after).hexdigest()
 
 
 def test_a_later_format_is_refused(stopped: Path, whole: Path, tmp_path: Path) -> None:

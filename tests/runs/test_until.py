@@ -95,6 +95,13 @@ def test_a_score_that_does_not_rise_ends_it(fed: Federation) -> None:
     result = run_flat(fed, methods.fedavg, rounds=rounds, model="logistic", lr=0.0)
     assert len(result.records) == 4
     assert "accuracy has not risen" in result.summary["stopped"]
+    numbers = Federation.from_arrays(
+        [np.eye(9, dtype=np.float32)] * 3, [np.linspace(0, 1, 9, dtype=np.float32)] * 3
+    )
+    costs = run_flat(numbers, methods.fedavg, rounds=rounds, model="logistic", lr=0.0)
+    assert "rmse has not fallen below" in costs.summary["stopped"]
+    falling = run_flat(numbers, methods.fedavg, rounds=rounds, model="logistic", lr=0.1)
+    assert len(falling.records) > 4
     with pytest.raises(ConfigError, match="'acc'"):
         run_flat(fed, methods.fedavg, rounds=Rounds(5, NoGain("acc")), model="logistic")
 

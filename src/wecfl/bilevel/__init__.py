@@ -1,1 +1,1 @@
-"""The choices that make a method: g, d, λ, clustering, programs, aggregation – and F, R."""
+"""The components that methods are made of, and the objectives F and R."""

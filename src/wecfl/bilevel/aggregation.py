@@ -1,12 +1,13 @@
 """The M-step: the center of a cluster from the models of its members.
 
-`Mean` is the paper's, and a single member can move it anywhere. The others bound what a minority
-can do: inside each cluster, where honest clients are alike, rather than over all clients. A member
-is a client with the cluster's label and λ_i > 0; a cluster without members keeps its center, one
-with a single member takes its model. All give the same center for any order of the clients, up to
-rounding.
+`Mean` is the paper's aggregation, and a single member can move it anywhere. The others limit what a
+minority can do. They do so inside each cluster, where honest clients are alike, and not over all
+clients. A member of a cluster is a client with its label and λ_i > 0. A cluster without members
+keeps its center, and a cluster with one member takes that member's model. Up to rounding, the
+center does not depend on the order of the clients.
 
-A dishonest client can also lie about |D_i|. Where λ counts, "a minority" means a minority of λ.
+A dishonest client can also lie about |D_i|. Where an aggregation uses λ, "a minority" means members
+that hold less than half of λ.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Weighted mean of each cluster, Ω_k = Σ_{i∈k} λ_i ω_i / Σ_{i∈k} λ_i (Lemma 2).
+    """The weighted mean of each cluster, Ω_k = Σ_{i∈k} λ_i ω_i / Σ_{i∈k} λ_i (Lemma 2).
 
-    A cluster without members keeps its center. The aggregation may weigh clients differently from
-    the clustering (FeSEM clusters uniformly and averages by data size): `importance`, if given,
-    replaces the method's λ here.
+    The aggregation may weigh clients differently from the clustering: FeSEM clusters them uniformly
+    and averages by data size. So `importance`, if it is given, replaces the method's λ here.
 
     >>> models = {"model": np.array([[0.0], [4.0]], np.float32)}
     >>> state = State(1, models, np.full((2, 1), 9, np.float32), labels=np.array([0, 0]))
@@ -73,7 +73,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Nothing is put together: every center stays as it is (local training only).
+    """Nothing is aggregated: every center stays as it is (for local training only).
 
     >>> state = State(1, None, np.ones((1, 1), np.float32), np.array([0, 0]))
     >>> Stay()(state, np.ones(2), sizes=np.ones(2, int)).centers.tolist()
@@ -89,13 +89,13 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """Coordinate-wise weighted median (Yin et al., ICML 2018, with λ).
+    """The weighted median of each column (Yin et al., ICML 2018, with λ).
 
-    In each column, a value with at most half of the cluster's λ below it and at most half above.
-    Where two values share the middle (the λ up to the lower one is exactly half), their midpoint,
-    as for numpy's median, which it equals for equal λ. So two members with equal λ give their
-    mean, and a member with more than half of λ decides alone. While dishonest members hold less
-    than half of λ, every column stays between values of honest members.
+    At most half of the cluster's λ lies below the median, and at most half above it. If two values
+    have this property (the λ up to the lower one is exactly half), the median is their midpoint.
+    For equal λ it is numpy's median. So two members with equal λ give their mean, and a member with
+    more than half of λ decides alone. While dishonest members hold less than half of λ, every
+    column stays between values of honest members.
 
     >>> models = {"model": np.array([[0], [1], [99]], np.float32)}
     >>> state = State(1, models, np.zeros((1, 1), np.float32), labels=np.array([0, 0, 0]))
@@ -116,15 +116,16 @@ class Median:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedMean:
-    """Coordinate-wise weighted mean without both ends (Yin et al., ICML 2018, with λ).
+    """The weighted mean of each column without its two ends (Yin et al., ICML 2018, with λ).
 
-    In each column the values are laid side by side in order, each as wide as its λ; `share` of the
-    whole width is cut off at either end and the rest is averaged. A member on the edge of the cut
-    counts with what is left of its λ. For equal λ and a whole `share`·n this is
-    `scipy.stats.trim_mean`, which rounds the number of members down where it is not whole.
+    In each column the values are laid side by side in order, each as wide as its λ. `share` of the
+    whole width is cut off at either end, and the rest is averaged. A member on the edge of the cut
+    counts with what is left of its λ. If all λ are equal and `share`·n is a whole number, this is
+    `scipy.stats.trim_mean`. (Otherwise SciPy rounds the number of members to cut down.)
+
     While dishonest members hold at most `share` of λ, every column stays between values of honest
-    members. In a cluster of few members that is less than one of them: with 0.2, one dishonest
-    member of up to four with equal λ is damped but not bounded.
+    members. In a small cluster a single member holds more than that. With `share` = 0.2 and up to
+    four members of equal λ, the influence of one dishonest member is reduced, but not bounded.
 
     >>> state = State(1, {"model": np.array([[-99], [1], [2], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
@@ -152,25 +153,27 @@ class TrimmedMean:
         center = np.empty(rows.shape[1], np.float32)
         for columns, values, reached in in_order(rows, weight):
             kept = np.diff(np.clip(reached, low, high), axis=0, prepend=low)
-            kept[kept <= EQUAL_SHARE * total] = 0  # rounding leaves a little of what is cut off
+            kept[kept <= EQUAL_SHARE * total] = (
+                0  # what rounding leaves of members that are cut off
+            )
             center[columns] = np.einsum("ip,ip->p", kept, values) / kept.sum(axis=0)
         return center
 
 
 @dataclass(frozen=True, slots=True)
 class Krum:
-    """The one member with the nearest neighbours (Blanchard et al., NeurIPS 2017).
+    """The model of the member with the nearest neighbours (Blanchard et al., NeurIPS 2017).
 
-    The score of a member is the sum of its squared distances to its n − f − 2 nearest fellows,
-    f = ⌊`attackers`·n⌋ of n members being dishonest; the member with the least score is the
-    center. The proof counts members and needs n ≥ 2f + 3, so λ plays no part and f is at most
-    ⌊(n − 3)/2⌋: small clusters are protected from fewer than asked for. Two members both score 0
-    and nothing is promised; of three, one of the nearest pair is taken.
+    Of n members, f = ⌊`attackers`·n⌋ are taken to be dishonest. The score of a member is the sum of
+    its squared distances to the n − f − 2 members nearest to it, and the model of the member with
+    the smallest score becomes the center. The proof counts members, so λ is not used. It also needs
+    n ≥ 2f + 3, so f is at most ⌊(n − 3)/2⌋: a small cluster is protected from fewer attackers than
+    were asked for. Of two members both score 0, and nothing is promised. Of three members, one of
+    the nearest pair is taken. Between equal scores the bytes of the models decide, which do not
+    depend on the order of the clients.
 
-    Equal scores are settled by the models' bytes, which do not depend on the order of clients.
-
-    `several` takes the λ-mean of the n − f members with the least scores (multi-Krum). With the
-    default no one is left out of fewer than five members: there that is the mean.
+    With `several`, the center is the λ-mean of the n − f members with the smallest scores
+    (multi-Krum). By default f = 0 for fewer than five members, where this is the mean of all.
 
     >>> state = State(1, {"model": np.array([[0], [1], [1.5], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
@@ -184,7 +187,7 @@ class Krum:
     attackers: float = 0.2
     several: bool = False
     importance: Importance | None = None
-    """Of one member alone, it decides who is a member (λ_i > 0) and nothing else."""
+    """λ; unless `several` is set, it decides only who is a member (λ_i > 0)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.attackers < 0.5:
@@ -200,8 +203,8 @@ class Krum:
         """(P,), the center of the members' rows."""
         n = len(rows)
         f = min(floor(self.attackers * n * (1 + EQUAL_SHARE)), max(n - 3, 0) // 2)
-        near = np.sort(_squared_distances(rows), axis=1)[:, 1 : max(n - f - 2, 0) + 1]
-        scores = near.sum(axis=1)
+        nearest = np.sort(_squared_distances(rows), axis=1)[:, 1 : max(n - f - 2, 0) + 1]
+        scores = nearest.sum(axis=1)
         best = sorted(range(n), key=lambda i: (scores[i], rows[i].tobytes()))
         kept = best[: n - f] if self.several else best[:1]
         return _mix(weight[kept], rows[kept])
@@ -209,17 +212,18 @@ class Krum:
 
 @dataclass(frozen=True, slots=True)
 class GeometricMedian:
-    """argmin_z Σ_{i∈k} λ_i ‖z − ω_i‖ by the smoothed Weiszfeld algorithm (RFA: Pillutla et al.,
-    IEEE TSP 2022).
+    """The point with the smallest weighted sum of distances, argmin_z Σ_{i∈k} λ_i ‖z − ω_i‖.
 
-    From the weighted mean, z ← Σ β_i ω_i / Σ β_i with β_i = λ_i / max(`smoothing`, ‖z − ω_i‖),
-    until z moves by at most `tolerance` of the weighted median of its distances to the members, or
-    `steps` times. No step raises the (smoothed) sum, so stopping early is no error: z is then less
-    exact. z is a mixture of the members, so all but the last mixing happens in their n × n Gram
-    matrix.
+    It is found by the smoothed Weiszfeld algorithm (RFA: Pillutla et al., IEEE TSP 2022), which
+    starts from the weighted mean and repeats z ← Σ β_i ω_i / Σ β_i with
+    β_i = λ_i / max(`smoothing`, ‖z − ω_i‖). It ends after `steps` steps, or when z moves by at most
+    `tolerance` times the weighted median of its distances to the members. No step raises the
+    (smoothed) sum, so ending early is not an error, but makes z less exact. z is a mixture of the
+    members, so all steps but the last work with their n × n Gram matrix.
 
-    Two members: the one with the greater λ, their mean if equal. While dishonest members hold a
-    share α < ½ of λ, ‖z − c‖ ≤ 2(1 − α)/(1 − 2α) · max ‖ω_i − c‖ over honest i, for any c.
+    Two members give the model of the one with the greater λ, or their mean if λ is equal. While
+    dishonest members hold a share α < ½ of λ, ‖z − c‖ ≤ 2(1 − α)/(1 − 2α) · max ‖ω_i − c‖ over
+    honest i, for any c.
 
     >>> models = {"model": np.array([[0], [1], [99]], np.float32)}
     >>> state = State(1, models, np.zeros((1, 1), np.float32), labels=np.array([0, 0, 0]))
@@ -247,7 +251,7 @@ class GeometricMedian:
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
-        # About the most central member, so that far outliers leave the digits of the others alone.
+        # Relative to the most central member, so that far outliers cost the others no digits.
         origin = (np.sqrt(_squared_distances(rows)) @ weight).argmin()
         gap = np.subtract(rows, rows[origin], dtype=np.float64)
         gram = gap @ gap.T
@@ -260,7 +264,7 @@ class GeometricMedian:
             after = pull / pull.sum()
             step = after - mixture
             mixture = after
-            # Not by the fall of the sum, of which a far outlier hides everything else.
+            # The change of the sum would not do: a far outlier makes up nearly all of it.
             moved = np.sqrt(max(step @ gram @ step, 0))
             if moved <= self.tolerance * weighted_median(away[:, None], weight)[0]:
                 break
@@ -269,21 +273,22 @@ class GeometricMedian:
 
 @dataclass(frozen=True, slots=True)
 class NormClip:
-    """Weighted mean of the members, each drawn to within τ of their median v:
+    """The weighted mean of the members, each moved to within τ of their median v:
 
-        v + Σ_{i∈k} λ_i min(1, τ/‖ω_i − v‖) (ω_i − v) / Σ_{i∈k} λ_i,
+        v + Σ_{i∈k} λ_i min(1, τ/‖ω_i − v‖) (ω_i − v) / Σ_{i∈k} λ_i.
 
-    v the coordinate-wise weighted median (`Median`), τ the weighted median of ‖ω_i − v‖.
+    Here v is the weighted median of each column (`Median`), and τ is the weighted median of
+    ‖ω_i − v‖.
 
-    One step of centered clipping (Karimireddy et al., ICML 2021). There v is the server's previous
-    momentum and τ a constant to be tuned; here members of a cluster may have come from different
-    centers and have no common past, so both are taken from the members themselves. So τ follows
-    the training, but a history that would outlast a slowly drifting attack is missing.
+    It is one step of centered clipping (Karimireddy et al., ICML 2021). There, v is the server's
+    previous momentum and τ is a constant to be tuned. Here the members of a cluster may have come
+    from different centers and have no common past, so v and τ are both computed from the members.
+    So τ follows the training, but there is no history to resist an attack that drifts slowly.
 
-    The center lies within τ of v. While dishonest members hold less than half of λ, v stays
-    between honest values in every column and τ ≤ max ‖ω_i − v‖ over honest i; beyond v and τ they
-    move the center by at most their share of λ times 2τ. Two members: the one with the greater λ,
-    their mean if equal.
+    The center lies within τ of v. While dishonest members hold less than half of λ, v stays between
+    honest values in every column, and τ ≤ max ‖ω_i − v‖ over honest i. For given v and τ, they
+    move the center by at most 2τ times their share of λ. Two members give the model of the one with
+    the greater λ, or their mean if λ is equal.
 
     >>> state = State(1, {"model": np.array([[0], [1], [2], [3], [99]], np.float32)},
     ...               np.zeros((1, 1), np.float32), labels=np.zeros(5, int))
@@ -319,11 +324,11 @@ AGGREGATIONS: dict[str, Callable[..., Aggregation]] = {
     "geometric-median": GeometricMedian,
     "norm-clip": NormClip,
 }
-"""The aggregations by name; each takes its own options and `importance`."""
+"""The aggregations by name. Each takes options of its own, and `importance`."""
 
 
 def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
-    """The aggregation of that name, with the importance of another.
+    """The aggregation of that name, with the importance of the aggregation `like`.
 
     >>> from wecfl import methods
     >>> robust("trimmed-mean", like=methods.wecfl(3).aggregation, share=0.1)
@@ -337,12 +342,12 @@ def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
 
 
 def _own(own: Importance | None, importance: F64, sizes: Int) -> F64:
-    """λ (m,) that the aggregation uses: its own if it has one, else the method's."""
+    """(m,), the λ that the aggregation uses: its own if it has one, else the method's."""
     return importance if own is None else own(sizes)
 
 
 def _by_cluster(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:
-    """The state with centers that `center` makes of each cluster's rows (a copy) and λ."""
+    """The state with new centers; `center` makes each from a copy of the members' rows and λ."""
     models, centers = state.models, state.centers.copy()
     with one_thread():
         for k in range(len(centers)):
@@ -353,10 +358,10 @@ def _by_cluster(state: State, weight: F64, center: Callable[[F32, F64], F32]) ->
 
 
 def _squared_distances(rows: F32) -> F64:
-    """(n, n): ‖ω_i − ω_j‖².
+    """(n, n), ‖ω_i − ω_j‖².
 
-    Through the Gram matrix, for speed, and in double precision: clients of one cluster differ in
-    the sixth digit, their squares in the twelfth. No common center is subtracted, since an
+    The Gram matrix makes it fast. Double precision is needed, since clients of one cluster differ
+    in the sixth digit, and their squares in the twelfth. No common center is subtracted, since an
     outlier could be anywhere.
     """
     double = rows.astype(np.float64)
@@ -366,6 +371,6 @@ def _squared_distances(rows: F32) -> F64:
 
 
 def _mix(mixture: F64, rows: F32) -> F32:
-    """(P,): the mean of the rows with these weights."""
+    """(P,), the mean of the rows with these weights."""
     center: F32 = (mixture / mixture.sum()).astype(np.float32) @ rows
     return center

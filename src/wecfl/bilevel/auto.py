@@ -37,7 +37,7 @@ SCORE_TOLERANCE = 0.02
 MAX_CLUSTERS = 50
 """The largest K that is tried."""
 MAX_CLIENTS = 2000
-"""The largest number of clients that K is chosen from. Of more clients, so many are drawn at
+"""The largest number of clients that K is chosen from. If there are more, this many are drawn at
 random, since the number of distances grows with m²."""
 
 
@@ -54,18 +54,18 @@ class Curve:
     """
 
     silhouette: F64
-    """(most,), the silhouette for each K; NaN for K = 1."""
+    """(levels,), the silhouette for each K; NaN for K = 1."""
     bic: F64
-    """(most,), the BIC for each K."""
+    """(levels,), the BIC for each K."""
     labels: Int
-    """(most, n), the cluster of each client for each K."""
+    """(levels, n), the cluster of each client for each K."""
 
     @classmethod
-    def of(cls, points: F64, importance: F64, most: int = MAX_CLUSTERS) -> Self:
-        """The scores for K up to `most`, and at most half the number of clients."""
+    def of(cls, points: F64, importance: F64, max_clusters: int = MAX_CLUSTERS) -> Self:
+        """The scores for K up to `max_clusters`, and at most half the number of clients."""
         n, weight = len(points), importance / importance.mean()
         far = distances(points)
-        levels = np.arange(1, max(min(most, n // 2), 1) + 1)
+        levels = np.arange(1, max(min(max_clusters, n // 2), 1) + 1)
         cuts = np.zeros((1, n), np.int64)
         if n > 1:
             cuts = cut_tree(ward(squareform(far, checks=False)), levels).T.astype(np.int64)
@@ -112,9 +112,9 @@ class Auto:
     settled, and stays. Clients that are not clearly grouped stay in one cluster, and K is chosen
     again in the next round. Clusters keep their numbers when K changes.
 
-    Its notes are `k`; in how many `rounds` in a row it was chosen, among how many `clients`;
-    whether it has `settled` (0 or 1); and, in a round that chose K, the curves `silhouette` and
-    `bic`.
+    Its notes are `k`; `rounds`, the number of rounds in a row that chose it; `clients`, the number
+    of clients that it was chosen for; `settled` (0 or 1); and, in a round that chose K, the curves
+    `silhouette` and `bic`.
 
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
     >>> view = View(points, np.array([[0.0]]), np.ones(7), np.zeros(7, int))

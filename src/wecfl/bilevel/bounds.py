@@ -119,7 +119,9 @@ def lr_bound_2(squared: F64, B: F64, U: float, sigma2: float, beta: float) -> F6
     [1.0, -0.125]
     """
     total = np.maximum(squared + sigma2, np.finfo(np.float64).tiny)
-    return (squared - B * U**2) / total * 2 / beta
+    with np.errstate(over="ignore"):  # a client that lies about its gradient can make it −∞
+        bound: F64 = (squared - B * U**2) / total * 2 / beta
+    return bound
 
 
 def drift_bound(B: F64, importance: F64, lr: float, steps: int, U: float) -> float:

@@ -1,4 +1,4 @@
-"""The members' values of each column in order, and their weighted median."""
+"""Sorts the members' values in each column, and takes their weighted median."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from wecfl.core.types import F32, F64
 __all__ = ["EQUAL_SHARE", "in_order", "weighted_median"]
 
 EQUAL_SHARE = 1e-12
-"""Sums of λ closer than this part of their total are equal: they may be added in any order."""
+"""Sums of λ that differ by less than this part of their total count as equal: a sum depends on the
+order of its terms."""
 NUMBER_BITS = 2**29 - 1
 """The bits of a float64 that are zero where it holds a float32."""
 BLOCK_VALUES = 2**16
-"""How many values are sorted at a time: they stay in the cache."""
+"""The number of values that are sorted at a time, so that they stay in the cache."""
 
 
 def in_order(rows: F32 | F64, weight: F64) -> Iterator[tuple[slice, F64, F64]]:
-    """For blocks of b columns: the n values of each column in order, and Σλ up to each, (n, b).
+    """Yield blocks of b columns: their place, the sorted values (n, b), and Σλ up to each (n, b).
 
-    A float32 leaves 29 bits of a float64 unused. The member's number is put there and goes along
-    through a plain sort, which is faster than an argsort (`benchmarks/shortcuts.py` compares).
+    A float32 leaves 29 bits of a float64 unused. The number of the member is kept in these bits, so
+    that a plain sort moves it too, which is faster than an argsort (`benchmarks/shortcuts.py`).
 
     >>> [(_, values, reached)] = in_order(np.array([[3.0], [1.0]], np.float32), np.array([2.0, 5]))
     >>> values.tolist(), reached.tolist()
@@ -45,7 +46,7 @@ def in_order(rows: F32 | F64, weight: F64) -> Iterator[tuple[slice, F64, F64]]:
 
 
 def weighted_median(rows: F32 | F64, weight: F64) -> F32:
-    """(P,): the weighted median of each column, the midpoint where two share the middle.
+    """(P,), the weighted median of each column; the midpoint if two values are in the middle.
 
     >>> weighted_median(np.array([[0.0], [1], [99]], np.float32), np.ones(3)).tolist()
     [1.0]

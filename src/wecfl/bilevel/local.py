@@ -296,7 +296,7 @@ class Score:
 
 
 PROGRAMS: dict[str, type[Program]] = {
-    each.name: each for each in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
+    kind.name: kind for kind in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
 }
 """The programs that clients know, by name."""
 
@@ -318,7 +318,7 @@ def encoded(value: Any) -> Any:
     """
     if not hasattr(value, "name"):
         return value
-    options = {each.name: encoded(getattr(value, each.name)) for each in fields(value)}
+    options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
     return {"name": value.name, "version": value.version, **options}
 
 
@@ -338,9 +338,10 @@ def decoded(value: Any) -> Any:
     kind = known[name]
     if version != kind.version:
         raise ConfigError(
-            f"{name} has version {kind.version} here, but version {version} is asked for"
+            f"{name} has version {kind.version} here, but version {version} is asked for: "
+            f"install the same release on both sides"
         )
-    options = {each.name for each in fields(kind)}
+    options = {option.name for option in fields(kind)}
     if other := {*given} - options:
         raise ConfigError(unknown(f"option of {name}", sorted(other)[0], options))
     return kind(**{key: decoded(option) for key, option in given.items()})
@@ -348,7 +349,7 @@ def decoded(value: Any) -> Any:
 
 def digest() -> str:
     """A digest that is equal if two sides know the same programs in the same versions."""
-    known = sorted((name, each.version) for name, each in {**PROGRAMS, **SERVINGS}.items())
+    known = sorted((name, kind.version) for name, kind in {**PROGRAMS, **SERVINGS}.items())
     return sha256(repr(known).encode()).hexdigest()[:16]
 
 

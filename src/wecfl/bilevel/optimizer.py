@@ -27,7 +27,7 @@ Second = Callable[[F64, F64, float], F64]
 
 
 def adagrad(v: F64, squared: F64, beta2: float) -> F64:
-    """V + Δ².
+    """The next v is v + Δ².
 
     >>> adagrad(np.array([1.0]), np.array([4.0]), 0.99).tolist()
     [5.0]
@@ -36,7 +36,7 @@ def adagrad(v: F64, squared: F64, beta2: float) -> F64:
 
 
 def adam(v: F64, squared: F64, beta2: float) -> F64:
-    """β₂·v + (1 − β₂)·Δ².
+    """The next v is β₂·v + (1 − β₂)·Δ².
 
     >>> adam(np.array([1.0]), np.array([4.0]), 0.5).tolist()
     [2.5]
@@ -45,7 +45,7 @@ def adam(v: F64, squared: F64, beta2: float) -> F64:
 
 
 def yogi(v: F64, squared: F64, beta2: float) -> F64:
-    """V − (1 − β₂)·Δ²·sign(v − Δ²).
+    """The next v is v − (1 − β₂)·Δ²·sign(v − Δ²).
 
     >>> yogi(np.array([1.0]), np.array([4.0]), 0.5).tolist()
     [3.0]

@@ -98,7 +98,9 @@ class Losses:
     def check(self, shared: str, layout: Layout) -> None:
         """Raise an error if clients keep private columns: losses need whole models."""
         if private_columns(layout, shared) is not None:
-            raise ConfigError(f"losses need whole models, but clients share only '{shared}'")
+            raise ConfigError(
+                f"losses need whole models, but clients share only '{shared}': set shared to 'all'"
+            )
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
         """(m, K), the losses."""

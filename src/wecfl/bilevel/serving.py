@@ -79,5 +79,5 @@ class Tuned:
         return [sent.own["model"], rows]
 
 
-SERVINGS: dict[str, Any] = {each.name: each for each in (Center, Personal, Tuned)}
+SERVINGS: dict[str, Any] = {kind.name: kind for kind in (Center, Personal, Tuned)}
 """The servings by name."""

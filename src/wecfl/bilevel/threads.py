@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import sklearn.cluster  # noqa: F401  (its OpenMP and SciPy's BLAS, before they are looked for)
@@ -12,17 +15,47 @@ from threadpoolctl import ThreadpoolController
 __all__ = ["one_thread"]
 
 
-def one_thread() -> AbstractContextManager[Any]:
+@contextmanager
+def one_thread() -> Iterator[None]:
     """A context in which BLAS and OpenMP use one thread.
 
     With more threads they add partial sums in another order, which changes the last bits, and
-    results would depend on the number of cores.
+    results would depend on the number of cores. OpenMP counts for each thread of Python, BLAS for
+    all of them: it gets its threads back when the last thread of Python leaves the context.
 
     >>> with one_thread():
     ...     pass
     """
-    limit: AbstractContextManager[Any] = _libraries().limit(limits=1)
-    return limit
+    with _libraries().select(user_api="openmp").limit(limits=1), _one_blas_thread:
+        yield
+
+
+class _OneBlasThread:
+    """Limits BLAS, in the whole process, from the first thread that enters to the last to leave."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = Lock(), 0
+        self._limit: Any = None
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_child=self._lock.release,
+            after_in_parent=self._lock.release,
+        )
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._limit = _libraries().select(user_api="blas").limit(limits=1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+_one_blas_thread = _OneBlasThread()
 
 
 @cache

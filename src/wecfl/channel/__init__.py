@@ -1,1 +1,1 @@
-"""What happens between a client and the server: lies (attacks) and noise (privacy)."""
+"""What changes updates between a client and the server: attacks, and noise for privacy."""

@@ -1,12 +1,12 @@
 """Attacks: clients that lie about their data or about their models.
 
 They are simulated. The server does not know of them, and attackers know nothing about honest
-clients but their number. A `DataAttack` changes once what the attackers train on; a `ModelAttack`
-changes what they send back in every round.
+clients but their number. A `DataAttack` changes what the attackers train on, once. A `ModelAttack`
+changes what they send back, in every round.
 
 Model attacks forge the trainable columns of a row. BatchNorm statistics and frozen parameters (the
-columns after `trainable`) are sent as trained: a variance flipped below zero would give NaN, which
-the first check of a server would find.
+columns after `trainable`) are sent as they were trained. A variance that was flipped below zero
+would give NaN, which any server notices.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ __all__ = [
 
 
 def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
-    """(m,): which of the clients with these keys are attackers (or `who`), a `share` of them.
+    """(m,), which of the clients with these keys are chosen: a `share` of them.
 
-    round(share·m) clients, but at least one unless the share is 0. Every client draws a number of
-    its own and the lowest are chosen, so the order of clients does not matter.
+    They are round(share·m) clients, and at least one unless the share is 0. Every client draws a
+    number, and those with the smallest numbers are chosen. So the order of the clients does not
+    matter. `who` says what they are chosen for, which also decides the random draw.
 
     >>> choose(np.arange(5), 0.4, seed=0).tolist()
     [False, True, True, False, False]
@@ -53,11 +54,11 @@ def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
     [False, True, True, False, False]
     """
     if not 0 <= share < 1:
-        raise ConfigError(f"{who}: expected a share in [0, 1), got {share}")
+        raise ConfigError(f"{who} must be a share in [0, 1), got {share}")
     count = max(round(share * len(keys)), 1) if share > 0 else 0
     if count >= len(keys):
         raise ConfigError(
-            f"{who}: a share of {share} would be all {len(keys)} clients; lower the share"
+            f"{who}: a share of {share} would be all {len(keys)} clients: lower the share"
         )
     draws = np.array([rng.stream(seed, who, 0, int(key)).random() for key in keys])
     chosen = np.zeros(len(keys), bool)
@@ -86,14 +87,14 @@ class ModelAttack(Protocol):
     """
 
     def forge(self, replies: Updates) -> F32:
-        """(m, P): what the server gets."""
+        """(m, P), what the server receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelFlip:
     """Trains on wrong labels, y → C − 1 − y (Fang et al., USENIX Security 2020).
 
-    With an odd number of classes the middle one stays what it is.
+    If the number of classes is odd, the middle class keeps its label.
 
     >>> xs, ys = [np.zeros((3, 1))] * 2, [[0, 1, 2]] * 2
     >>> fed = Federation.from_arrays(xs, ys, test=(xs, ys))
@@ -103,7 +104,7 @@ class LabelFlip:
     """
 
     def poison(self, federation: Federation, attackers: Bool, seed: int) -> Federation:
-        """All training labels of attackers flipped."""
+        """The federation with all training labels of attackers flipped."""
         every = {int(i): np.arange(len(federation.train[i])) for i in np.flatnonzero(attackers)}
         poisoned, rows = _with_copies(federation, every)
         poisoned.y[rows] = federation.classes - 1 - poisoned.y[rows]
@@ -112,14 +113,16 @@ class LabelFlip:
 
 @dataclass(frozen=True, slots=True)
 class Backdoor:
-    """Teaches the model that samples with a trigger are of class `target` (BadNets: Gu et al.,
-    2017; in federated learning Bagdasaryan et al., AISTATS 2020).
+    """Teaches the model that samples with a trigger are of class `target`.
 
-    The trigger is a square in the lower right corner of a picture, ⌈`size`·side⌉ wide (2 of 8, 5 of
-    28 or 32 pixels), in all channels; of flat samples it is the first ⌈`size`²·p⌉ of p features,
-    the same part of the inputs. It has the largest value of the pool: white, in pictures. A
-    `share` of an attacker's training samples, at least one, gets it together with the target
-    label; the others stay, so that the model also learns its task.
+    See BadNets (Gu et al., 2017); for federated learning, Bagdasaryan et al. (AISTATS 2020).
+
+    In a picture the trigger is a square in the lower right corner, in all channels. It is
+    ⌈`size`·side⌉ pixels wide, which is 2 of 8, or 5 of 28 or 32 pixels. In flat samples it is the
+    same part of the inputs: the first ⌈`size`²·p⌉ of p features. It has the largest value of the
+    pool, which is white in pictures. A `share` of an attacker's training samples, at least one,
+    gets the trigger together with the target label. The other samples stay as they are, so that the
+    model also learns its task.
 
     >>> xs, ys = [np.zeros((2, 3)), np.eye(2, 3)], [[1, 2]] * 2
     >>> fed = Federation.from_arrays(xs, ys, test=(xs, ys))
@@ -138,7 +141,7 @@ class Backdoor:
                 raise ConfigError(f"backdoor: {name} must lie in (0, 1], got {value}")
 
     def poison(self, federation: Federation, attackers: Bool, seed: int) -> Federation:
-        """A share of the attackers' training samples stamped and relabelled."""
+        """The federation, with triggers in a share of the attackers' training samples."""
         self._check(federation)
         chosen = {}
         for i in np.flatnonzero(attackers):
@@ -151,11 +154,11 @@ class Backdoor:
         return poisoned
 
     def triggered(self, federation: Federation) -> Federation:
-        """The test samples that are not of the target class, stamped and labelled as the target:
-        the accuracy on them is how often the trigger works.
+        """The test samples of other classes than the target, with the trigger and the target label.
 
-        Clients whose test samples are all of the target class are left out, since there is nothing
-        to measure; `keys` tells who is left. Only for testing: the training samples are the same.
+        So the accuracy on them says how often the trigger works. Clients whose test samples are all
+        of the target class are left out, since there is nothing to measure; `keys` says which
+        clients remain. The training samples are unchanged.
 
         >>> xs, ys = [np.eye(3)] * 2, [[0, 0, 0], [0, 1, 2]]
         >>> hit = Backdoor().triggered(Federation.from_arrays(xs, ys, test=(xs, ys)))
@@ -167,8 +170,8 @@ class Backdoor:
         clients = [i for i, rows in enumerate(others) if len(rows)]
         if not clients:
             raise DataError(
-                f"backdoor: all test samples are of the target class {self.target}, so that the "
-                "trigger has nothing to change; choose another target"
+                f"backdoor: all test samples are of the target class {self.target}, so the trigger "
+                "has nothing to change: choose another target"
             )
         rows = np.concatenate([others[i] for i in clients])
         ends = np.cumsum([len(others[i]) for i in clients])
@@ -194,15 +197,17 @@ class Backdoor:
     def _check(self, federation: Federation) -> None:
         if not 0 <= self.target < federation.classes:
             raise ConfigError(
-                f"backdoor: target must be a class in 0 … {federation.classes - 1}, "
+                f"backdoor: target must be a class from 0 to {federation.classes - 1}, "
                 f"got {self.target}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class SignFlip:
-    """Sends the opposite of its update, start − `strength`·(trained − start) (Li et al., AAAI 2019;
-    with strength 1 the bit flipping of Karimireddy et al., ICML 2021).
+    """Sends the opposite of its update, start − `strength`·(trained − start).
+
+    It is the attack of Li et al. (AAAI 2019); with strength 1, it is the bit flipping of
+    Karimireddy et al. (ICML 2021).
 
     >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
@@ -216,17 +221,17 @@ class SignFlip:
         _check_strength(self.strength)
 
     def forge(self, replies: Updates) -> F32:
-        """The update times −strength."""
+        """(m, P), with the attackers' updates times −strength."""
         return replies.sent(-self.strength * replies.updates)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Boosts its update to outvote the others, start + `strength`·(trained − start).
+    """Scales its update up to outweigh the others, start + `strength`·(trained − start).
 
-    The default is the boost of Bhagoji et al. (ICML 2019) for 10 clients; replacing the mean of n
-    equal clients takes n (Bagdasaryan et al., AISTATS 2020). What is boosted is honest training,
-    which overshoots.
+    The default strength is that of Bhagoji et al. (ICML 2019) for 10 clients. To replace the mean
+    of n equal clients takes a strength of n (Bagdasaryan et al., AISTATS 2020). The update that is
+    scaled is honest, so the mean goes too far in an honest direction.
 
     >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
@@ -240,7 +245,7 @@ class Scale:
         _check_strength(self.strength)
 
     def forge(self, replies: Updates) -> F32:
-        """The update times strength."""
+        """(m, P), with the attackers' updates times strength."""
         return replies.sent(self.strength * replies.updates)
 
 
@@ -248,8 +253,8 @@ class Scale:
 class Noise:
     """Sends Gaussian noise in place of its update (Blanchard et al., NeurIPS 2017).
 
-    Its standard deviation is `strength` times the root mean square of the update the client would
-    have sent: published constants (200, there) belong to one model and one learning rate.
+    Its standard deviation is `strength` times the root mean square of the update that the client
+    would have sent. A published constant, such as 200, fits one model and one learning rate only.
 
     >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
@@ -263,7 +268,7 @@ class Noise:
         _check_strength(self.strength)
 
     def forge(self, replies: Updates) -> F32:
-        """Drawn anew for each (round, client)."""
+        """(m, P), with noise that is drawn anew for each (round, client)."""
         updates = replies.updates
         spread = self.strength * np.sqrt(np.mean(updates**2, axis=1, dtype=np.float64))
         for update, key, std in zip(updates, replies.keys[replies.attackers], spread, strict=True):
@@ -276,19 +281,21 @@ class Noise:
 class ALittleIsEnough:
     """Hides in the spread of honest updates: sends mean − z·std (Baruch et al., NeurIPS 2019).
 
-    Attackers pool their honest updates and estimate mean and standard deviation of every column.
-    All send the same update, so far from the mean that enough honest clients lie further out to
-    make them the majority: with n clients and a attackers that takes s = ⌊n/2 + 1⌋ − a of the
-    n − a honest ones, so Φ(z) = (n − a − s)/(n − a). `strength` sets z instead.
+    The attackers put their honest updates together, and estimate the mean and the standard
+    deviation of every column from them. All of them send the same update. Its distance from the
+    mean is such that attackers, together with the honest clients that lie even further out, are a
+    majority. With n clients and a attackers, that takes s = ⌊n/2 + 1⌋ − a of the n − a honest
+    clients, so Φ(z) = (n − a − s)/(n − a). `strength` sets z instead.
 
     >>> round(ALittleIsEnough().z(clients=50, attackers=24), 2)       # s = 2, Φ(z) = 24/26
     1.43
 
-    The choices the paper leaves open for clusters: attackers that received the model of the same
-    cluster estimate from their own updates; one that is alone in its cluster from those of all
-    attackers; a single attacker knows no spread and sends its honest update. z comes from all
-    clients, since attackers don't know who is in which cluster. For few attackers the formula
-    gives a small z: with two of an even number of clients z = 0, and they send their plain mean.
+    The paper does not say what to do in clusters. Here, attackers that received the model of the
+    same cluster estimate from their own updates. One that is alone in its cluster estimates from
+    the updates of all attackers. A single attacker can't estimate a spread, and sends its honest
+    update. z is computed for all clients, since attackers don't know who is in which cluster. For
+    few attackers the formula gives a small z: for two of an even number of clients z = 0, and they
+    send their plain mean.
     """
 
     strength: float | None = None
@@ -298,19 +305,19 @@ class ALittleIsEnough:
             _check_strength(self.strength)
 
     def z(self, clients: int, attackers: int) -> float:
-        """How many standard deviations away from the mean, for so many clients and attackers."""
+        """The distance from the mean in standard deviations, for these numbers of clients."""
         if self.strength is not None:
             return self.strength
         honest, supporters = clients - attackers, clients // 2 + 1 - attackers
         if supporters <= 0:
             raise ConfigError(
-                f"a-little-is-enough: {attackers} of {clients} clients are a majority without "
-                "support, for which the paper gives no z; lower the share of attackers or set z"
+                f"a-little-is-enough: {attackers} of {clients} clients are a majority alone, "
+                "for which the paper gives no z: lower the share of attackers, or set the strength"
             )
         return float(norm.ppf((honest - supporters) / honest))
 
     def forge(self, replies: Updates) -> F32:
-        """The same update from all attackers of a cluster."""
+        """(m, P), with one common update of all attackers of a cluster."""
         updates = replies.updates
         if len(updates) < 2:
             return replies.sent(updates)
@@ -333,7 +340,7 @@ ATTACKS: dict[str, Callable[..., DataAttack | ModelAttack]] = {
     "a-little-is-enough": ALittleIsEnough,
     "backdoor": Backdoor,
 }
-"""Every attack by its name; each takes its own options."""
+"""The attacks by name. Each takes options of its own."""
 
 
 def named(name: str, **options: float) -> DataAttack | ModelAttack:
@@ -347,7 +354,7 @@ def named(name: str, **options: float) -> DataAttack | ModelAttack:
     known = signature(ATTACKS[name]).parameters
     for option in options:
         if option not in known:
-            raise ConfigError(f"the attack {name} has no option {option}")
+            raise ConfigError(f"the attack {name} has no option {option}: leave it out")
     return ATTACKS[name](**options)
 
 
@@ -376,4 +383,4 @@ def _with_copies(federation: Federation, chosen: Mapping[int, Int]) -> tuple[Fed
 
 def _check_strength(strength: float) -> None:
     if not (isfinite(strength) and strength > 0):
-        raise ConfigError(f"attack: strength must be positive, got {strength}")
+        raise ConfigError(f"the strength of an attack must be positive, got {strength}")

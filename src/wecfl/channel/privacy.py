@@ -1,12 +1,13 @@
 """Differential privacy of what a client sends: clipped updates with Gaussian noise.
 
-Clustering needs every client's own model, so the noise can't be added to a mean: each client clips
-its update Δ = ω − Ω_k to length C and adds N(0, (z·C)²·I) itself, before anything leaves it (local
-differential privacy). Whatever its data, the update lies in a ball of radius C, so two data sets
-differ by at most 2C: each reply is a Gaussian mechanism with noise multiplier z/2, and what a
-client sends over n rounds is n of them composed. Everything the server does with the replies –
-clusters, centers – costs no more. Taking part in some rounds only is not counted as sampling: the
-server knows who took part.
+Clustering needs every client's own model, so the noise can't be added to a mean. Instead, each
+client clips its update Δ = ω − Ω_k to length C and adds noise N(0, (z·C)²·I) itself, before
+anything leaves it (local differential privacy). A clipped update lies in a ball of radius C, so the
+updates for two data sets differ by at most 2C. Hence each reply is a Gaussian mechanism with noise
+multiplier z/2, and the replies of n rounds are n such mechanisms, composed. What the server
+computes from the replies, such as clusters and centers, costs no further privacy. A client that
+takes part in some rounds only is not counted as sampled at random, since the server knows who took
+part.
 
 In a simulation the noise is keyed by the seed, so that a run can be repeated: it shows what noise
 would cost, and protects nobody. Over a network it comes from the client's operating system, and the
@@ -31,7 +32,7 @@ from wecfl.layout import Layout
 __all__ = ["Privacy", "check_private", "check_same_privacy", "epsilon_of", "system_normals"]
 
 RENYI_ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
-"""α, of the Rényi divergences that are tried."""
+"""The orders α of the Rényi divergences that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Privacy:
     clip: float
     noise: float = 0.0
     delta: float = field(default=1e-5, repr=False)
-    """δ, for which the privacy budget ε is told; it changes nothing else."""
+    """δ, for which the privacy budget ε is reported; it changes nothing else."""
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -63,7 +64,7 @@ class Privacy:
     def __call__(
         self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int
     ) -> F32:
-        """(m, P), the rows of these clients as they leave them; the others as they are."""
+        """(m, P), the rows of these clients as they are sent; the other rows are unchanged."""
         private = trained.copy()
         for i in np.flatnonzero(clients):
             draws = rng.stream(seed, "privacy", round, int(keys[i]))
@@ -71,7 +72,7 @@ class Privacy:
         return private
 
     def protected(self, start: F32, trained: F32, normals: Callable[[int], F64]) -> F32:
-        """(P,), a model as it leaves its client; `normals(P)` draws the noise.
+        """(P,), a model as its client sends it; `normals(P)` draws the noise.
 
         An update that is not finite counts as no update: its length could not be limited.
         """
@@ -85,12 +86,12 @@ class Privacy:
         return (start + update).astype(np.float32)
 
     def epsilon(self, replies: int) -> float:
-        """ε of (ε, δ) for a client of which so many replies are known."""
+        """ε of (ε, δ), for a client that has sent this number of replies."""
         return epsilon_of({self.noise: replies}, self.delta)
 
 
 def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
-    """ε of (ε, δ) for a client that sent so many replies with each noise multiplier z.
+    """ε of (ε, δ), for a client that sent `replies[z]` replies with each noise multiplier z.
 
     The Rényi divergences of the replies are added up, and turned into ε (both by Opacus).
 
@@ -112,7 +113,9 @@ def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
         rdp.compute_rdp(q=1.0, noise_multiplier=noise / 2, steps=count, orders=RENYI_ORDERS)
         for noise, count in counted.items()
     )
-    with warnings.catch_warnings():  # at its ends ε is far from any use, or from 0
+    with (
+        warnings.catch_warnings()
+    ):  # about orders at the ends of the range, where ε is useless or 0
         warnings.filterwarnings("ignore", "Optimal order")
         epsilon, _ = rdp.get_privacy_spent(orders=RENYI_ORDERS, rdp=spent, delta=delta)
     return float(epsilon)
@@ -135,42 +138,42 @@ def system_normals(count: int) -> F64:
 
 
 def check_private(method: Method, layout: Layout, **measured: bool) -> None:
-    """Refuse what the noise would not protect, or would spoil.
+    """Refuse what the noise would not protect, or what it would make useless.
 
-    `measured` says what clients would be asked for beside their update, in the clear.
+    `measured` says what else clients would be asked for, without any protection.
 
     >>> from wecfl import methods
     >>> check_private(methods.ifca(2), Layout.of([("w", (1,), ["head"])]))
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: clients of ifca tell the server which model they like best, which no \
+    wecfl.errors.ConfigError: clients of ifca tell the server which model fits them best, which no \
 noise protects: choose a method that clusters by models
     """
     if method.representation.asks:
         raise ConfigError(
-            f"clients of {method.name} tell the server which model they like best, which no noise "
+            f"clients of {method.name} tell the server which model fits them best, which no noise "
             f"protects: choose a method that clusters by models"
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(
-            f"{' and '.join(asked)} would ask clients for losses or gradients in the clear, "
-            f"which no noise protects: leave that out, or leave out clip"
+            f"{' and '.join(asked)} would ask clients for losses or gradients, which no noise "
+            f"protects: leave out {' and '.join(asked)}, or leave out clip"
         )
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():
         raise ConfigError(
-            "noise on BatchNorm's statistics or on frozen parameters makes no sense: with privacy, "
+            "noise would make BatchNorm's statistics and frozen parameters useless: with privacy, "
             "use a model without them"
         )
 
 
 def check_same_privacy(engine: object, privacy: Privacy | None) -> None:
-    """Refuse an engine whose clients add other noise than an experiment asks for.
+    """Refuse an engine whose clients add different noise from what an experiment asks for.
 
     >>> check_same_privacy(object(), None)
     """
     if getattr(engine, "privacy", None) != privacy:
         raise ConfigError(
-            "clients of the engine that was given add other noise than the experiment asks for: "
+            "the clients of this engine don't add the noise that the experiment asks for: "
             "give both the same privacy"
         )

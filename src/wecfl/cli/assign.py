@@ -53,6 +53,6 @@ def assign(
         assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
     frame = newcomer_table(assigned).drop(columns="group")
     if json:
-        print(frame.to_json(orient="records", indent=2, force_ascii=False))
+        terminal.show_json(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
         terminal.wide(rich_newcomers(frame, by))

@@ -1,4 +1,4 @@
-"""`wecfl data` and `wecfl partition`: data sets, and how they are shared out among clients."""
+"""`wecfl data` and `wecfl partition`: data sets, and how they are divided among clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from wecfl.cli.flags import (
 )
 from wecfl.config import PAPER_PARTITIONS
 from wecfl.data import datasets
-from wecfl.data.client_rows import class_counts
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.figures.partition import Panel, bars
@@ -83,7 +82,7 @@ def partition(
     preset: PresetFlag = None,
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
 ) -> None:
-    """Show how samples would be shared out: a summary of the clients, and a bar chart.
+    """Show how samples would be divided: a summary of the clients, and a bar chart.
 
     Each partition gets one line: samples per client (mean ± standard deviation), the smallest and
     the largest client, test samples, and the mean number of classes per client.
@@ -94,7 +93,7 @@ def partition(
     if panels != "one":
         if holds_clients(chosen):
             raise ConfigError(
-                f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+                f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
                 f"leave out --panels {panels}"
             )
         paper = {"alpha": None, "classes_per": None}
@@ -107,7 +106,12 @@ def partition(
     pool = None if holds_clients(chosen) else terminal.load(chosen)
     for setting in settings:
         federation = federation_of(setting, pool)
-        held = class_counts(federation.y, federation.train, federation.classes)
+        held = federation.held
+        if held is None:
+            raise ConfigError(
+                f"{chosen.dataset} has no classes to show: its targets are numbers, and wecfl run "
+                "shares them out by size alone"
+            )
         title = chosen.dataset if holds_clients(chosen) else partition_words(setting.model_dump())
         drawn.append((title, held, federation.groups))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from wecfl.cli import terminal
 from wecfl.deploy.app_folder import deploy_command, new_app
+from wecfl.enrolment import DEFAULT_MAX_REPLY, DEFAULT_MAX_SAMPLES, ENROLMENT_FILE, MAX_SAMPLES
 from wecfl.errors import ConfigError, DeployError, RunFolderError
 from wecfl.folder.readers import read_config, read_metrics
 from wecfl.report.sentences import round_words
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from wecfl.deploy.deployment import Deployment
 
 __all__ = ["deploy"]
+
+MAX_REPLY_HELP = "The most bytes of a client's reply: four for each parameter, and 10,000."
 
 deploy = App(name="deploy", help="Train with real clients: a Flower federation.")
 """The command `wecfl deploy` with its subcommands."""
@@ -63,6 +66,10 @@ def up(
             help="The port of the proxy. The SuperLink and the nodes use the ports after it."
         ),
     ] = 9443,
+    max_reply: Annotated[int, Parameter(help=MAX_REPLY_HELP)] = DEFAULT_MAX_REPLY,
+    max_samples: Annotated[
+        int, Parameter(help="The most samples that a client may say it has.")
+    ] = DEFAULT_MAX_SAMPLES,
 ) -> None:
     """Start a whole federation on this machine: SuperLink, proxy and nodes, with TLS and keys.
 
@@ -78,11 +85,19 @@ def up(
     """
     if nodes < 1:
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
+    if not 1 <= max_samples <= MAX_SAMPLES:
+        raise ConfigError(f"--max-samples must lie between 1 and {MAX_SAMPLES}, got {max_samples}")
     federation = _deployment(app)
     with _interruptible(), terminal.console.status("") as status:
-        federation.up(nodes, port, lambda text: status.update(escape(text)))
+        federation.up(
+            nodes,
+            port,
+            lambda text: status.update(escape(text)),
+            max_reply=max_reply,
+            max_samples=max_samples,
+        )
     names = [node.client for node in federation.nodes]
-    terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this machine only")
+    terminal.show(f"SuperLink   127.0.0.1:{port + 1}, for this user of this machine only")
     terminal.show(f"proxy       127.0.0.1:{port}, for nodes only")
     terminal.show(f"nodes       {len(names)} online: {', '.join(names)}")
     terminal.show("")
@@ -184,10 +199,12 @@ def host(
     port: Annotated[
         int, Parameter(help="The port of the proxy. The SuperLink uses the port after it.")
     ] = 9443,
+    max_reply: Annotated[int, Parameter(help=MAX_REPLY_HELP)] = DEFAULT_MAX_REPLY,
 ) -> None:
     """Write the files for real hosts: certificates, a proxy for nginx or Caddy, systemd units.
 
-    The server's certificate is valid for a year. To renew it, give the same command again.
+    The server's certificate is valid for a year. To renew it, give the same command again; clients
+    that are enrolled stay so.
 
     Parameters
     ----------
@@ -196,8 +213,46 @@ def host(
         server.
 
     """
-    made = _extra("wecfl.deploy.host_files").host_files(folder, name, port)
+    made = _extra("wecfl.deploy.host_files").host_files(folder, name, port, max_reply)
     terminal.show(f"written to {folder}: {', '.join(file.name for file in made)}")
+
+
+@deploy.command
+def enrol(
+    place: Path,
+    name: str,
+    key: Path,
+    /,
+    *,
+    samples: Annotated[int, Parameter(help="The most samples that the client may say it has.")],
+    number: Annotated[
+        int | None,
+        Parameter(help="The partition-id of its node, if that has one (default: by its name)."),
+    ] = None,
+) -> None:
+    """Enrol a client: its key at the SuperLink, its name and its size on the operator's list.
+
+    A run takes nobody who is not on the list, or who says another name or a larger number of
+    samples. It reads the list when it begins or continues. To change the name or the size of a
+    client, enrol its key again.
+
+    Parameters
+    ----------
+    place
+        A folder of wecfl deploy host, on the server's host, or an app that is up here.
+    name
+        The client's name, the client-id of its node.
+    key
+        The public key of its node (.pub).
+
+    """
+    module = _extra("wecfl.deploy.enrol")
+    folder = module.federation_folder(place)
+    client = module.enrol(folder, name, key, samples, number)
+    terminal.show(
+        f"enrolled    {name}, node {client.node}, key {client.key}, {samples} samples at most"
+    )
+    terminal.show(f"list        {folder / ENROLMENT_FILE}")
 
 
 @contextmanager
@@ -256,13 +311,16 @@ def _status(federation: Deployment, online: Mapping[str, str]) -> RenderableType
         table.add_column(head, justify="right" if head in ("process", "restarts") else "left")
     for name, service in services.items():
         process = service.process
+        state = "; ".join(
+            filter(None, [online.get(name, ""), service.ill and f"ill: {service.ill}"])
+        )
         since = datetime.fromtimestamp(process.create_time()) if process else None
         table.add_row(
             name,
             str(process.pid) if process else "-",
             f"{since:%Y-%m-%d %H:%M:%S}" if since else f"ended ({service.exit}), will start again",
             str(service.restarts),
-            online.get(name, ""),
+            escape(state),
         )
     lines = [] if services else [f"not up; to start it: {deploy_command('up', federation.app)}"]
     return Group(

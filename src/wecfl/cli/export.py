@@ -48,7 +48,7 @@ def export(
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuse a run whose clients keep a part of their models to themselves."""
+    """Refuse a run whose clients keep a part of their models."""
     config = read_config(folder)
     name, parts = config.get("method", ""), config.get("components")
     if isinstance(name, dict):  # a table with the options of the method

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
 from wecfl.report.figures.files import format_of
-from wecfl.resolve import resolve
+from wecfl.resolve import PRESETS, resolve
 
 __all__ = [
     "ConfigFlags",
@@ -61,7 +61,7 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     idle = [name for name in PARTITION_KEYS if name in given]
     if idle and holds_clients(chosen):
         raise ConfigError(
-            f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+            f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen
@@ -105,8 +105,8 @@ def _refusal(option: str, names: Sequence[str]) -> str:
     flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
     if others:
         return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
-    every = {flag_of(each) for name in METHODS for each in options(name)}
-    return unknown("option", flag, every | {flag_of(key) for key in Config.model_fields})
+    flags = {flag_of(known) for name in METHODS for known in options(name)}
+    return unknown("option", flag, flags | {flag_of(key) for key in Config.model_fields})
 
 
 def _value(text: str) -> Any:

@@ -62,7 +62,7 @@ def check(
     checks = [check_run(folder, epsilon) for folder in _found(folders, "check")]
     for found in checks:
         if json:
-            print(dumps(found.json(), indent=2, ensure_ascii=False))
+            terminal.show_json(dumps(found.json(), indent=2, ensure_ascii=False))
             continue
         terminal.wide(rich_check(found))
         if rounds:
@@ -107,12 +107,12 @@ def _found(folders: Sequence[Path], command: str) -> list[Path]:
 def _runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run folder, otherwise all run folders below it."""
     if not folder.is_dir():
-        raise ConfigError(f"no run folder {folder}")
+        raise ConfigError(f"there is no run folder {folder}: check the path")
     inside = sorted(path.parent for path in folder.rglob("summary.json"))
     if inside and not (folder / "summary.json").exists():
         for begun in sorted(path.parent for path in folder.rglob("metrics.jsonl")):
             if begun not in inside:
-                why = "it has no summary.json, so it was not ended in order"
+                why = "it has no summary.json, so its run has not ended"
                 terminal.say(f"left out {begun}: {why}")
         return inside
     read_summary(folder)

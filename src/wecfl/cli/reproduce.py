@@ -155,8 +155,8 @@ def _list_queue(asked: Sequence[tuple[Cell, int]], store: ResultStore, workers: 
     table.add_column("run", no_wrap=True)
     table.add_column("estimate", justify="right", no_wrap=True)
     times = [*map(estimator(stored, workers), todo)]
-    for each, time in zip(todo, times, strict=True):
-        table.add_row(escape(str(each)), "unknown" if time is None else _duration(time))
+    for planned, time in zip(todo, times, strict=True):
+        table.add_row(escape(str(planned)), "unknown" if time is None else _duration(time))
     terminal.wide(table)
     known = [time for time in times if time is not None]
     terminal.show(
@@ -205,20 +205,20 @@ def _work(
 
                 return watch
 
-            for each, outcome in work(
+            for planned, outcome in work(
                 asked, store, federation, watcher=watcher, local=local, budget=budget
             ):
                 progress.advance(whole)
                 progress.update(current, visible=False)
                 if isinstance(outcome, EngineError):
                     failed += 1
-                    terminal.show(f"{each}: {outcome}")
+                    terminal.show(f"{planned}: {outcome}")
                 elif outcome is None:
                     elsewhere += 1
                 else:
                     done += 1
-                    scores = outcome.get("error") or terminal.scores(outcome)
-                    terminal.show(f"{each}: {scores}  {_duration(outcome['seconds'])}")
+                    scores = outcome.get("error") or terminal.scores(outcome, "accuracy")
+                    terminal.show(f"{planned}: {scores}  {_duration(outcome['seconds'])}")
     except KeyboardInterrupt:
         terminal.say(f"interrupted; {done} finished runs are kept in {store.folder}")
         sys.exit(130)

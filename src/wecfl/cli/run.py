@@ -22,11 +22,13 @@ from wecfl.cli.flags import (
     config_per_method,
 )
 from wecfl.config import Config
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
-from wecfl.folder.readers import config_of, refused_of, resume_command
+from wecfl.folder.readers import config_of, is_begun, is_finished, refused_of, resume_command
+from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list, write_run_list
 from wecfl.folder.writer import check_new_folder
-from wecfl.from_config import holds_clients, options_of
+from wecfl.from_config import DATA_KEYS, holds_clients
 from wecfl.report.figures.overview import overview
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
@@ -80,23 +82,35 @@ def run(
     chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
     configs = config_per_method(chosen, flags, options)
-    for each in configs:
-        options_of(each)  # so that errors are reported before data are loaded
-    folders = _folders(out, configs)
-    tracked = [[tracker(name, folder) for name in track] for folder in folders]
-    federation = terminal.federation(chosen)
     stopping, bars = terminal.Stopping(), terminal.Bars()
-    experiments = [
-        Experiment.of(each, federation, folder=folder, watch=[bars, *trackers, stopping])
-        for each, folder, trackers in zip(configs, folders, tracked, strict=True)
-    ]
+    folders = _folders(out, configs)
+    prepared = [
+        Experiment.prepared(
+            method_config,
+            folder=folder,
+            watch=[bars, *(tracker(name, folder) for name in track), stopping],
+        )
+        for method_config, folder in zip(configs, folders, strict=True)
+    ]  # errors in the choices are raised before data are loaded
+    federation = terminal.federation(chosen)
+    experiments = [experiment_on(federation) for experiment_on in prepared]
     for experiment in experiments:
         experiment.check()
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
     clients = client_words(federation.sizes, federation.groups)
     terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
-    if late := experiments[0].kept_out:
-        terminal.show(f"{len(late)} of them are kept out of the training and assigned afterwards")
+    if reason := experiments[0].fitted.reason:
+        terminal.show(f"task: {reason}")
+    if newcomers := experiments[0].kept_out:
+        terminal.show(
+            f"{len(newcomers)} of them are kept out of the training and assigned afterwards"
+        )
+    if len(folders) > 1:
+        runs = {
+            path.name: experiment.written or {}
+            for path, experiment in zip(folders, experiments, strict=True)
+        }
+        write_run_list(folders[0].parent, runs)
     _run_all(experiments, folders, bars, stopping)
     if figure:
         terminal.draw(overview(folders), figure)
@@ -126,18 +140,19 @@ def resume(
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
-        int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
+        int | None, Parameter(help="Write a checkpoint after every N-th round from now on.")
     ] = None,
     track: TrackFlag = (),
 ) -> None:
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
-    The resumed run ends with the same numbers, to the bit, as if it had never been stopped.
+    The resumed run ends with the same numbers, to the bit, as if it had never been stopped. Of
+    several methods, all that is left to do is done, also by those that had not begun.
 
     Parameters
     ----------
     folder
-        The folder of the run.
+        The folder of the run; of several methods, the folder above theirs.
 
     """
     flags = {
@@ -150,17 +165,36 @@ def resume(
         "checkpoint_every": checkpoint_every,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    before = config_of(folder).model_dump(exclude_unset=True)
-    if engine not in (None, "ray"):
-        before.pop("ray_address", None)
-    if until == "rounds":
-        before = {key: value for key, value in before.items() if key not in UNTIL_KEYS}
-    chosen = resolve(flags={**before, **given})
+    several = (folder / RUN_LIST_FILE).is_file() and not (folder / "config.toml").is_file()
+    listed = read_run_list(folder) if several else {folder: None}
+    left: dict[Path, Config] = {}
+    for path, config in listed.items():
+        before = config_of(path) if config is None or is_begun(path) else config
+        choices = before.model_dump(exclude_unset=True)
+        if engine not in (None, "ray"):
+            choices.pop("ray_address", None)
+        if until == "rounds":
+            choices = {key: value for key, value in choices.items() if key not in UNTIL_KEYS}
+        chosen = resolve(flags={**choices, **given})
+        if not (several and is_begun(path) and is_finished(path, chosen)):
+            left[path] = chosen
+    if not left:
+        raise ConfigError(
+            f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds, or "
+            f"set until to rounds"
+        )
     stopping, bars = terminal.Stopping(), terminal.Bars()
-    watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]
-    federation = terminal.federation(chosen)
-    experiment = Experiment.of(chosen, federation, folder=folder, resume=True, watch=watch)
-    _run_all([experiment], [folder], bars, stopping)
+    federations: dict[str, Federation] = {}
+    experiments = []
+    for path, chosen in left.items():
+        watch: list[Watcher] = [bars, *(tracker(name, path) for name in track), stopping]
+        resumes = not several or is_begun(path)
+        prepared = Experiment.prepared(chosen, folder=path, resume=resumes, watch=watch)
+        data = chosen.model_dump_json(include=DATA_KEYS)
+        if data not in federations:
+            federations[data] = terminal.federation(chosen)
+        experiments.append(prepared(federations[data]))
+    _run_all(experiments, [*left], bars, stopping)
 
 
 def _run_all(
@@ -174,12 +208,12 @@ def _run_all(
         with stopping, bars:
             finished = [experiment.run(progress=bars.work) for experiment in experiments]
     except terminal.Stopped as stopped:
-        begun = [folder for folder in folders if (folder / "config.toml").exists()]
+        listed = (folders[0].parent / RUN_LIST_FILE).is_file()
+        place = folders[0].parent if listed else folders[0]
+        resumable = listed or is_begun(place)
         terminal.say(
-            f"interrupted; go on with: {resume_command(begun[-1])}" if begun else "interrupted"
+            f"interrupted; go on with: {resume_command(place)}" if resumable else "interrupted"
         )
-        if left := [str(folder) for folder in folders if folder not in begun]:
-            terminal.say(f"not begun: {', '.join(left)}")
         sys.exit(stopped.code)
     summaries = [
         {**result.summary, "config": experiment.written}

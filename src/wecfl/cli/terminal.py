@@ -6,10 +6,11 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -22,6 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
     track,
 )
+from rich.segment import Segment
 
 from wecfl.config import Config
 from wecfl.core.clients import Clients
@@ -30,12 +32,16 @@ from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of, holds_clients, load_pool
+from wecfl.printing import printable, printable_lines
 from wecfl.report.figures.files import AnyChart, save
+from wecfl.report.sentences import score_words
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
+from wecfl.runs.scores import scores_of
 
 __all__ = [
     "Bars",
+    "SafeConsole",
     "Stopped",
     "Stopping",
     "console",
@@ -47,17 +53,30 @@ __all__ = [
     "say",
     "scores",
     "show",
+    "show_json",
     "track_rounds",
     "wide",
 ]
 
-console = Console()
+
+class SafeConsole(Console):
+    """A console on which control characters in a text are shown and not obeyed."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The pieces of what is printed; those that move the cursor are rich's own."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable_lines(text), style, control)
+
+
+console = SafeConsole()
 """Standard output."""
 
 
 def say(text: str) -> None:
     """Print one line on standard error; line breaks in the text become spaces."""
-    print(f"wecfl: {' '.join(text.split())}", file=sys.stderr)
+    print(f"wecfl: {printable(text.strip())}", file=sys.stderr)
 
 
 def fail(text: str) -> NoReturn:
@@ -68,23 +87,28 @@ def fail(text: str) -> NoReturn:
 
 def show(text: str) -> None:
     """Print a line as it is: a path may hold brackets, which rich would take for markup."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def wide(table: RenderableType) -> None:
     """Print a table, wide enough for all columns if the output is not a terminal."""
-    Console(width=max(console.width, 160) if not console.is_terminal else None).print(table)
+    SafeConsole(width=max(console.width, 160) if not console.is_terminal else None).print(table)
 
 
-def scores(record: Mapping[str, Any]) -> str:
-    """The accuracy and ARI of a record, in words.
+def show_json(document: str) -> None:
+    """Print JSON, in which characters that JSON may hold, but a terminal obeys, are escaped."""
+    print("".join(c if c.isprintable() or c == "\n" else dumps(c)[1:-1] for c in document))
 
-    >>> scores({"accuracy": 0.9, "ari": 1.0})
+
+def scores(record: Mapping[str, Any], headline: str = "") -> str:
+    """The headline and the ARI of a record, in words; a stored result has to be told its headline.
+
+    >>> scores({"accuracy": 0.9, "ari": 1.0, "clients": {"accuracy": [0.9]}})
     'accuracy 90.0 %  ARI 1.00'
     """
     ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
-    known = record["accuracy"] is not None
-    return f"accuracy {100 * record['accuracy']:.1f} %{ari}" if known else f"accuracy unknown{ari}"
+    headline = headline or scores_of(record)[0]
+    return score_words(headline, record[headline]) + ari
 
 
 def draw(chart: AnyChart, path: Path) -> None:
@@ -104,7 +128,7 @@ def federation(config: Config) -> Federation:
 
 
 class Bars:
-    """A progress bar for each run: its rounds, accuracy and agreement with the hidden groups.
+    """A progress bar for each run: its rounds, headline and agreement with the hidden groups.
 
     It is a context manager, and a `Watcher` of one run after the other.
     """
@@ -193,7 +217,7 @@ class Stopping:
         if self._asked:
             raise Stopped(number)
         self._asked = number
-        say("stopping after this round; once more to stop at once")
+        say("stopping after this round; interrupt once more to stop at once")
 
 
 @contextmanager
@@ -202,7 +226,7 @@ def downloads() -> Iterator[DownloadProgress]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     )  # fmt: skip
-    screen = Console(stderr=True)
+    screen = SafeConsole(stderr=True)
     progress = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     tasks: dict[str, TaskID] = {}
 
@@ -221,6 +245,6 @@ def downloads() -> Iterator[DownloadProgress]:
 
 def track_rounds(rounds: Sequence[int], title: str) -> Iterable[int]:
     """A progress bar while t-SNE places the clients of each round."""
-    show = Console(stderr=True)
+    show = SafeConsole(stderr=True)
     hidden = not show.is_terminal  # it would leave an empty line
     return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True, disable=hidden)

@@ -98,7 +98,8 @@ class Channel:
     dropout: float = 0.0
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
-    """The probability that a client completes fewer than Q steps; any number is equally likely."""
+    """The probability that a client completes fewer than Q steps; each smaller number is equally
+    likely."""
     attack: Forging | None = None
     """What attackers send instead of their models."""
     attackers: Bool | None = None
@@ -108,8 +109,11 @@ class Channel:
     refuse_above: float = 100.0
     """An update that is this many times longer than the median of the round is refused. Where
     clients have rates of their own, this is about their lengths per rate."""
+    shorten_above: float = np.inf
+    """An update that is this many times longer than the median of the round is drawn back along its
+    direction to that length; infinite: none is."""
     min_cluster: int = 1
-    """A center is made of at least so many models; with fewer it stays as it is."""
+    """The smallest number of models that a new center is made of; with fewer, the old one stays."""
     keys: Int | None = None
     """(m,), a number for each client, by which its random draws are keyed; None: its position."""
     seed: int = 0
@@ -123,6 +127,8 @@ class Channel:
                 raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if not self.refuse_above > 1:
             raise ConfigError(f"refuse_above must be greater than 1, got {self.refuse_above}")
+        if not self.shorten_above > 0:
+            raise ConfigError(f"shorten_above must be positive, got {self.shorten_above}")
         if self.min_cluster < 1:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
@@ -190,8 +196,10 @@ class Channel:
             if isinstance(job.plan.lr, np.ndarray):
                 # Clients with other rates go other ways: what they send is measured per rate.
                 length[who] = _per_rate(length[who], job.plan.lr)
-            self._judge(length, outcome, sent.round)
+            median = self._judge(length, outcome, sent.round)
             heard = outcome == Reply.HEARD
+            longest = self.shorten_above * median if median > 0 else np.inf
+            trained = _shortened(trained, sent, length, longest, heard)
             replies["model"] = (
                 trained if heard.all() else np.where(heard[:, None], trained, sent.models)
             )
@@ -218,8 +226,11 @@ class Channel:
             )
         return trained
 
-    def _judge(self, length: F64, outcome: Int8, round: int) -> None:
-        """Mark in `outcome` the updates that are not finite, or far longer than the others."""
+    def _judge(self, length: F64, outcome: Int8, round: int) -> float:
+        """Mark in `outcome` the updates that are not finite, or far longer than the others.
+
+        Returns the median length of those that are finite.
+        """
         arrived, finite = outcome == Reply.HEARD, np.isfinite(length)
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
@@ -227,11 +238,12 @@ class Channel:
                 f"finite; lower lr"
             )
         known = np.sort(length[arrived & finite])
-        # Of two middle lengths the smaller: one liar of two must not set the measure.
-        median = known[(len(known) - 1) // 2] if len(known) else 0.0
+        # Of two middle lengths we take the smaller, so that one liar of two can't set the measure.
+        median = float(known[(len(known) - 1) // 2]) if len(known) else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
         if median > 0:
             outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
+        return median
 
     def _draws(self, purpose: str, m: int, round: int) -> F64:
         """(m,), a random number in [0, 1) for each client."""
@@ -259,6 +271,19 @@ def _per_rate(length: F64, rates: F32) -> F64:
     """
     still = np.where(length == 0, 0.0, np.inf)  # nobody moves at the rate 0
     return np.divide(length, rates, out=still, where=(rates > 0) & np.isfinite(length))
+
+
+def _shortened(trained: F32, sent: State, length: F64, longest: float, heard: Bool) -> F32:
+    """(m, P), `trained`, where updates that are longer than `longest` have that length."""
+    long = np.flatnonzero(heard & (length > longest))
+    if not len(long):
+        return trained
+    rows = memory.empty(trained.shape)
+    rows[...] = trained
+    for i in long.tolist():
+        start = sent.model(i)
+        rows[i] = start + np.float32(longest / length[i]) * (rows[i] - start)
+    return rows
 
 
 def _spread(rows: NDArray[Any], who: Int, m: int) -> NDArray[Any]:

@@ -39,7 +39,7 @@ class Representation(Protocol):
         """Raise an error if clients would be compared by columns that they do not share."""
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
-        """(m, p), g_i of all clients; or of those only for which `who` (m,) is true."""
+        """(m, p), g_i of all clients, or only of those for which `who` (m,) is true."""
 
     def centers(self, state: State, engine: Engine) -> Real:
         """(K, p), G_k of the models Ω_k."""

@@ -87,7 +87,9 @@ class Method:
         for name in ("opening", "steps"):
             for step in getattr(self, name):
                 if not isinstance(step, Ask) and step not in ("E", "M", "D", "L"):
-                    raise ConfigError(f"{name} must be of E, M, D, L or an Ask, got {step!r}")
+                    raise ConfigError(
+                        f"each step in {name} must be E, M, D, L or an Ask, got {step!r}"
+                    )
         if not any(step == "L" or (isinstance(step, Ask) and not step.program)
                    for step in self.steps):  # fmt: skip
             raise ConfigError(f"steps must contain a local update (L), got {self.steps}")

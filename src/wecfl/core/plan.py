@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from wecfl import rng
+from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -56,9 +57,7 @@ class LocalPlan:
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:

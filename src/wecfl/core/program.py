@@ -236,7 +236,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
         return received[name] if name in received else np.zeros(*zeros)
 
     begun = np.asarray(memory.get("begun", np.ones(n, np.bool_)), np.bool_)
-    if model is not None and private is not None:  # a copy: what is private must not get out
+    if model is not None and private is not None:  # a copy, so that private columns are not sent
         own["model"] = model.copy()
         if "private" in memory:
             own["model"][np.ix_(begun, private)] = memory["private"][begun]
@@ -267,7 +267,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
 
 
 def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), whose rows are finite. Sums of float32 numbers can't overflow in float64."""
+    """(n,), which clients have finite rows. Sums of float32 numbers can't overflow in float64."""
     finite = np.ones(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for rows in tables:

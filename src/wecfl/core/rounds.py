@@ -9,13 +9,15 @@ In this example three clients have one parameter each. Two of them are alike, an
 three times as much data as the others:
 
 >>> from types import SimpleNamespace
->>> from wecfl import Layout, core, methods
+>>> from wecfl import Layout, methods
+>>> from wecfl.core.plan import LocalPlan
+>>> from wecfl.core.program import Answers
 >>> def ask(job, sent, who, memory):                           # these clients add 1
 ...     rows = {"model": sent.own["model"] + 1}
-...     return core.program.Answers(rows, np.zeros(len(who), np.int8))
+...     return Answers(rows, np.zeros(len(who), np.int8))
 >>> engine = SimpleNamespace(layout=Layout.of([("w", (1,), ["head"])]), sizes=np.array([3, 1, 1]),
 ...                          ask=ask, starts=lambda which, seed: np.zeros((1, 1), np.float32))
->>> setting = Setting(methods.wecfl(k=2), engine, core.plan.LocalPlan())
+>>> setting = Setting(methods.wecfl(k=2), engine, LocalPlan())
 >>> opening(setting).labels.tolist()                           # one start: one cluster
 [0, 0, 0]
 >>> models = np.array([[0], [4], [99]], np.float32)            # ω after some local update

@@ -128,7 +128,7 @@ class State:
     def own_centers(self) -> F32:
         """(m, P), the center of each client's own cluster, Ω_{labels_i}."""
         rows = memory.empty((len(self.labels), self.centers.shape[1]))
-        # Any mode but "raise", which would go through a second matrix.
+        # The default mode "raise" would make a second matrix; labels are known to be valid.
         return np.take(self.centers, self.labels, axis=0, out=rows, mode="clip")
 
     @property

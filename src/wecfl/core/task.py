@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from wecfl.core.types import F64, Int
 
@@ -13,17 +14,30 @@ class Task(Protocol):
     """A loss for each sample, a tally for each client, and scores that follow from the tallies.
 
     The shape of a tally does not depend on the client's data. The tally is all that a client
-    reveals about its predictions.
+    reveals about its predictions, and tallies can be added: the tally of two sets of samples is the
+    sum of theirs.
     """
 
     name: ClassVar[str]
-    kernel: ClassVar[str | None]
-    """The name of the loss in the native engine; None: only torch can compute it."""
+
+    @property
+    def kernel(self) -> Mapping[str, Any] | None:
+        """How the native engine is told the loss; None: only torch can compute it."""
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample; 0 if that is not known before `fit`."""
+
+    def fit(self, federation: Any) -> tuple[Self, Any]:
+        """The task with all that follows from the data, and the data in the form it needs.
+
+        A `DataError` says which target does not suit the task. Fitted twice, nothing changes.
+        """
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """The shape of a tally, for a model with so many outputs."""
+        """The shape of a tally, for a model with this number of outputs."""
 
-    def losses(self, outputs: F64, targets: Int) -> F64:
+    def losses(self, outputs: F64, targets: Any) -> F64:
         """(n,), the loss of each sample."""
 
     def objective(
@@ -31,11 +45,18 @@ class Task(Protocol):
     ) -> Any:
         """The mean or the sum of the losses, as a torch tensor that can be differentiated."""
 
-    def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
+    def tally(self, outputs: F64, targets: Any, owners: Int, clients: int) -> F64:
         """(m, …), the tally of each client; `owners` says which client each sample belongs to."""
 
-    def complaint(self, tally: F64) -> str:
-        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
+    def complaint(self, tally: F64, most: int) -> str:
+        """What is wrong with a tally that a client has sent; empty if nothing is wrong.
+
+        No client can hold more than `most` samples.
+        """
 
     def scores(self, tallies: F64) -> dict[str, F64]:
-        """Scores (m,) by name, the most important first; NaN for a client without a tally."""
+        """Scores (m,) by name, the headline first; NaN for a client without a tally."""
+
+    @property
+    def lower(self) -> frozenset[str]:
+        """The names of the scores whose low values are the good ones."""

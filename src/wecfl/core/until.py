@@ -55,37 +55,43 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class NoGain:
-    """Stops when a score has not risen above its best for some rounds in which it was measured.
+    """Stops when a score has not become better for some rounds in which it was measured.
 
     Clients are tested on their test data. So that these do not decide when to stop, hold out a part
     of the training data (`--validation`, `Federation.validating`).
 
     >>> scores = [{"accuracy": score} for score in (0.5, 0.7, 0.7, None, 0.6)]
-    >>> NoGain(rounds=2)(scores)
+    >>> NoGain("accuracy", rounds=2)(scores)
     'accuracy has not risen above 0.7 in 2 tests'
-    >>> NoGain(rounds=3)(scores)
+    >>> NoGain("accuracy", rounds=3)(scores)
     """
 
-    score: str = "accuracy"
-    """A key of the records that holds a number; more is better."""
+    score: str | None = None
+    """A key of the records that holds a number; None: the headline, the first score of the task."""
     rounds: int = 5
     gain: float = 0.0
-    """What must be exceeded to count as a rise."""
+    """What must be exceeded to count as better."""
+    lower: frozenset[str] = frozenset()
+    """The names of the scores whose low values are the good ones; a run adds those of its task."""
 
     def __post_init__(self) -> None:
         _check("NoGain", self.rounds, self.gain)
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> str | None:
         """Why the run ends here, or None."""
-        if records and not isinstance(records[-1].get(self.score, ""), float | int | None):
+        if not records:
+            return None
+        name = self.score or next(iter(records[-1]["clients"]))
+        if not isinstance(records[-1].get(name, ""), float | int | None):
             raise ConfigError(
-                f"until can't watch '{self.score}': it needs a score that each round has, such as "
+                f"until can't watch '{name}': it needs a score that each round has, such as "
                 f"accuracy or macro_f1"
             )
-        scores = [record[self.score] for record in records if record[self.score] is not None]
+        sign, moved = (-1, "fallen below") if name in self.lower else (1, "risen above")
+        scores = [sign * record[name] for record in records if record[name] is not None]
         earlier, recent = scores[: -self.rounds], scores[-self.rounds :]
-        if earlier and max(recent) <= max(earlier) + self.gain:
-            return f"{self.score} has not risen above {max(earlier):.4g} in {self.rounds} tests"
+        if earlier and max(recent) <= (best := max(earlier)) + self.gain:
+            return f"{name} has not {moved} {sign * best:.4g} in {self.rounds} tests"
         return None
 
 

@@ -1,1 +1,1 @@
-"""Where clients' data come from: data sets, the partitions that share them out, federations."""
+"""Where clients' data come from: data sets, partitions that divide them, and federations."""

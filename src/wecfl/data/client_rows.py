@@ -1,4 +1,4 @@
-"""Which samples each client holds, as a partition says: one array of indices per client.
+"""Divides samples among clients as a partition says: one array of indices per client.
 
 Shares S are drawn until every client has enough samples. Then the shuffled samples of each class
 are cut at the cumulative shares, so every sample has exactly one holder. The same S cuts the
@@ -22,13 +22,13 @@ from wecfl.rng import stream
 __all__ = ["MAX_DRAWS", "ClientRows", "allot", "class_counts", "split_samples"]
 
 MAX_DRAWS = 10_000
-"""Draws after which `split_samples` gives up. In the paper's hardest setting, client-wise
-Dirichlet(0.1) over 200 clients, one draw of twelve gives every client enough data."""
+"""The number of draws after which `split_samples` gives up. In the paper's hardest setting,
+client-wise Dirichlet(0.1) over 200 clients, one draw in twelve gives every client enough data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRows:
-    """Each client's ascending indices into the train and test labels, and the true groups.
+    """The rows of each client in the training and test labels, ascending; and the true groups.
 
     >>> from wecfl.data.partition import Iid
     >>> y = np.zeros(6, int)
@@ -40,9 +40,9 @@ class ClientRows:
     train: tuple[Int, ...]
     test: tuple[Int, ...]
     groups: Int | None
-    """The generating group of each client, (m,); None if the partition has no groups."""
+    """(m,), the group that generated each client; None if the partition has no groups."""
     names: Int | None = None
-    """(m, classes): the label that client i gives to class c; None if all keep the labels."""
+    """(m, classes), the label that client i gives to class c; None if all keep the labels."""
 
 
 def split_samples(
@@ -57,7 +57,7 @@ def split_samples(
     min_test: int = 1,
     max_draws: int = MAX_DRAWS,
 ) -> ClientRows:
-    """Share the samples out: draw again until every client has enough, at most `max_draws` times.
+    """Divide the samples; draw again until every client has enough, at most `max_draws` times.
 
     >>> from wecfl.data.partition import ClusterwiseNClass
     >>> y = np.repeat(np.arange(3), 20)
@@ -72,8 +72,8 @@ def split_samples(
         _check_labels(labels, classes, word)
         if len(labels) < minimum * clients:
             raise PartitionError(
-                f"{len(labels)} {word} samples can't give {clients} clients {minimum} each; "
-                "ask for fewer clients"
+                f"{len(labels)} {word} samples are not enough for {clients} clients with at least "
+                f"{minimum} each; ask for fewer clients"
             )
     n_train, n_test = (np.bincount(y, minlength=classes) for y in (y_train, y_test))
     fault_counts: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def split_samples(
 
 
 def class_counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: int) -> Int:
-    """Samples of each class (row) at each client (column).
+    """(classes, m), the number of samples of each class at each client.
 
     >>> class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1]), np.array([2, 3])], classes=3)
     array([[1, 0],
@@ -115,12 +115,12 @@ def class_counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: i
 
 
 def allot(matrix: F64, per_class: Int) -> Int:
-    """How many of the n_c samples of class c go to client i: the cumulative shares, rounded.
+    """(classes, m), how many of the n_c samples of class c each client i gets.
 
-    Cut i of class c is ⌊n_c Σ_{j≤i} S_cj + u_c⌋. So no count is off by a whole sample, a share of
-    zero gets no sample, and the last cut is n_c. If all classes were rounded alike (u_c = ½), the
-    same clients would get too few samples in every class. With u_c = (c + ½)/C the errors cancel
-    over the classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+    The samples of class c are cut at ⌊n_c Σ_{j≤i} S_cj + u_c⌋. So no count is off by a whole
+    sample, a share of zero gets no sample, and the last cut is n_c. If all classes were rounded
+    alike (u_c = ½), the same clients would get too few samples in every class. With u_c = (c + ½)/C
+    the errors cancel over the classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
 
     >>> allot(np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([3, 3]))
     array([[1, 2],
@@ -137,7 +137,7 @@ def allot(matrix: F64, per_class: Int) -> Int:
 
 
 def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> tuple[Int, ...]:
-    """Each client's samples: of each shuffled class as many as `sizes` (classes × clients) says."""
+    """The samples of each client: `sizes` (classes, m) of them from each shuffled class."""
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     owner = np.empty(len(labels), dtype=np.int64)
@@ -155,7 +155,7 @@ def _small_groups(shares: Shares, test: Int) -> dict[str, str]:
         return {}
     held = np.bincount(shares.groups, weights=test.sum(axis=0))
     small = np.flatnonzero(held <= shares.floor * held.mean())
-    limit = f"at most {shares.floor:.0%} of the mean group's {held.mean():.0f}"
+    limit = f"not more than {shares.floor:.0%} of the mean group's {held.mean():.0f}"
     return {f"group {g}": f"would hold {held[g]:.0f} test samples, {limit}" for g in small}
 
 

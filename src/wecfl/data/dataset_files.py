@@ -1,7 +1,7 @@
-"""From the files of a data set to its arrays: digits, Fashion-MNIST, CIFAR-10, and any ``.npz``.
+"""Reads data sets from their files: digits, Fashion-MNIST, CIFAR-10, and any ``.npz``.
 
-For each known data set there is a function that recognises its files in a folder and one that reads
-them. Sizes are checked before memory is allocated: a damaged header may promise any number.
+For each known data set one function recognises its files in a folder, and one reads them. Sizes are
+checked before memory is allocated, since a damaged header may promise any number.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.types import Int
 from wecfl.data.samples import (
     Array,
     as_labels,
-    count_classes,
     data_errors,
     fill_pixels,
     holdout,
@@ -29,6 +27,7 @@ from wecfl.data.samples import (
     read_npz,
 )
 from wecfl.data.source import Dataset, Source
+from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded
 from wecfl.errors import DataError
 
 __all__ = [
@@ -48,46 +47,50 @@ HELD_OUT_SHARE = 0.2
 
 
 def _hold_out(
-    where: str, x: Array, y: Int, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
+    where: str, x: Array, y: Targets, classes: int, *, test: float = HELD_OUT_SHARE, seed: int = 0
 ) -> Dataset:
-    """A data set without a test set: the held-out rows go to the end."""
+    """A data set from samples without a test set: the rows that are held out go to the end."""
     if len(y) < 2:
-        raise DataError(f"{where}: {len(y)} samples, expected at least 2 to train and to test")
+        raise DataError(
+            f"{where}: {len(y)} samples, expected at least 2, to train and to test with"
+        )
     train, held_out = holdout(y, test, rng.stream(seed, "holdout"))
     order = np.concatenate([train, held_out])
     return Dataset(Path(where).stem, pool([(where, x[order])]), y[order], len(train), classes)
 
 
 def read_npz_dataset(path: Path, test: float, seed: int) -> Dataset:
-    """The data set in a ``.npz``; without a test set in it, the share `test` is held out."""
+    """The data set in a ``.npz``; if it has no test set, the share `test` is held out."""
     arrays = read_npz(path)
     sides = [("x", "y"), ("x_test", "y_test")][: len(arrays) // 2]
     parts = [(f"{path} ({x})", np.atleast_1d(arrays[x])) for x, _ in sides]
-    labels = [
-        as_labels(f"{path} ({y})", arrays[y], len(part))
-        for (_, y), (_, part) in zip(sides, parts, strict=True)
+    targets = [
+        as_targets(f"{path} ({name})", y, len(part))
+        for (_, name), (_, part), y in zip(
+            sides, parts, encoded([arrays[y] for _, y in sides]), strict=True
+        )
     ]
     if empty := [where for where, part in parts if not len(part)]:
-        raise DataError(f"{empty[0]}: no samples")
-    y = np.concatenate(labels)
-    classes = count_classes(y, f"{path}: ")
+        raise DataError(f"{empty[0]}: no samples, expected at least one")
+    y = alike([(f"{path} ({name})", each) for (_, name), each in zip(sides, targets, strict=True)])
+    classes = count_targets(y)
     if len(parts) == 1:
         return _hold_out(str(path), parts[0][1], y, classes, test=test, seed=seed)
-    return Dataset(path.stem, pool(parts), y, len(labels[0]), classes)
+    return Dataset(path.stem, pool(parts), y, len(targets[0]), classes)
 
 
 # digits
 
 
 def find_digits(_: Path) -> Path:
-    """The digits come with scikit-learn, whatever the folder."""
+    """Where scikit-learn keeps the digits; the folder does not matter."""
     import sklearn.datasets  # noqa: PLC0415  (takes a second, and only digits needs it)
 
     return Path(sklearn.datasets.__file__).parent
 
 
 def read_digits(source: Source, _: Path) -> Dataset:
-    """The digits of scikit-learn, a fixed fifth of them held out."""
+    """The digits of scikit-learn; a fixed fifth of them is held out for testing."""
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
     x, y = load_digits(return_X_y=True)
@@ -135,7 +138,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], max_items: int) -> Array:
         header = file.read(layout.size)
         if len(header) < layout.size:
             raise DataError(
-                f"{path}: cut short: {len(header)} bytes, the header alone has {layout.size}; "
+                f"{path}: cut short: {len(header)} bytes, but the header needs {layout.size}; "
                 "get it again"
             )
         magic, n, *item_shape = layout.unpack(header)
@@ -168,7 +171,7 @@ _BATCH_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
 def find_cifar(folder: Path) -> Path | None:
-    """The folder with the six batches, or the official archive in `folder`."""
+    """The folder with the six batches, or the official archive; None if there is neither."""
     for unpacked in (folder, folder / _CIFAR_FOLDER):
         if all((unpacked / name).is_file() for name in _BATCH_FILES):
             return unpacked
@@ -179,7 +182,7 @@ def read_cifar(source: Source, path: Path) -> Dataset:
     """CIFAR-10 from its six batches."""
     sizes: dict[str, int] = {}
     for name, records in _read_batches(path, 1 + prod(source.shape), source.n_test):
-        if not sizes:  # all batches are of one size, so the first tells how much to allocate
+        if not sizes:  # all batches have the same size, so the first says how much to allocate
             n = len(records)
             x = np.empty((len(_BATCH_FILES) * n, *source.shape), np.float32)
             y = np.empty(len(x), np.int64)
@@ -198,7 +201,7 @@ def read_cifar(source: Source, path: Path) -> Dataset:
 
 
 def _read_batches(path: Path, width: int, max_records: int) -> Iterator[tuple[str, Array]]:
-    """Each batch and its (n, width) bytes; those of an archive without unpacking it to disk."""
+    """Yield each batch and its bytes (n, width). An archive is not unpacked to the disk."""
     if path.is_dir():
         for name in _BATCH_FILES:
             with data_errors(path / name), (path / name).open("rb") as file:
@@ -216,11 +219,11 @@ def _read_batches(path: Path, width: int, max_records: int) -> Iterator[tuple[st
                 body = cast(BinaryIO, tar.extractfile(member))
                 where = f"{path} ({name})"
                 yield name, _read_records(where, body, member.size, width, max_records)
-        stream.read(1 << 20)  # gzip compares its checksum at the very end, after the tar's
+        stream.read(1 << 20)  # read to the very end, where gzip compares its checksum
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """Decompresses at most `max_bytes`, whatever a header inside asks for."""
+    """A gzip file that refuses to decompress more than `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         super().__init__(path, "rb")
@@ -237,7 +240,9 @@ class _BoundedGzip(gzip.GzipFile):
 
     def _refuse_if(self, too_large: bool) -> None:
         if too_large:
-            raise DataError(f"{self.name}: more than {self._max_bytes} bytes inside; get it again")
+            raise DataError(
+                f"{self.name}: holds more than the expected {self._max_bytes} bytes; get it again"
+            )
 
 
 def _read_records(where: str, file: BinaryIO, size: int, width: int, max_records: int) -> Array:

@@ -52,7 +52,7 @@ SOURCES: dict[str, Source] = {
             },
             urls=(
                 "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
             ),
             debian=Package(
                 "dataset-fashion-mnist", PurePosixPath("/usr/share/datasets/fashion-mnist")
@@ -122,7 +122,7 @@ def get(
     fetch: bool = True,
     progress: DownloadProgress | None = None,
 ) -> Path:
-    """The archive or folder of the data set, fetched into the user's cache if need be.
+    """The archive or folder of the data set; it is fetched into the user's cache if it is missing.
 
     >>> get("digits").name
     'datasets'
@@ -143,7 +143,7 @@ def get(
     install = f"`apt-get install {source.debian.name}`, or " if source.debian else ""
     raise DataError(
         f"{name}: not found in {places}{tried}; {install}put {', '.join(source.files)} into "
-        f"{target}, or name the folder it is in (data_dir, WECFL_DATA)"
+        f"{target}, or name the folder that holds them (data_dir or WECFL_DATA)"
     )
 
 

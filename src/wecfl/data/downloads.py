@@ -17,7 +17,7 @@ from wecfl.errors import DataError
 __all__ = ["DownloadProgress", "download", "has_apt", "unpack_debian"]
 
 DownloadProgress: TypeAlias = Callable[[str, int, int | None], None]
-"""Called with the file's name, the bytes so far and the bytes in all (None if unknown)."""
+"""Called with the name of the file, the bytes so far, and all its bytes (None if unknown)."""
 
 DOWNLOAD_CHUNK_BYTES = 1 << 18
 APT_TIMEOUT_SECONDS = 600
@@ -61,8 +61,8 @@ def download(
         )  # fmt: skip
         try:
             registry.fetch(target.name, downloader=loader)
-        except (OSError, ValueError) as error:  # of requests; a wrong checksum is a ValueError
-            if isinstance(error, PermissionError) or getattr(error, "errno", None):  # of the disk
+        except (OSError, ValueError) as error:  # from requests; a wrong checksum is a ValueError
+            if isinstance(error, PermissionError) or getattr(error, "errno", None):  # from the disk
                 raise DataError(f"{target}: can't be written ({_one_line(error)})") from error
             failures.append(f"{url}: {_reason(error)}")
         else:
@@ -71,14 +71,14 @@ def download(
 
 
 class _ProgressBar:
-    """What pooch expects of a progress bar, as calls of a `DownloadProgress`."""
+    """A progress bar as pooch expects it, which calls a `DownloadProgress`."""
 
     def __init__(self, name: str, progress: DownloadProgress) -> None:
         self.total = 0
         self._name, self._progress, self._done = name, progress, 0
 
     def update(self, size: int) -> None:
-        """Pooch counts whole chunks, and at the end all bytes once more."""
+        """Called with the size of each chunk, and at the end with all bytes once more."""
         self._done = min(self._done + size, self.total) if self.total else self._done + size
         self._progress(self._name, self._done, self.total or None)
 
@@ -102,9 +102,9 @@ def unpack_debian(
     *,
     progress: DownloadProgress | None = None,
 ) -> None:
-    """Move the files `names` that `package` would install in the folder `inside` to `target`.
+    """Get the files `names`, which a package would install in the folder `inside`, into `target`.
 
-    Needs no root: `apt-get download`, which checks the archive's signatures, and `dpkg-deb -x`.
+    This needs no root: it uses `apt-get download`, which checks signatures, and `dpkg-deb -x`.
     """
     with _temporary_folder(target) as folder:
         if progress:

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
+from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
-from wecfl.data.partition import Partition
-from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz
+from wecfl.data.partition import Iid, Partition, QuantitySkew
+from wecfl.data.samples import NamedArray, holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
+from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded, may_be_labels
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
@@ -28,7 +30,7 @@ Arrays: TypeAlias = Sequence[ArrayLike]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Federation:
-    """m clients and their data D_i: one pool of samples, and for each client rows of it.
+    """m clients and their data D_i: one pool of samples, and the rows that each client holds.
 
     >>> xs = [np.zeros((10, 2)), np.ones((5, 2))]
     >>> ys = [np.arange(10) % 2, np.arange(5) % 2]
@@ -38,20 +40,21 @@ class Federation:
     """
 
     x: F32
-    """(n, …): the pool of all clients' samples."""
-    y: Int
-    """(n,): their labels in 0 … classes − 1."""
+    """(n, …), the pool of all clients' samples."""
+    y: Targets
+    """(n,), their labels, from 0 to classes − 1; or numbers, (n,) or (n, d)."""
     train: tuple[Int, ...]
     """For each client the rows of its training samples D_i."""
     test: tuple[Int, ...]
     """For each client the rows of its test samples."""
     classes: int
+    """C, the number of classes; of targets that are numbers, how many a sample has."""
     keys: Int
-    """(m,): the client's number for keyed randomness. In a `subset` each client keeps it."""
+    """(m,), a number for each client, by which its random draws are keyed. A `subset` keeps it."""
     names: tuple[str, ...]
     """The name of each client, for tables and errors."""
     groups: Int | None = None
-    """(m,): the hidden groups that generated the data, where they are known."""
+    """(m,), the hidden groups that generated the data, where they are known."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -80,7 +83,7 @@ class Federation:
 
     @property
     def sizes(self) -> Int:
-        """(m,): the number of training samples |D_i| of each client."""
+        """(m,), |D_i|, the number of training samples of each client."""
         return np.array([len(rows) for rows in self.train], np.int64)
 
     @property
@@ -89,13 +92,15 @@ class Federation:
         return self.x.shape[1:]
 
     @property
-    def held(self) -> Int:
-        """(classes, m): the training samples of each class."""
+    def held(self) -> Int | None:
+        """(classes, m), the training samples of each class; None if there are no classes."""
+        if not (may_be_labels(self.y) and self.y.max() < self.classes):
+            return None
         return class_counts(self.y, self.train, self.classes)
 
     @property
     def fingerprint(self) -> str:
-        """A hash that tells federations apart: of the clients' rows, all labels and some samples.
+        """A hash that identifies the federation, of all rows, all labels and some samples.
 
         >>> xs, ys = [np.zeros((4, 1))] * 3, [[0, 1, 0, 1]] * 3
         >>> federation = Federation.from_arrays(xs, ys)
@@ -164,22 +169,25 @@ class Federation:
         classes: int | None = None,
         seed: int = 0,
     ) -> Federation:
-        """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the labels `ys[i]`.
+        """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the targets `ys[i]`.
 
-        `test` is the share of each client's samples that is kept for testing (stratified, drawn
-        for `seed`), or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to
-        [−1, 1], other numbers are used as they are. `classes` defaults to the largest label + 1.
+        Targets are labels (whole numbers from 0, truth values or texts) or numbers (floats), one or
+        several for a sample; the task of a run says what is made of them (`wecfl.tasks`). `test` is
+        the share of each client's samples that is kept for testing (stratified, drawn for `seed`),
+        or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to [−1, 1],
+        other numbers are used as they are. `classes` defaults to the largest label + 1.
 
         >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
         >>> Federation.from_arrays(xs, ys)
         Traceback (most recent call last):
         wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
         """
+        check_whole(seed=(seed, 0))
         client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
         if isinstance(test, float | int):
             if not 0 < test < 1:
                 raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
-            parts, labels = _checked(client_names, xs, ys, classes, min_samples=2)
+            parts, labels = _checked(client_names, xs, encoded(ys), classes, min_samples=2)
             cuts = [
                 holdout(y, test, rng.stream(seed, "holdout", 0, i)) for i, y in enumerate(labels)
             ]
@@ -187,18 +195,21 @@ class Federation:
             trains = [own[cut] for own, (cut, _) in zip(rows, cuts, strict=True)]
             tests = [own[cut] for own, (_, cut) in zip(rows, cuts, strict=True)]
         else:
-            parts, labels = _checked(client_names, xs, ys, classes)
-            more_parts, more_labels = _checked(client_names, *test, classes, side=" (test)")
+            numbers = encoded([*ys, *test[1]])
+            parts, labels = _checked(client_names, xs, numbers[: len(ys)], classes)
+            more_parts, more_labels = _checked(
+                client_names, test[0], numbers[len(ys) :], classes, side=" (test)"
+            )
             parts, labels = parts + more_parts, labels + more_labels
             rows = _rows(labels)
             trains, tests = rows[: len(client_names)], rows[len(client_names) :]
-        y = np.concatenate(labels)
+        y = alike([(where, each) for (where, _), each in zip(parts, labels, strict=True)])
         return cls(
             x=pool(parts),
             y=y,
             train=tuple(trains),
             test=tuple(tests),
-            classes=count_classes(y) if classes is None else classes,
+            classes=count_targets(y) if classes is None else classes,
             keys=np.arange(len(client_names)),
             names=client_names,
             groups=None if groups is None else np.asarray(groups, np.int64),
@@ -213,11 +224,11 @@ class Federation:
         """
         files = sorted(Path(path).glob("*.npz"))
         if not files:
-            raise DataError(f"{path}: has no .npz files; expected a folder with one per client")
+            raise DataError(f"{path}: it has no .npz files; expected one file per client")
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
-        clients = [read_npz(file) for file in files]
+        clients = read_npz_files(files)
         tested = ["x_test" in client for client in clients]
         if any(tested) and not all(tested):
             raise DataError(
@@ -246,7 +257,7 @@ class Federation:
         seed: int = 0,
         data_dir: Path | None = None,
     ) -> Federation:
-        """A data set (a value, a name or the path of a ``.npz``), shared out among clients.
+        """A data set (a value, a name or the path of a ``.npz``), divided among clients.
 
         >>> from wecfl.data.partition import Iid
         >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
@@ -256,10 +267,18 @@ class Federation:
             raise PartitionError(
                 f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
             )
+        check_whole(clients=(clients, 1), seed=(seed, 0))
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
-        n = data.n_train
+        n, labels, classes = data.n_train, data.y, data.classes
+        if not may_be_labels(labels):
+            if not isinstance(partition, Iid | QuantitySkew):
+                raise PartitionError(
+                    f"{partition.name} shares out classes, but the targets are numbers: use the "
+                    f"partition iid or quantity-skew, or a folder with one file per client"
+                )
+            labels, classes = np.zeros(len(data.y), np.int64), 1
         held = split_samples(
-            partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
+            partition, labels[:n], labels[n:], classes=classes, clients=clients, seed=seed
         )
         test, y = tuple(rows + n for rows in held.test), data.y
         if held.names is not None:
@@ -287,8 +306,8 @@ def _checked(
     *,
     min_samples: int = 1,
     side: str = "",
-) -> tuple[list[NamedArray], list[Int]]:
-    """Each client's samples and labels; a client needs at least `min_samples`."""
+) -> tuple[list[NamedArray], list[Targets]]:
+    """Each client's samples and targets; a client needs at least `min_samples`."""
     if not names:
         raise DataError("there are no clients; give at least one array of samples")
     if not len(names) == len(xs) == len(ys):
@@ -304,10 +323,10 @@ def _checked(
                 "leave the client out or give it more data"
             )
     pairs = zip(parts, ys, strict=True)
-    return parts, [as_labels(where, y, len(x), classes) for (where, x), y in pairs]
+    return parts, [as_targets(where, y, len(x), classes) for (where, x), y in pairs]
 
 
-def _rows(labels: Sequence[Int]) -> list[Int]:
-    """For each part its rows in the pool of all parts."""
+def _rows(labels: Sequence[Targets]) -> list[Int]:
+    """The rows of each part in the pool of all parts."""
     ends = np.cumsum([len(y) for y in labels])
     return np.split(np.arange(ends[-1]), ends[:-1])

@@ -1,4 +1,4 @@
-"""Partitions: how the samples of a data set are shared out among clients.
+"""Partitions: how the samples of a data set are divided among clients.
 
 Every partition draws a class × client matrix S of shares. S_ci is the part of class c that client i
 holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly.
@@ -43,20 +43,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One draw: which part of each class each client holds.
+    """One draw of a partition: which part of each class each client holds.
 
     >>> Iid().shares(classes=1, clients=4, rng=np.random.default_rng(0)).matrix.tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
 
     matrix: F64
-    """S, classes × clients. A row sums to 1, or to 0 if the draw gave the class to no client."""
+    """(classes, m), S. A row sums to 1, or to 0 if the draw gave the class to no client."""
     groups: Int | None = None
-    """The generating group of each client, (m,)."""
+    """(m,), the group that generated each client."""
     floor: float = 0.0
     """Each group must hold more than this part of the mean group's test samples."""
     names: Int | None = None
-    """(m, classes): the label that client i gives to class c; None if all keep the labels."""
+    """(m, classes), the label that client i gives to class c; None if all keep the labels."""
 
 
 class Partition(Protocol):
@@ -330,7 +330,7 @@ def _dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> 
 
 
 def _choose(n: int, of: int, rows: int, rng: np.random.Generator) -> Int:
-    """(rows, n): in each row n of the numbers 0 … of − 1, without replacement."""
+    """(rows, n), in each row n different numbers from 0 to of − 1."""
     return rng.permuted(np.tile(np.arange(of), (rows, 1)), axis=1)[:, :n]
 
 
@@ -344,7 +344,7 @@ def _share_equally(held: Int, classes: int) -> F64:
 
 
 def _spread(clients: int, groups: int) -> Int:
-    """(clients,): the group of each client; consecutive, and sizes differ by at most one."""
+    """(clients,), the group of each client. Groups are consecutive, of nearly equal size."""
     if groups > clients:
         raise PartitionError(
             f"{groups} groups need at least as many clients, got {clients}; ask for fewer groups"

@@ -1,4 +1,4 @@
-"""What a data set is, and what is known about one before it is loaded."""
+"""The value of a data set, and what is known about one before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from wecfl.core.types import F32, Int
+from wecfl.core.types import F32
+from wecfl.data.targets import Targets
 
 __all__ = ["Dataset", "Package", "Source"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Labelled samples, the training set first.
+    """Samples and their targets, the training set first.
 
     >>> from wecfl.data.datasets import load
     >>> digits = load("digits")
@@ -24,11 +25,12 @@ class Dataset:
 
     name: str
     x: F32
-    """(n, …): the samples. Rows [0, n_train) are for training, the rest for testing."""
-    y: Int
-    """(n,): their labels in 0 … classes − 1."""
+    """(n, …), the samples. The first `n_train` rows are for training, the others for testing."""
+    y: Targets
+    """(n,), their labels, from 0 to classes − 1; or numbers, (n,) or (n, d)."""
     n_train: int
     classes: int
+    """C, the number of classes; of targets that are numbers, how many a sample has."""
 
 
 class Package(NamedTuple):
@@ -44,15 +46,16 @@ class Source:
 
     name: str
     shape: tuple[int, ...]
-    """Of one sample: channels, height, width."""
+    """The shape of one sample: channels, height, width."""
     n_train: int
     n_test: int
     classes: int
     find: Callable[[Path], Path | None]
-    """Folder ↦ the path to give to `read`, or None if the folder does not hold the data set."""
+    """Gives, for a folder, the path to give to `read`; None if the data set is not in the
+    folder."""
     read: Callable[[Source, Path], Dataset]
     files: Mapping[str, str]
-    """Official file name ↦ SHA-256 sum."""
+    """The SHA-256 sums by the official names of the files."""
     urls: tuple[str, ...] = ()
     """The folders to download the files from, in the order in which they are tried."""
     debian: Package | None = None

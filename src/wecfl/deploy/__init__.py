@@ -4,12 +4,15 @@
 
     app_folder.py, app/  an app that the user fills in (`wecfl deploy new`), and its settings
     deployment.py        a whole federation on this machine (`up`, `run`, `status`, `down`)
+    follow.py            what a run prints, and what it waits for
+    enrol.py             clients on the operator's list (`wecfl deploy enrol`)
     host_files.py        the same parts for real hosts (`wecfl deploy host`)
     flower_programs.py   where Flower's programs are, and how they are called
-    processes.py         programs that are kept running and found again
+    processes.py         programs that are kept running and well, and found again
     certificates.py      the authority, the server's certificate, the nodes' keys
     proxy.py             nginx in front of the SuperLink
-    templates/           nginx, Caddy and systemd
+    templates/           nginx, Caddy, systemd, and the lock of what a host installs
 
-The app runs the clients and the server of a method; both are in `wecfl.flower`.
+Flower's servers are run by `wecfl_main.loopback_guard`, for their own user only. The app runs the
+clients and the server of a method; both are in `wecfl.flower`.
 """

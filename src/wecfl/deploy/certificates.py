@@ -6,13 +6,16 @@ one. Only the server's key is replaced, together with its certificate.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import trustme
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -20,10 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
 
-__all__ = ["authority", "node_key", "server_certificate"]
+from wecfl.errors import ConfigError
+
+__all__ = ["authority", "key_fingerprint", "node_key", "server_certificate"]
 
 AUTHORITY_YEARS, SERVER_YEARS = 10, 1
 """How long the two kinds of certificates are valid."""
@@ -107,3 +113,14 @@ def _validity(years: int) -> tuple[datetime, datetime]:
 def _write_key(file: Path, text: bytes) -> None:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(text)
+
+
+def key_fingerprint(public: Path) -> str:
+    """The fingerprint of a public key, as `ssh-keygen -lf` shows it."""
+    try:
+        kind, blob = public.read_text(encoding="utf-8").split()[:2]
+        raw = base64.b64decode(blob, validate=True)
+        load_ssh_public_key(f"{kind} {blob}".encode())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{public} is not a public key of OpenSSH: {error}") from None
+    return "SHA256:" + base64.b64encode(sha256(raw).digest()).decode().rstrip("=")

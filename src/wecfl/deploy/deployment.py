@@ -4,14 +4,16 @@
 
     DIR/.federation/        only its owner may read it, and Flower must not pack it into the app
       ca.crt, server.crt    the authority and the server's certificate, with their keys
-      federation.json       the first port, and the number of each client's node
+      federation.json       the first port, and the number of clients
+      enrolled.toml         the name, the node and the largest size of each client (`enrolment`)
       flwr/config.toml      tells `flwr` where the SuperLink is
       superlink/            the database of the SuperLink
       clients/              for each client its key and what it keeps between rounds
       services/, logs/      which programs run, and what they print
 
-The SuperLink listens on loopback; nodes reach it only through nginx (`templates/proxy.conf`). The
-programs are Flower's own, and each has a keeper (`wecfl.deploy.processes`).
+The SuperLink and the nodes listen on loopback and answer this user only
+(`wecfl_main.loopback_guard`); nodes reach the SuperLink through nginx (`templates/proxy.conf`). The
+programs are Flower's own, and each has a keeper that looks after it (`wecfl.deploy.processes`).
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,30 +34,37 @@ import tomli_w
 
 from wecfl.deploy import processes
 from wecfl.deploy.app_folder import app_settings, check_ignored, deploy_command
-from wecfl.deploy.certificates import node_key, server_certificate
-from wecfl.deploy.flower_programs import call_flwr, flower_environment, flower_program
-from wecfl.deploy.processes import Service
+from wecfl.deploy.certificates import key_fingerprint, node_key, server_certificate
+from wecfl.deploy.enrol import add_to_list
+from wecfl.deploy.flower_programs import (
+    CONNECTION_NAME,
+    call_flwr,
+    flower_environment,
+    flower_program,
+    flwr_config,
+    guarded_server,
+)
+from wecfl.deploy.follow import ShowLine, follow_run
+from wecfl.deploy.processes import Probe, Service
 from wecfl.deploy.proxy import nginx, nginx_config
+from wecfl.enrolment import (
+    DEFAULT_MAX_REPLY,
+    DEFAULT_MAX_SAMPLES,
+    ENROLMENT_FILE,
+    Enrolled,
+    Enrolment,
+)
 from wecfl.errors import ConfigError, DeployError, unknown
 from wecfl.folder.files import replace_file
 from wecfl.folder.lock import Lock
 
-__all__ = ["CONNECTION_NAME", "Deployment", "Node", "ShowLine"]
-
-CONNECTION_NAME = "federation"
-"""The name of the SuperLink in `flwr/config.toml`."""
-
-FLOWER_LINE_STARTS = ("\n", "\x1b[92mINFO", "Using SuperLink", "Successfully installed")
-"""Lines of a run's log that begin so are Flower's, not the server app's."""
+__all__ = ["Deployment", "Node"]
 
 START_TIMEOUT_SECONDS = 90.0
 """A server must listen on its port within this time."""
 
 JOIN_TIMEOUT_SECONDS = 240.0
 """All nodes must be online within this time; a node that was killed can't join for 60 seconds."""
-
-ShowLine = Callable[[str], None]
-"""Shows the user one line: what is being done, or what a run prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,20 @@ class Deployment:
 
     # What can be done
 
-    def up(self, nodes: int, port: int, show: ShowLine) -> None:
-        """Start everything and wait until all nodes are online; on failure stop everything."""
+    def up(
+        self,
+        nodes: int,
+        port: int,
+        show: ShowLine,
+        *,
+        max_reply: int = DEFAULT_MAX_REPLY,
+        max_samples: int = DEFAULT_MAX_SAMPLES,
+    ) -> None:
+        """Start everything and wait until all nodes are online; on failure stop everything.
+
+        A reply may have at most `max_reply` bytes, and no client may say that it has more than
+        `max_samples` samples.
+        """
         app_settings(self.app)
         check_ignored(self.app)
         for program in ("flwr", "flower-superlink", "flower-supernode"):
@@ -145,7 +165,7 @@ class Deployment:
                 self.down()
             _check_ports(port, nodes)
             try:
-                self._start(nodes, port, show)
+                self._start(nodes, port, show, max_reply, max_samples)
             except BaseException:
                 show("stopping")
                 self.down()
@@ -179,18 +199,7 @@ class Deployment:
         """
         command = [str(flower_program("flwr")), "log", number, CONNECTION_NAME]
         env = {**self.environment, "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as log:
-            assert log.stdout is not None
-            for line in log.stdout:
-                if not line.startswith(FLOWER_LINE_STARTS):
-                    show(line.rstrip())
-        if log.returncode:
-            return "lost with the SuperLink"
-        while not (status := self._status(number)).startswith("finished"):
-            time.sleep(1)
-        return status
+        return follow_run(command, env, lambda: self._news(number), show)
 
     def down(self) -> list[str]:
         """Stop everything that `up` started and nothing else; return the names of what ran."""
@@ -245,37 +254,42 @@ class Deployment:
         nothing = {"port": 0, "nodes": 0, "numbers": {}}
         return json.loads(file.read_text("utf-8")) if file.exists() else nothing
 
-    def _status(self, number: str) -> str:
-        return str(self.flwr("list", "--run-id", number)["runs"][0]["status"])
+    def _news(self, number: str) -> tuple[str, str]:
+        """The status of a run in Flower's words, and what is wrong with the programs."""
+        ill = [f"{name} is ill ({each.ill})" for name, each in self.services.items() if each.ill]
+        return str(self.flwr("list", "--run-id", number)["runs"][0]["status"]), "; ".join(ill)
 
-    def _start(self, nodes: int, port: int, show: ShowLine) -> None:
+    def _start(
+        self, nodes: int, port: int, show: ShowLine, max_reply: int, max_samples: int
+    ) -> None:
         folder, superlink = self.folder, port + 1
         numbers = self._written["numbers"] if (folder / "superlink" / "state.db").exists() else {}
         certificate, key = server_certificate(folder, ["localhost", "127.0.0.1", "::1"])
         for name in ("superlink", "clients", "flwr", "nginx", "logs"):
             (folder / name).mkdir(exist_ok=True)
-        connection = {
-            "address": f"127.0.0.1:{superlink}",
-            "root-certificates": str(folder / "ca.crt"),
-        }
-        config = {"superlink": {"default": CONNECTION_NAME, CONNECTION_NAME: connection}}
-        (folder / "flwr" / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-        (folder / "nginx.conf").write_text(nginx_config(folder, port, superlink), encoding="utf-8")
+        ca, listed = str(folder / "ca.crt"), folder / ENROLMENT_FILE
+        flwr_config(folder / "flwr", superlink, ca)
+        proxy = nginx_config(folder, port, superlink, max_reply)
+        (folder / "nginx.conf").write_text(proxy, encoding="utf-8")
+        before = Enrolment.read(listed) if listed.exists() else Enrolment()
+        replace_file(listed, [before.model_copy(update={"max_reply": max_reply}).text.encode()])
 
         show("starting the SuperLink")
         command = [
-            flower_program("flower-superlink"), "--host", "127.0.0.1", "--port", superlink,
-            "--ssl-ca-certfile", folder / "ca.crt", "--ssl-certfile", certificate,
+            *guarded_server("flower-superlink"), "--host", "127.0.0.1", "--port", superlink,
+            "--ssl-ca-certfile", ca, "--ssl-certfile", certificate,
             "--ssl-keyfile", key, "--database", folder / "superlink" / "state.db",
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
         ]  # fmt: skip
-        self._keep("superlink", command, folder / "superlink")
+        well = Probe(f"https://127.0.0.1:{superlink}/health", ca, "flower-superexec")
+        self._keep("superlink", command, folder / "superlink", well, WECFL_ENROLLED=str(listed))
         self.wait_until_listening("superlink", superlink)
         show("starting the proxy")
         log = folder / "logs" / "nginx.log"
-        self._keep("proxy", [nginx(), "-e", log, "-c", folder / "nginx.conf"], folder / "nginx")
+        command = [nginx(), "-e", log, "-c", folder / "nginx.conf"]
+        self._keep("proxy", command, folder / "nginx", Probe(f"https://127.0.0.1:{port}/", ca))
         self.wait_until_listening("proxy", port)
-        self._enrol(nodes, port, numbers, show)
+        self._enrol(nodes, port, numbers, show, max_samples)
         for i, node in enumerate(self.nodes):
             home = folder / "clients" / node.client
             about = {
@@ -284,12 +298,13 @@ class Deployment:
             }  # fmt: skip
             (home / "node.toml").write_text(tomli_w.dumps(about), encoding="utf-8")
             command = [
-                flower_program("flower-supernode"), "--superlink", f"127.0.0.1:{port}",
+                *guarded_server("flower-supernode"), "--superlink", f"127.0.0.1:{port}",
                 "--root-certificates", folder / "ca.crt",
                 "--auth-supernode-private-key", home / "key",
                 "--host", "127.0.0.1", "--port", node.port, "--node-config", home / "node.toml",
             ]  # fmt: skip
-            self._keep(node.client, command, home)
+            well = Probe(f"http://127.0.0.1:{node.port}/health", child="flower-superexec")
+            self._keep(node.client, command, home, well)
         self._wait_until_online(nodes, show)
 
     def _wait_until_online(self, nodes: int, show: ShowLine) -> None:
@@ -303,8 +318,10 @@ class Deployment:
                 )
             time.sleep(1)
 
-    def _enrol(self, nodes: int, port: int, numbers: dict[str, int], show: ShowLine) -> None:
-        """Register the public key of each client that has no number at the SuperLink yet."""
+    def _enrol(
+        self, nodes: int, port: int, numbers: dict[str, int], show: ShowLine, max_samples: int
+    ) -> None:
+        """Put each client on the list; one that has no number at the SuperLink gets a key there."""
         for i in range(nodes):
             home = self.folder / "clients" / (client := f"client-{i}")
             if client not in numbers:
@@ -313,15 +330,21 @@ class Deployment:
                 # A key that is there may be registered already, under a number we don't know.
                 (home / "key").unlink(missing_ok=True)
                 public = node_key(home / "key")
-                numbers[client] = self.flwr("supernode", "register", public)["node-id"]
+                numbers[client] = int(self.flwr("supernode", "register", public)["node-id"])
+            key = key_fingerprint(home / "key.pub")
+            node = numbers[client]
+            entry = Enrolled(name=client, node=node, key=key, samples=max_samples, number=i)
+            add_to_list(self.folder, entry)
             written = {"port": port, "nodes": nodes, "numbers": numbers}
             replace_file(self.folder / "federation.json", [json.dumps(written, indent=2).encode()])
 
-    def _keep(self, name: str, command: Sequence[object], home: Path) -> None:
+    def _keep(
+        self, name: str, command: Sequence[object], home: Path, probe: Probe, **more: str
+    ) -> None:
         # Flower takes an app that was killed while it was unpacked for whole: unpack it again.
         unpack_again = ["/bin/sh", "-c", 'rm -rf "$FLWR_HOME/apps" && exec "$@"', name]
-        env = flower_environment(home)
-        processes.start(self.folder, name, [*unpack_again, *command], env, self.app)
+        env = flower_environment(home) | more
+        processes.start(self.folder, name, [*unpack_again, *command], env, self.app, probe=probe)
 
     def _restarts(self, service: str) -> int:
         known = processes.read_services(self.folder).get(service)

@@ -11,9 +11,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from wecfl.errors import DeployError
 
-__all__ = ["call_flwr", "flower_environment", "flower_program"]
+__all__ = [
+    "CONNECTION_NAME",
+    "call_flwr",
+    "flower_environment",
+    "flower_program",
+    "flwr_config",
+    "guarded_server",
+]
+
+CONNECTION_NAME = "federation"
+"""The name of the SuperLink in Flower's `config.toml`."""
+
+CALL_TIMEOUT_SECONDS = 120.0
+"""`flwr` must answer within this time; the SuperLink may be busy, and Python starts slowly."""
 
 INSTALL_COMMAND = "pip install 'wecfl[flower]'"
 
@@ -24,6 +39,12 @@ def flower_program(name: str) -> Path:
     if not file.exists():
         raise DeployError(f"Flower is not installed beside {sys.executable}: {INSTALL_COMMAND}")
     return file
+
+
+def guarded_server(name: str) -> list[str]:
+    """The words that run a server of Flower so that other users of the machine can't use it."""
+    flower_program(name)
+    return [sys.executable, "-P", "-m", "wecfl_main.loopback_guard", name]
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -39,11 +60,30 @@ def flower_environment(home: Path) -> dict[str, str]:
     }
 
 
-def call_flwr(home: Path, words: Sequence[str | Path]) -> dict[str, Any]:
+def flwr_config(home: Path, superlink: int, ca: str) -> Path:
+    """Tell `flwr` where the SuperLink is, if its own folder is `home`; return the file."""
+    connection = {"address": f"127.0.0.1:{superlink}", "root-certificates": ca}
+    config = {"superlink": {"default": CONNECTION_NAME, CONNECTION_NAME: connection}}
+    home.mkdir(exist_ok=True)
+    file = home / "config.toml"
+    file.write_text(tomli_w.dumps(config), encoding="utf-8")
+    return file
+
+
+def call_flwr(
+    home: Path, words: Sequence[str | Path], timeout: float = CALL_TIMEOUT_SECONDS
+) -> dict[str, Any]:
     """Call `flwr` with these words, and return its answer; its error becomes a `DeployError`."""
     command = [flower_program("flwr"), *words, "--format", "json"]
     env = {**flower_environment(home), "COLUMNS": "1000"}  # or it breaks the lines of its messages
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=False, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        raise DeployError(
+            f"flwr {words[0]}: the SuperLink has not answered within {timeout:g} s"
+        ) from None
     with suppress(json.JSONDecodeError):
         answer: dict[str, Any] = json.loads(done.stdout)
         if answer.get("success"):

@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 
 from wecfl.deploy.certificates import server_certificate
-from wecfl.deploy.proxy import render
+from wecfl.deploy.flower_programs import flwr_config
+from wecfl.deploy.proxy import render, reply_limits
+from wecfl.enrolment import DEFAULT_MAX_REPLY, ENROLMENT_FILE, Enrolment
 from wecfl.errors import ConfigError
+from wecfl.folder.files import replace_file
 
 __all__ = ["host_files"]
 
@@ -18,14 +21,18 @@ HOST_TEMPLATES = {
     "wecfl-supernode@.service": "wecfl-supernode@.service",
     "client.toml": "client.toml",
     "policy.toml": "policy.toml",
+    "requirements-node.txt": "requirements-node.txt",
 }
 """The files that are written, and the template of each."""
 
 
-def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
+def host_files(
+    folder: Path, name: str, port: int = 9443, max_reply: int = DEFAULT_MAX_REPLY
+) -> list[Path]:
     """Write the files of a federation whose nodes reach the server as `name`; return their paths.
 
-    If the folder already has an authority (`ca.key`), it stays, and everything else is made anew.
+    If the folder already has an authority (`ca.key`), it stays, and so do the clients that are
+    enrolled; everything else is made anew. A reply may have at most `max_reply` bytes.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -37,6 +44,7 @@ def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
         raise ConfigError(f"--name must be a host name or an IPv4 address, got '{name}'")
     if not 0 < port < 65535:
         raise ConfigError(f"--port must be within 1 … 65534, got {port}")
+    limits = reply_limits(max_reply)
     try:
         known = (folder / "ca.key").exists()
         if not known and folder.exists() and any(folder.iterdir()):
@@ -49,11 +57,17 @@ def host_files(folder: Path, name: str, port: int = 9443) -> list[Path]:
         "listen": str(port), "host": name, "port": port, "superlink": port + 1,
         "config": place, "state": "/var/lib/wecfl", "venv": "/opt/wecfl",
         "ca": f"{place}/ca.crt", "certificate": f"{place}/server.crt", "key": f"{place}/server.key",
+        "enrolled": f"{place}/{ENROLMENT_FILE}", **limits,
     }  # fmt: skip
     made = []
     for file, template in HOST_TEMPLATES.items():
         made.append(folder / file)
         made[-1].write_text(render(template, **values), encoding="utf-8")
+    listed = folder / ENROLMENT_FILE
+    before = Enrolment.read(listed) if listed.exists() else Enrolment()
+    made.append(listed)
+    replace_file(listed, [before.model_copy(update={"max_reply": max_reply}).text.encode()])
+    made.append(flwr_config(folder / "flwr", port + 1, f"{place}/ca.crt"))
     server_certificate(folder, [name, "localhost", "127.0.0.1"])
     keys = ("ca.crt", "ca.key", "server.crt", "server.key")
     return [*made, *(folder / key for key in keys)]

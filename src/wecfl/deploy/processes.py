@@ -6,7 +6,9 @@ federation can be told from all others even if their parent is dead, they change
 a process number is in use again: no process is ever stopped by its number alone.
 
 This file is also a program, the keeper: it keeps one other program running, and each service has
-its own. It is run by its path and imports nothing of `wecfl`, so that it stays small.
+its own. It starts the program again when it ends, and also when it is ill: when it runs, but does
+not answer, or a program that it needs is gone (`Probe`). It is run by its path and imports nothing
+of `wecfl`, so that it stays small.
 """
 
 from __future__ import annotations
@@ -14,18 +16,30 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event
 
 import psutil
 
-__all__ = ["Service", "find", "keep_running", "read_services", "restart_delay", "start", "stop"]
+__all__ = [
+    "Probe",
+    "Service",
+    "find",
+    "keep_running",
+    "read_services",
+    "restart_delay",
+    "start",
+    "stop",
+]
 
 FEDERATION_VARIABLE, SERVICE_VARIABLE = "WECFL_FEDERATION", "WECFL_SERVICE"
 
@@ -52,6 +66,8 @@ class Service:
     restarts: int = 0
     exit: int | None = None
     """The exit code with which the program last ended."""
+    ill: str = ""
+    """What the keeper last found wrong with the program; empty if nothing."""
 
     @property
     def process(self) -> psutil.Process | None:
@@ -61,6 +77,42 @@ class Service:
             if process and process.create_time() == self.created and _alive(process):
                 return process
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a keeper sees whether its program is well; that it runs does not say so."""
+
+    url: str = ""
+    """It must answer here, whatever it says, but not with an error of the server."""
+    ca: str = ""
+    """The file with the certificate of the authority that it is trusted by."""
+    child: str = ""
+    """The name of a program that must be among its processes."""
+    every: float = 10.0
+    """Seconds between two looks."""
+    patience: float = 60.0
+    """A program that was well, and is ill for so many seconds, is started again."""
+    start: float = 240.0
+    """A program that is not well so many seconds after its start is started again."""
+
+    def complaint(self, folder: Path, name: str) -> str:
+        """What is wrong with the service `name`; empty if nothing."""
+        if self.child:
+            running = " ".join(word for each in find(folder, name) for word in _command(each))
+            if self.child not in running:
+                return f"{self.child} is not running"
+        if not self.url:
+            return ""
+        trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        try:
+            with urllib.request.urlopen(self.url, timeout=self.every / 2, context=trust):
+                return ""
+        except urllib.error.HTTPError as error:
+            with error:
+                return "" if error.code < 500 else f"{self.url} says {error.code}"
+        except (OSError, ValueError) as error:
+            return f"{self.url} does not answer: {getattr(error, 'reason', error)}"
 
 
 def restart_delay(failures: int) -> float:
@@ -76,14 +128,21 @@ def restart_delay(failures: int) -> float:
 
 
 def start(
-    folder: Path, name: str, command: Sequence[object], env: Mapping[str, str], place: Path
+    folder: Path,
+    name: str,
+    command: Sequence[object],
+    env: Mapping[str, str],
+    place: Path,
+    *,
+    probe: Probe = Probe(),
 ) -> None:
-    """Run a program in the folder `place`, and keep it running until its keeper is stopped."""
+    """Run a program in the folder `place`, and keep it well until its keeper is stopped."""
     marks = {FEDERATION_VARIABLE: str(folder), SERVICE_VARIABLE: name}
     for subfolder in ("services", "logs"):
         (folder / subfolder).mkdir(exist_ok=True)
     _file(folder, name).unlink(missing_ok=True)
-    keeper = [sys.executable, "-P", __file__, str(folder), name, *map(str, command)]
+    told = json.dumps(asdict(probe))
+    keeper = [sys.executable, "-P", __file__, str(folder), name, told, *map(str, command)]
     subprocess.run(keeper, env={**env, **marks}, cwd=place, check=True)
 
 
@@ -125,8 +184,8 @@ def stop(processes: Iterable[psutil.Process], patience: float = TERMINATE_SECOND
     psutil.wait_procs(left, TERMINATE_SECONDS)
 
 
-def keep_running(folder: Path, name: str, command: Sequence[str]) -> None:
-    """Start a program again whenever it ends, until this process gets SIGTERM."""
+def keep_running(folder: Path, name: str, probe: Probe, command: Sequence[str]) -> None:
+    """Start a program again whenever it ends or is ill, until this process gets SIGTERM."""
     stop_asked = Event()  # only polled: waiting for an event that a signal handler sets can hang
     signal.signal(signal.SIGTERM, lambda *_: stop_asked.set())
     failures = restarts = 0
@@ -134,22 +193,45 @@ def keep_running(folder: Path, name: str, command: Sequence[str]) -> None:
     while not stop_asked.is_set():
         child = subprocess.Popen(command, start_new_session=True)
         created = psutil.Process(child.pid).create_time()
-        _write(folder, Service(name, os.getpid(), child.pid, created, restarts, last))
+        service = Service(name, os.getpid(), child.pid, created, restarts, last)
+        _write(folder, service)
         began = time.monotonic()
-        while not stop_asked.is_set() and child.poll() is None:
-            time.sleep(POLL_SECONDS)
-        steady = time.monotonic() - began > STEADY_SECONDS
+        ill = _watch(folder, service, probe, child, stop_asked)
+        steady = time.monotonic() - began > STEADY_SECONDS and not ill
         _finish(folder, name, child)
         last = child.returncode
         failures = 1 if steady else failures + 1
         restarts += not stop_asked.is_set()
-        _write(folder, Service(name, os.getpid(), None, 0.0, restarts, last))
+        _write(folder, Service(name, os.getpid(), None, 0.0, restarts, last, ill))
         if not stop_asked.is_set():
-            print(f"{name} ended ({last}); again in {restart_delay(failures):g} s", flush=True)
+            why = f"ended ({last})" if not ill else f"was ill and is stopped: {ill}"
+            print(f"{name} {why}; again in {restart_delay(failures):g} s", flush=True)
         restart_at = time.monotonic() + restart_delay(failures)
         while not stop_asked.is_set() and time.monotonic() < restart_at:
             time.sleep(POLL_SECONDS)
     _file(folder, name).unlink(missing_ok=True)
+
+
+def _watch(
+    folder: Path, service: Service, probe: Probe, child: subprocess.Popen[bytes], stop_asked: Event
+) -> str:
+    """Wait until a program ends, or must be ended because it is ill; return what is wrong."""
+    looked = well_at = time.monotonic()
+    patience = probe.start
+    while not stop_asked.is_set() and child.poll() is None:
+        time.sleep(POLL_SECONDS)
+        if not (probe.url or probe.child) or time.monotonic() - looked < probe.every:
+            continue
+        ill = probe.complaint(folder, service.name)
+        looked = time.monotonic()
+        if ill != service.ill and (patience == probe.patience or not ill):
+            service = replace(service, ill=ill)
+            _write(folder, service)
+        if not ill:
+            well_at, patience = looked, probe.patience
+        elif looked - well_at > patience:
+            return ill
+    return ""
 
 
 def _finish(folder: Path, name: str, child: subprocess.Popen[bytes]) -> None:
@@ -161,6 +243,12 @@ def _finish(folder: Path, name: str, child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     stop(find(folder, name), patience=1.0)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -183,7 +271,7 @@ def _write(folder: Path, service: Service) -> None:
 
 def _main() -> None:
     """Detach from the terminal, then keep the program of the command line running."""
-    folder, name, *command = sys.argv[1:]
+    folder, name, probe, *command = sys.argv[1:]
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -191,7 +279,7 @@ def _main() -> None:
     log = os.open(Path(folder) / "logs" / f"{name}.log", flags, 0o600)
     for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, stream)
-    keep_running(Path(folder), name, command)
+    keep_running(Path(folder), name, Probe(**json.loads(probe)), command)
 
 
 if __name__ == "__main__":

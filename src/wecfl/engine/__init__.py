@@ -1,11 +1,11 @@
-"""Engines: what runs the clients. One protocol (`wecfl.core.engine.Engine`), the same numbers.
+"""Engines train and evaluate the clients. All follow one protocol (`wecfl.core.engine.Engine`).
 
-`make_engine` picks one: the native engine where it knows every layer of the model, else torch.
+Their numbers agree up to rounding. `make_engine` chooses one: the native engine if it knows every
+layer of the model, otherwise torch.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 from torch import nn
@@ -16,6 +16,7 @@ from wecfl.engine.native import NativeEngine, Unsupported
 from wecfl.engine.ray import RayEngine
 from wecfl.engine.torch import TorchEngine
 from wecfl.errors import ConfigError, EngineError
+from wecfl.printing import log
 
 __all__ = [
     "ENGINES",
@@ -29,11 +30,11 @@ __all__ = [
 ]
 
 ENGINES = ("auto", "native", "torch", "ray")
-"""What `make_engine` can be asked for."""
+"""The choices of `make_engine`."""
 
 
 def local(choice: object) -> Literal["auto", "native", "torch"]:
-    """What stands for a choice of engine where a few clients are to be trained on this machine.
+    """The engine to use in place of `choice` for a few clients on this machine.
 
     >>> local("torch"), local("ray")
     ('torch', 'auto')
@@ -49,7 +50,7 @@ def make_engine(
     model: nn.Module,
     **options: Any,
 ) -> BaseEngine:
-    """The engine of that name; ``auto`` is native where it applies and says why where not.
+    """The engine of that name; ``auto`` is native, or torch with a line in the log that says why.
 
     The options are those of the engine.
 
@@ -70,5 +71,5 @@ def make_engine(
         except Unsupported as reason:
             if choice == "native":
                 raise EngineError(f"{reason}; use the torch engine") from None
-            logging.getLogger("wecfl").warning("wecfl: running on the torch engine: %s", reason)
+            log.warning("wecfl: running on the torch engine: %s", reason)
     return TorchEngine(federation, model, **options)

@@ -1,4 +1,4 @@
-"""What clients are asked to compute: on which samples, in which steps, with which numbers."""
+"""What clients compute: on which samples, in which steps, and with which values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Lesson", "Samples", "Walk"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Which samples of each client: a split, or `limit` of it, drawn for (seed, round, client)."""
+    """Samples of each client: a split, or `limit` of them, drawn for (seed, round, client)."""
 
     split: Split
     limit: int | None = None
@@ -38,7 +38,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Steps `begin` to `end` of a round: which mini-batches they take, and what Dropout draws."""
+    """The steps `begin` to `end` of a round, their mini-batches, and the seed of Dropout."""
 
     steps: int
     batch: int
@@ -49,7 +49,7 @@ class Walk:
     epochs: int | None = None
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
-        """The mini-batches of a client with these samples that takes `done` steps of the round."""
+        """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
         plan = LocalPlan(self.steps, self.batch, epochs=self.epochs)
         whole = plan.batches(len(own), self.seed, self.round, key)
         return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
@@ -62,7 +62,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """The local steps that n clients are to take, checked and in the right types."""
+    """The local steps of n clients, with all values checked and in the right types."""
 
     rows: F32
     """(n, P), the models they start from."""
@@ -74,7 +74,7 @@ class Lesson:
     plan: LocalPlan
     """How a step is made; its own η and number of steps are not used."""
     velocity: F32 | None
-    """(n, buffer), the optimizer's buffers to go on with; None: from zero."""
+    """(n, buffer), the optimizer's buffers to start from; None: zero."""
     mu: F32 | None
     """(trainable,), the pull towards the anchor; None: no pull."""
     anchor: F32 | None
@@ -82,6 +82,6 @@ class Lesson:
     offset: F32 | None
     """(n, P), added to every gradient; None: nothing."""
     free: Bool | None
-    """(trainable,), the columns that move; None: all."""
+    """(trainable,), the columns that are trained; None: all."""
     out: F32 | None
     """(n, P), where the trained models are written to; None: a new matrix."""

@@ -1,4 +1,4 @@
-"""What engines share: their checks and, on one machine, all that follows from logits."""
+"""What engines share: checks and, on one machine, everything that follows from logits."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 EVALUATION_BATCH = 64
-"""Samples in a batch of an evaluation, where no result depends on their number."""
+"""The number of samples in a batch of an evaluation, on which no result depends."""
 BLOCK_BYTES = 1 << 26
-"""Bytes of models that a program works on at a time."""
+"""The number of bytes of models that a program works on at a time."""
 NO_MEMORY: Table = MappingProxyType({})
-"""Of clients that keep nothing from round to round."""
+"""The memory of clients that keep nothing from round to round."""
 
 
 def cores() -> int:
@@ -59,24 +59,24 @@ class EngineOptions(TypedDict, total=False):
     """The keyword arguments that all engines take; their defaults are those of `BaseEngine`."""
 
     workers: int | None
-    """Clients that are computed at the same time; None: one for each processor."""
+    """How many clients are computed at the same time; None: one for each processor."""
     batchnorm: Literal["running", "batch"]
-    """What BatchNorm uses in evaluation: ``running`` statistics, or those of each test ``batch`` of
-    `batch` samples (as the paper's authors tested)."""
+    """What BatchNorm uses in an evaluation: ``running`` statistics; or ``batch``, those of each
+    batch of `batch` test samples (as the paper's authors tested)."""
     batch: int
-    """Samples of such a batch, and of a mini-batch where `losses` or `gradients` draw some."""
+    """The number of samples in such a batch, and in a mini-batch of `losses` or `gradients`."""
     task: Task
-    """The loss, and what is counted."""
+    """What is learned: the loss, and the tallies."""
 
 
 class BaseEngine(ABC):
-    """What all engines share that run on the clients of a `Federation`: checks, and the start.
+    """What all engines for the clients of a `Federation` share: checks, and the initial models.
 
-    The keyword arguments are `EngineOptions`.
+    The keyword arguments are those of `EngineOptions`.
     """
 
     nodes = 1
-    """Machines that take part."""
+    """The number of machines that clients are trained on."""
 
     def __init__(
         self,
@@ -94,22 +94,21 @@ class BaseEngine(ABC):
         if batchnorm not in ("running", "batch"):
             raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
         self.layout = layout_of(model)
-        self.sizes: Int = federation.sizes
-        self._federation = federation
+        self.task, self._federation = task.fit(federation)
+        self.sizes: Int = self._federation.sizes
         self._model = deepcopy(model)
         self._batchnorm = batchnorm
         self._batch = batch
-        self.task = task
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Part of the reproducibility key: engines differ by rounding, each repeats its bits."""
+        """The name, on which the bits of a result depend: engines agree up to rounding."""
 
     @property
     def outputs(self) -> int:
         """How many numbers a model gives for a sample."""
-        return self._federation.classes
+        return self.task.outputs
 
     @abstractmethod
     def ask(
@@ -118,7 +117,7 @@ class BaseEngine(ABC):
         """Let clients run a program (`wecfl.core.engine.Engine`)."""
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), number 0 as given, others drawn anew (`wecfl.core.engine.Engine`)."""
+        """(n, P), initial models by number (`wecfl.core.engine.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
@@ -128,7 +127,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the engine holds; it can't be used afterwards."""
+        """Release what the engine holds; it can't be used afterwards."""
 
     def __enter__(self) -> Self:
         return self
@@ -137,26 +136,28 @@ class BaseEngine(ABC):
         self.close()
 
     def _chosen(self, who: Int | Sequence[int] | None) -> Int:
-        """The clients that are asked, in rising order; None: all."""
+        """The clients that are asked, in ascending order; None: all."""
         m = len(self.sizes)
         clients = np.arange(m) if who is None else np.asarray(who, dtype=np.int64)
         if len(clients) and not (
             clients[0] >= 0 and clients[-1] < m and (np.diff(clients) > 0).all()
         ):
-            raise ConfigError(f"clients must rise between 0 and {m - 1}, got {clients}")
+            raise ConfigError(
+                f"clients must be in ascending order, from 0 to {m - 1}, got {clients}"
+            )
         return clients
 
 
 class LocalEngine(BaseEngine):
     """An engine that holds the clients' data itself; subclasses train and compute logits.
 
-    Arguments as of `BaseEngine`. Programs see some of its clients at a time, as a `LocalSite`.
+    The arguments are those of `BaseEngine`. A program gets some clients at a time (`LocalSite`).
     """
 
     def ask(
         self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
     ) -> Answers:
-        """Some clients at a time, which bounds the memory of a program (`wecfl.core.engine`)."""
+        """Let clients run a program, some at a time to save memory (`wecfl.core.engine.Engine`)."""
         clients = self._chosen(who)
         n, m, everyone = len(clients), len(self.sizes), len(clients) == len(self.sizes)
         travels = self.layout.columns(job.shared) if job.keep else slice(None)
@@ -190,7 +191,7 @@ class LocalEngine(BaseEngine):
         return Answers(rows, np.zeros(n, np.int8), {**memory, **kept})
 
     def _clients_at_a_time(self) -> int:
-        """As many as `BLOCK_BYTES` has room for models, and enough to keep all workers busy."""
+        """The number of models that fit into `BLOCK_BYTES`, and enough to keep all workers busy."""
         return max(BLOCK_BYTES // (4 * self.layout.width), 32 * self.workers)
 
     @abstractmethod
@@ -199,11 +200,11 @@ class LocalEngine(BaseEngine):
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """Logits of the samples of these clients, the i-th under row `which[i]` of `models`."""
+        """The logits of these clients' samples, for client i by row `which[i]` of `models`."""
 
     @abstractmethod
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
-        """(n, trainable), the gradient of each client's mean loss on its samples, at its row."""
+        """(n, trainable), the gradient of each client's mean loss on its samples, at its model."""
 
     def _drawn(self, batches: int | None, seed: int, round: int) -> Samples:
         """All training data, or that many mini-batches of each client."""
@@ -215,7 +216,7 @@ class LocalEngine(BaseEngine):
         return [samples.of(self._federation, int(client)) for client in clients]
 
     def _loss(self, models: F32, which: Int, samples: Samples, clients: Int) -> F64:
-        """Mean loss of each of these clients on its samples."""
+        """(n,), the mean loss of each of these clients on its samples."""
         logits = self._logits(models, which, samples, clients).astype(np.float64)
         rows = self._rows(samples, clients)
         loss = self.task.losses(logits, self._federation.y[np.concatenate(rows)])
@@ -225,7 +226,7 @@ class LocalEngine(BaseEngine):
         return means
 
     def _tally(self, models: F32, split: Split, clients: Int) -> F64:
-        """(n, …), what the task counts of the mean outputs of (J, n, P)."""
+        """(n, …), the task's tallies of the mean outputs of models (J, n, P)."""
         own, rows = np.arange(len(clients)), self._rows(Samples(split), clients)
         votes = [
             self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
@@ -266,20 +267,20 @@ class LocalSite:
         part: slice = slice(None),
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
-        """A part of the round's steps (`wecfl.core.program.Site`)."""
+        """Take a part of the round's steps (`wecfl.core.program.Site`)."""
         n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
         buffer = plan.buffer(self.layout)
         steps = plan.steps_of(self.sizes)
         done = steps if plan.done is None else np.broadcast_to(plan.done, n)
         if not ((done >= 0) & (done <= steps)).all():
             raise ConfigError(
-                f"clients take 0 to {steps.max()} steps, got {done.min()}…{done.max()}"
+                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
             )
         walk = Walk(
             plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs
         )
         mu = _array("mu", correction.mu, (trainable,))
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite; the round reports that
+        with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
         lesson = Lesson(
             _array("rows", rows, (n, width)),
@@ -298,15 +299,15 @@ class LocalSite:
         held = trainable + np.flatnonzero(still)
         before = lesson.rows[:, held]
         after, momentum = self.engine._train(self.clients, lesson)
-        after[:, held] = before  # running statistics, which no gradient moves
+        after[:, held] = before  # running statistics, which change without a gradient
         return after, momentum
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
         """(n, K), L(Ω_k, D_i) (`wecfl.core.program.Site`)."""
         samples = self.engine._drawn(batches, self.seed, self.round)
         same = np.zeros(len(self.clients), np.int64)
-        each = [self.engine._loss(model[None], same, samples, self.clients) for model in models]
-        return np.stack(each, axis=1)
+        columns = [self.engine._loss(model[None], same, samples, self.clients) for model in models]
+        return np.stack(columns, axis=1)
 
     def risk(self, rows: F32, split: Split = "train") -> F64:
         """(n,), L(ω_i, D_i) (`wecfl.core.program.Site`)."""
@@ -319,17 +320,17 @@ class LocalSite:
         return self.engine._gradients(rows, samples, self.clients)
 
     def tally(self, rows: F32, split: Split) -> F64:
-        """(n, …), what the task counts on a split (`wecfl.core.program.Site`)."""
+        """(n, …), the task's tallies on a split (`wecfl.core.program.Site`)."""
         stack = rows[None] if rows.ndim == 2 else np.moveaxis(rows, 1, 0)
         return self.engine._tally(stack, split, self.clients)
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-    """The value as float32 of this shape, or a `ConfigError` that names it."""
+    """The value as a float32 array of this shape, or a `ConfigError` that names it."""
     with np.errstate(over="ignore"):
         given = np.asarray(value, dtype=np.float32)
     if given.shape not in (shape, ()):
-        raise ConfigError(f"{name} has shape {given.shape}, not {shape}")
+        raise ConfigError(f"{name} must have shape {shape}, got {given.shape}")
     return np.ascontiguousarray(np.broadcast_to(given, shape))
 
 

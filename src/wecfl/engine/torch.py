@@ -1,10 +1,10 @@
 """The reference engine: any `nn.Module`, trained by eager torch in worker processes.
 
-Workers are forked once and stay alive: they see the clients' data without a copy, take clients
-from a common queue, one thread each, and exchange models through shared memory. Which worker runs
-a client does not matter: all that a client's computation depends on is keyed by (seed, round,
-client), so results are the same bits for any number of workers. What travels between processes
-are rows of numbers and short JSON messages, no pickles.
+Workers are forked once and stay alive. So they see the clients' data without a copy. Each works
+with one thread, takes clients from a common queue, and exchanges models through shared memory. It
+does not matter which worker runs a client, because everything that a client's computation depends
+on is keyed by (seed, round, client). So any number of workers gives the same bits. Processes
+exchange rows of numbers and short JSON messages, and no pickles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["TorchEngine"]
 class TorchEngine(LocalEngine):
     """Runs the clients of a federation with torch on the CPU (a `wecfl.core.engine.Engine`).
 
-    Arguments as of `LocalEngine`. Use it as a context manager, or call `close` to end the workers.
+    The arguments are those of `LocalEngine`. Use it as a context manager, or call `close`.
 
     >>> from torch import nn
     >>> from wecfl.bilevel.evaluation import tallies
@@ -59,7 +59,8 @@ class TorchEngine(LocalEngine):
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
         super().__init__(federation, model, **options)
-        self._board = Board.shared(federation, self.layout)
+        federation = self._federation
+        self._board = Board.shared(federation, self.layout, self.outputs)
         self._channels_last = True
         worker = Worker(
             federation,
@@ -70,12 +71,13 @@ class TorchEngine(LocalEngine):
             task=self.task,
         )
         fork = mp.get_context("fork")
-        # Only workers take the lock: if one is killed while it holds it, the engine does not hang.
+        # Only workers take the lock, so the engine does not hang if one dies while it holds it.
         self._next, lock = fork.RawValue("q", 0), fork.Lock()
         self._pipes: list[Connection] = []
         self._processes: list[ForkProcess] = []
-        # At the exit multiprocessing would end workers by SIGTERM, which they leave to the parent.
-        Finalize(self, _end, (self._pipes, self._processes), exitpriority=0)
+        self._owner = os.getpid()
+        # At exit, multiprocessing would send workers SIGTERM, which they ignore.
+        Finalize(self, _end, (self._owner, self._pipes, self._processes), exitpriority=0)
         for number in range(self.workers):
             ours, theirs = fork.Pipe()
             process = fork.Process(
@@ -85,8 +87,8 @@ class TorchEngine(LocalEngine):
                 daemon=True,
             )
             with warnings.catch_warnings():
-                # Python ≥ 3.12 warns that threads (torch's, a progress bar's) don't survive a fork;
-                # a worker computes with one thread of its own and needs none of them.
+                # Python ≥ 3.12 warns that threads, of torch or of a progress bar, don't survive a
+                # fork. A worker needs none of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
@@ -122,10 +124,10 @@ class TorchEngine(LocalEngine):
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""
-        _end(self._pipes, self._processes)
+        _end(self._owner, self._pipes, self._processes)
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """From the board, where the workers write them."""
+        """The logits, which the workers write to the board."""
         self._board.models[: len(models)] = models
         self._board.index[: len(clients)] = which
         self._each("logits", clients, samples=asdict(samples))
@@ -141,18 +143,17 @@ class TorchEngine(LocalEngine):
         return self._board.gradients[: len(clients)].copy()
 
     def _check_fit(self) -> None:
-        """One forward pass of one client, so that a model that doesn't fit is refused at once."""
-        federation = self._federation
+        """Run one forward pass of one client, to refuse at once a model that does not fit."""
         self._board.models[0] = row_of(self._model)
         self._board.index[0] = 0
-        for self._channels_last in (True, False):  # a forward with `x.view(…)` fails with them
+        for self._channels_last in (True, False):  # a forward with `x.view(…)` fails if True
             problem = self._run("logits", np.zeros(1, np.int64), samples=asdict(Samples("test")))
             if not problem:
                 return
         self.close()
         raise ModelError(
-            f"{type(self._model).__name__} does not turn samples of shape {federation.shape} into "
-            f"{federation.classes} logits: {problem}"
+            f"{type(self._model).__name__} does not turn samples of shape {self._federation.shape} "
+            f"into {self.outputs} outputs: {problem}; use a model that fits the data"
         )
 
     def _each(self, work: str, clients: Int, **message: Any) -> None:
@@ -164,6 +165,11 @@ class TorchEngine(LocalEngine):
         """Let the workers run `work` for these clients; return what went wrong."""
         if not self._processes:
             raise EngineError("the engine is closed; make a new one")
+        if self._owner != os.getpid():
+            raise EngineError(
+                f"the engine and its workers belong to process {self._owner}, of which this one is "
+                f"a fork; make a new one"
+            )
         self._next.value, count = 0, len(clients)
         self._board.clients[:count] = clients
         message |= {"work": work, "count": count, "channels_last": self._channels_last}
@@ -182,13 +188,13 @@ class TorchEngine(LocalEngine):
                         self._next.value = count  # the others stop at their next client
         except (EOFError, OSError):
             raise self._death(number, work) from None
-        except BaseException:  # Ctrl-C: an answer still under way must not be read as a later one
+        except BaseException:  # Ctrl-C: a late answer must not be taken for that of a later order
             self.close()
             raise
         return problems[0] if problems else ""
 
     def _death(self, number: int, work: str) -> EngineError:
-        """End the engine, since a worker died; the error to raise."""
+        """End the engine because a worker died, and return the error to raise."""
         process = self._processes[number]
         process.join(timeout=5)
         pid, code = process.pid, process.exitcode
@@ -200,10 +206,10 @@ class TorchEngine(LocalEngine):
         )
 
 
-def _end(pipes: list[Connection], processes: list[ForkProcess]) -> None:
+def _end(owner: int, pipes: list[Connection], processes: list[ForkProcess]) -> None:
     for pipe in pipes:
         pipe.close()
-    for process in processes:
+    for process in processes if owner == os.getpid() else ():  # a fork must not end its parent's
         process.kill()  # whatever it is doing: a worker has nothing to clean up
         process.join()
         process.close()

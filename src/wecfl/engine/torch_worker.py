@@ -34,7 +34,7 @@ __all__ = ["Board", "Worker", "serve"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Board:
-    """Arrays in memory that the engine and its workers share; pages never touched cost nothing."""
+    """Arrays that the engine and its workers share. Pages that are never used cost no memory."""
 
     # Row i belongs to the i-th of the clients that are asked.
     models: F32  # (m, P), in: start of each client; out: its trained model
@@ -48,11 +48,11 @@ class Board:
     gradients: F32  # (m, trainable)
     clients: Int  # (m,), the clients that are asked
     index: Int  # (m,), the row of `models` a client is evaluated with
-    logits: F32  # (samples of all clients, C)
+    logits: F32  # (samples of all clients, outputs)
 
     @classmethod
-    def shared(cls, federation: Federation, layout: Layout) -> Board:
-        """For all clients of a federation, with models of this layout."""
+    def shared(cls, federation: Federation, layout: Layout, outputs: int) -> Board:
+        """The board for all clients, with models of this layout and so many outputs."""
         m, width, trainable = len(federation), layout.width, layout.trainable
         samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
         return cls(
@@ -67,7 +67,7 @@ class Board:
             gradients=_shared((m, trainable)),
             clients=_shared((m,), np.int64),
             index=_shared((m,), np.int64),
-            logits=_shared((samples, federation.classes)),
+            logits=_shared((samples, outputs)),
         )
 
 
@@ -130,18 +130,18 @@ class Worker:
         ]
 
     def load(self, row: F32) -> None:
-        """Put a row (and the batch counters that are not part of it) into the model."""
+        """Put a row into the model, and reset the batch counters, which are not part of it."""
         self.row.copy_(torch.from_numpy(row))
         for name, buffer in self.model.named_buffers():
             if name in self.counters:
                 buffer.copy_(self.counters[name])
 
     def samples(self, rows: NDArray[np.integer]) -> Tensor:
-        """The samples at these rows of the pool; images with the channels last, which is faster."""
+        """The samples at these rows of the pool; the channels are last, which is faster."""
         x = self.x[torch.from_numpy(rows)]
         if x.ndim != 4 or not self.channels_last:
             return x
-        # Not `contiguous`: with one channel it would keep strides that torch takes for NCHW.
+        # `contiguous` would not do: with one channel it keeps strides that torch takes for NCHW.
         return torch.empty(x.shape, memory_format=torch.channels_last).copy_(x)
 
     def train(
@@ -156,7 +156,7 @@ class Worker:
         shifted: bool,
         held: bool,
     ) -> None:
-        """Steps of the plan's optimizer, on the columns that are not held still.
+        """Take steps of the plan's optimizer, on the columns that are trained.
 
         They are along ∇L, which may be clipped, plus mu·(w − anchor) + offset.
         """
@@ -186,17 +186,17 @@ class Worker:
 
     @torch.no_grad()
     def logits(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
-        """Logits of the client's samples, by the model that the board's `index` names for it."""
+        """Compute the logits of the client's samples, with the board's model at its `index`."""
         board, chosen = self.board, Samples(**samples)
         at = self.first[chosen.split][client]
         for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
-            if tuple(output.shape) != (len(rows), self.federation.classes):
+            if tuple(output.shape) != (len(rows), self.task.outputs):
                 raise ValueError(f"the output has shape {tuple(output.shape)}")
             board.logits[at : at + len(rows)] = output.numpy()
             at += len(rows)
 
     def gradients(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
-        """The gradient of the client's mean loss over its samples, at its model on the board."""
+        """Compute the gradient of the client's mean loss, at its model on the board."""
         count = 0
         self.gradient.zero_()
         for rows, output in self.evaluated(client, self.board.models[turn], Samples(**samples)):
@@ -206,7 +206,7 @@ class Worker:
         self.board.gradients[turn] = (self.gradient / count).numpy()
 
     def evaluated(self, client: int, row: F32, samples: Samples) -> Iterator[tuple[Int, Tensor]]:
-        """The client's samples in batches, with the output of the model in evaluation mode."""
+        """Yield the client's samples in batches, with the output of the model in evaluation."""
         self.load(row)
         self.model.eval()
         if self.batchnorm == "batch":
@@ -221,7 +221,7 @@ class Worker:
 def serve(
     worker: Worker, pipe: Connection, next_turn: Any, lock: Lock, others: list[Connection]
 ) -> None:
-    """Run a worker: wait for an order, take clients one by one, report; until the pipe closes."""
+    """Run a worker until the pipe closes: wait for an order, take clients one by one, report."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them
         signal.signal(number, signal.SIG_IGN)
     for inherited in others:
@@ -234,7 +234,9 @@ def serve(
             work, count = getattr(worker, order.pop("work")), order.pop("count")
             worker.channels_last = order.pop("channels_last")
             problem = ""
-            while not (problem or pipe.poll()):  # before the answer, only the end can come
+            while not (
+                problem or pipe.poll()
+            ):  # before the answer, only the closing of the pipe can come
                 with lock:
                     turn = next_turn.value
                     next_turn.value += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -18,16 +17,21 @@ from torch import nn
 
 from wecfl.bilevel.local import digest
 from wecfl.core.program import Job, Sent
+from wecfl.core.task import Task
 from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.enrolment import number_of
 from wecfl.errors import DataError, WecflError
 from wecfl.flower.client_memory import ClientMemory
 from wecfl.flower.guard import Guard, PolicyRefusal, request_hash
 from wecfl.flower.messages import PROTOCOL_VERSION, fingerprint, read_job, refusal, reply
+from wecfl.flower.network_task import network_task
 from wecfl.flower.policy import Policy
 from wecfl.models import make
 from wecfl.models.rows import layout_of, row_of
+from wecfl.printing import log
+from wecfl.tasks import described
 
 __all__ = ["LoadData", "MakeModel", "client_app"]
 
@@ -47,33 +51,42 @@ TEST_SHARE = 0.2
 CLIENT_FAILED_CODE = 2
 """What Flower calls a client whose app failed."""
 
-log = logging.getLogger("wecfl")
 
-
-def client_app(load_data: LoadData, make_model: MakeModel, *, classes: int) -> ClientApp:
+def client_app(
+    load_data: LoadData,
+    make_model: MakeModel,
+    *,
+    classes: int | None = None,
+    task: Task | str | None = None,
+) -> ClientApp:
     """The client's side of every method: it introduces itself, and runs the programs it is sent.
+
+    The task is a classification of so many `classes`, or the `task` that is given; it must be that
+    of the server (`wecfl.flower.network_task`).
 
     The node's configuration (`flower-supernode --node-config`) says who the client is: `client-id`
     is its name, `partition-id` its number for keyed randomness (by default a hash of the name),
     `state-dir` the folder for what it keeps between rounds, and `policy` the file that says what it
     allows (`wecfl.flower.policy`).
     """
-    app = ClientApp()
+    app, known_task = ClientApp(), network_task(task, classes)
 
     def hello(message: Message, context: Context) -> Message:
-        client = _LocalClient(context, load_data, make_model, classes)
+        client = _LocalClient(context, load_data, make_model, known_task)
         config = dict(message.content.config_records["config"])
         samples = client.guard.told_samples(config, client.samples)
         client.guard.audit(None, request_hash(config, Sent()), "greeted", 0, samples=samples)
         about: dict[str, Any] = {
-            "name": client.name, "samples": samples, "key": client.key, "classes": classes,
+            "name": client.name, "samples": samples, "key": client.key,
+            "tests": client.guard.told_tests(config, client.tests),
+            "classes": known_task.outputs, "task": described(known_task),
             "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
             "programs": digest(),
         }  # fmt: skip
         return Message(RecordDict({"config": ConfigRecord(about)}), reply_to=message)
 
     def answer(message: Message, context: Context) -> Message:
-        client = _LocalClient(context, load_data, make_model, classes)
+        client = _LocalClient(context, load_data, make_model, known_task)
         config = dict(message.content.config_records["config"])
         own, common = (
             {name: array.numpy() for name, array in message.content.array_records[kind].items()}
@@ -146,20 +159,18 @@ class _LocalClient:
     """One client, as a federation that has no other."""
 
     def __init__(
-        self, context: Context, load_data: LoadData, make_model: MakeModel, classes: int
+        self, context: Context, load_data: LoadData, make_model: MakeModel, task: Task
     ) -> None:
         node_config = context.node_config
         self.name, self.state_dir = _name(context), _state_dir(context)
         self.guard = _guard(context)
         number = node_config.get("partition-id")
-        self.key = (
-            int.from_bytes(sha256(self.name.encode()).digest()[:4], "big")
-            if number is None
-            else int(number)
-        )
-        self.federation = _federation(load_data(node_config), classes, self.name, self.key)
+        self.key = number_of(self.name) if number is None else int(number)
+        own = _federation(load_data(node_config), self.name, self.key)
+        self.task, self.federation = task.fit(own)
         self.samples = int(self.federation.sizes[0])
-        self.model = make(make_model, shape=self.federation.shape, classes=classes, seed=0)
+        self.tests = len(self.federation.test[0])
+        self.model = make(make_model, shape=own.shape, classes=task.outputs, seed=0)
         self.layout = layout_of(self.model)
 
     def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:
@@ -194,7 +205,7 @@ class _LocalClient:
         memory = {name: fitting[name][None] for name in declared if name in fitting}
         with make_engine(
             "auto", self.federation, self.model,
-            workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"],
+            workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"], task=self.task,
         ) as engine:  # fmt: skip
             answers = engine.ask(job, self._completed(job, sent), None, memory)
         lost = False
@@ -223,7 +234,7 @@ class _LocalClient:
         return Sent(own, {name: whole(name, rows) for name, rows in sent.common.items()})
 
 
-def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) -> Federation:
+def _federation(held: tuple[ArrayLike, ...], name: str, key: int) -> Federation:
     """A federation that holds only this client."""
     if len(held) not in (2, 4):
         raise DataError(
@@ -231,5 +242,5 @@ def _federation(held: tuple[ArrayLike, ...], classes: int, name: str, key: int) 
         )
     x, y, *tests = held
     test: Any = ([tests[0]], [tests[1]]) if tests else TEST_SHARE
-    own = Federation.from_arrays([x], [y], test=test, names=[name], classes=classes)
+    own = Federation.from_arrays([x], [y], test=test, names=[name])
     return replace(own, keys=np.array([key], np.int64))

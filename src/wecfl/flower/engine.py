@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -10,43 +9,46 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
 
-from wecfl.bilevel.local import digest
 from wecfl.channel.privacy import Privacy
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Reply
-from wecfl.core.types import F32, Int, Table
+from wecfl.core.task import Task
+from wecfl.core.types import F32, Int, Split, Table
 from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
+from wecfl.flower.greeting import read_hello
+from wecfl.flower.mailbox import PATIENCE_SECONDS, Delivery, Mailbox
 from wecfl.flower.messages import (
     ALL_STEPS,
-    PROTOCOL_VERSION,
     Refused,
     Shapes,
-    fingerprint,
+    SharedArrays,
     job_config,
     read_arrays,
-    read_config,
     request,
 )
-from wecfl.flower.network_report import NetworkReport
-from wecfl.flower.roster import MAX_SAMPLES, Place, Roster
+from wecfl.flower.network_report import NetworkReport, News
+from wecfl.flower.roster import Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
+from wecfl.printing import log
 from wecfl.tasks import Classification
 
 __all__ = ["FlowerEngine"]
 
-log = logging.getLogger("wecfl")
 
 Contents = Mapping[int, RecordDict]
 """The content of the message to each client, by row."""
 
 GREETING_SECONDS = 60.0
 """A node that did not answer a greeting for this long is greeted again."""
+
+CLIENTS_PER_POLL = 25
+"""With more clients, replies are looked for less often: the SuperLink is asked for each one."""
 
 
 class FlowerEngine:
@@ -67,12 +69,12 @@ class FlowerEngine:
     largest ε that one of them reports is in the network report. The file `audit` gets one line for
     each message that comes.
 
-    New replies are looked for every `poll` seconds, and nodes that came online every `look_every`
-    seconds.
+    New replies are looked for every `poll` seconds, with `patience` for each
+    (`wecfl.flower.mailbox`), and nodes that came online every `look_every` seconds. What the server
+    waits for is in the log.
     """
 
     name = "flower"
-    task = Classification()
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class FlowerEngine:
         roster: Roster,
         model: nn.Module,
         *,
+        task: Task | None = None,
         batchnorm: Literal["running", "batch"] = "running",
         quorum: float = 0.75,
         min_clients: int = 1,
@@ -89,6 +92,7 @@ class FlowerEngine:
         poll: float = 0.5,
         look_every: float = 3.0,
         min_extra_wait: float = 5.0,
+        patience: float = PATIENCE_SECONDS,
         privacy: Privacy | None = None,
         audit: Path | None = None,
     ) -> None:
@@ -105,7 +109,9 @@ class FlowerEngine:
                 f"{len(roster)} clients: lower min-clients"
             )
         self.layout = layout_of(model)
+        self.task = task or Classification(roster.classes)
         self._grid, self._roster, self._model = grid, roster, model
+        self._mailbox = Mailbox(grid, patience)
         self._quorum, self._min_clients = quorum, min_clients
         self._timeout, self._tries = timeout, tries
         self._poll, self._look_every, self._min_extra_wait = poll, look_every, min_extra_wait
@@ -119,7 +125,7 @@ class FlowerEngine:
             }  # fmt: skip
         self._greeted: dict[int, float] = {}  # the time of the last greeting, by node
         self._greetings: dict[str, int] = {}  # the node that was greeted, by message
-        self._late: dict[str, float] = {}  # the time when a late reply expires, by message
+        self._expires: dict[str, float] = {}  # when a greeting or a late reply does, by message
         self._looked, self._online = -look_every, frozenset[int]()
 
     @property
@@ -147,10 +153,12 @@ class FlowerEngine:
 
     def enrol(self, min_clients: int, wait: float) -> None:
         """Wait until all places are taken, or `wait` seconds if `min_clients` are by then."""
-        began = monotonic()
+        began, news = monotonic(), News()
         while len(self._roster.nodes) < len(self._roster):
             self._greet()
             self._pull({})
+            joined = f"{len(self._roster.nodes)} of {len(self._roster)}"
+            news.tell("waiting up to %g s for clients: %s joined", wait, joined)
             time_is_up = monotonic() - began > wait
             if time_is_up and len(self._roster.nodes) >= min_clients:
                 break
@@ -172,7 +180,7 @@ class FlowerEngine:
         does not answer in time is left out.
         """
         whom = np.arange(len(self._roster)) if who is None else who
-        n, packed, columns = len(whom), _Packed(), self.layout.columns(job.shared)
+        n, packed, columns = len(whom), SharedArrays(), self.layout.columns(job.shared)
         if "models" in sent.own and job.shared != "all":
             raise ConfigError("a soft vote over a network can't keep columns private: share all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}
@@ -196,22 +204,24 @@ class FlowerEngine:
         }
         if job.keep and "model" in shapes:
             rows["model"] = np.asarray(sent.own["model"])
+        split: Split = getattr(job.program, "split", "test")
         for j, i in enumerate(whom.tolist()):
             for name, made in answers.get(i, {}).items():
                 if name == "model" and job.keep:
                     rows[name][j, columns] = made
-                elif declared[name].shape == ("tally",) and (why := self._complaint(made)):
+                elif declared[name].shape == ("tally",) and (
+                    why := self.task.complaint(made, self._held(i, split))
+                ):
                     self._report.refuse(self._roster.names[i], f"{job.program.name}: {why}")
                     outcome[i] = Reply.MALFORMED
                 else:
                     rows[name][j] = made
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
 
-    def _complaint(self, tally: NDArray[Any]) -> str:
-        """What is wrong with a tally: a client can't have tested more than it can hold."""
-        if (tally > MAX_SAMPLES).any() or tally.sum() > MAX_SAMPLES:
-            return f"it counts more than {MAX_SAMPLES} test samples"
-        return self.task.complaint(tally)
+    def _held(self, row: int, split: Split) -> int:
+        """How many samples of a split a client joined with; it can't count more of them."""
+        place = self._roster.places[row]
+        return place.samples if split == "train" else place.tests or 0
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
@@ -224,7 +234,7 @@ class FlowerEngine:
     @property
     def outputs(self) -> int:
         """The number of outputs of the model."""
-        return self._roster.classes
+        return self.task.outputs
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""
@@ -240,7 +250,7 @@ class FlowerEngine:
         if not contents:
             return answers, replies
         for _ in range(self._tries if insist else 1):
-            began = monotonic()
+            began, news = monotonic(), News()
             while True:
                 nodes = self._reachable()
                 asked = {
@@ -250,6 +260,7 @@ class FlowerEngine:
                 }
                 if asked or not insist or answers or monotonic() - began > self._timeout:
                     break
+                news.tell("round %d waits up to %g s for a client", round + 1, self._timeout)
                 self._pull({})
                 sleep(self._poll)
             there = sum(row in asked or replies[row] != Reply.ABSENT for row in contents)
@@ -281,11 +292,13 @@ class FlowerEngine:
         replies: dict[int, Reply],
     ) -> None:
         """Take replies until the round ends; replies that come after that are late."""
-        began, reached = monotonic(), 0.0
+        began, reached, news = monotonic(), 0.0, News()
         while open_:
             for row, message in self._pull(open_):
                 samples = self._roster.places[row].samples
                 try:
+                    if isinstance(message, Refused):
+                        raise message
                     answers[row], metrics = read_arrays(message, shapes, samples)
                     replies[row] = Reply.HEARD
                     self._report.use(self._roster.names[row], message, metrics)
@@ -293,6 +306,8 @@ class FlowerEngine:
                     replies[row] = reason.kind
                     self._report.refuse(self._roster.names[row], str(reason), message)
             spent = monotonic() - began
+            whose = ", ".join(self._roster.names[row] for row in [*open_.values()][:5])
+            news.tell("waiting up to %g s for %d replies: %s", self._timeout, len(open_), whose)
             if len(answers) >= need and not reached:
                 reached = spent
             if spent > self._timeout or (
@@ -301,8 +316,8 @@ class FlowerEngine:
                 break
             if open_:
                 self._greet()
-                sleep(self._poll)
-        self._late |= dict.fromkeys(open_, monotonic() + self._timeout + GREETING_SECONDS)
+                sleep(self._poll * max(1.0, len(open_) / CLIENTS_PER_POLL))
+        self._expires |= dict.fromkeys(open_, monotonic() + self._timeout + GREETING_SECONDS)
 
     def _push(
         self, kind: str, round: int, asked: Contents, nodes: Mapping[int, int]
@@ -318,22 +333,22 @@ class FlowerEngine:
         numbers = list(self._grid.push_messages(messages)) if messages else []
         return {number: row for number, row in zip(numbers, asked, strict=False) if number}
 
-    def _pull(self, open_: dict[str, int]) -> list[tuple[int, Message]]:
+    def _pull(self, open_: dict[str, int]) -> list[tuple[int, Delivery]]:
         """Take the replies to these messages out of `open_`; handle all other replies."""
         now, came = monotonic(), []
-        self._late = {number: until for number, until in self._late.items() if until > now}
-        numbers = [*open_, *self._late, *self._greetings]
-        for message in self._grid.pull_messages(numbers) if numbers else ():
-            number = message.metadata.reply_to_message_id
+        expired = [number for number, until in self._expires.items() if until <= now]
+        for number in expired:
+            del self._expires[number]
+            self._greetings.pop(number, None)
+        self._mailbox.forget(expired)
+        for number, message in self._mailbox.take([*open_, *self._expires]).items():
             if number in open_:
                 came.append((open_.pop(number), message))
             elif number in self._greetings:
                 self._welcome(self._greetings.pop(number), message)
-            elif self._late.pop(number, None):
-                self._report.count_late()
             else:
-                sender = f"node {message.metadata.src_node_id}"
-                self._report.refuse(sender, "it replies to a message that was not sent", message)
+                self._report.count_late()
+            self._expires.pop(number, None)
         return came
 
     def _reachable(self) -> dict[int, int]:
@@ -360,37 +375,18 @@ class FlowerEngine:
             self._greeted[node] = now
             if number:
                 self._greetings[number] = node
+                self._expires[number] = now + 2 * GREETING_SECONDS
 
-    def _welcome(self, node: int, message: Message) -> None:
+    def _welcome(self, node: int, message: Delivery) -> None:
         """Give a client its place, or note why it can't have one."""
+        before = len(self._roster.places)
         try:
-            hello = read_config(
-                message, name=str, samples=int, key=int, classes=int, layout=str, protocol=int,
-                programs=str,
-            )  # fmt: skip
-            if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
-                raise Refused(
-                    "it knows other programs than the server: install the same version of wecfl"
-                )
-            if hello["layout"] != fingerprint(self.layout):
-                raise Refused("its model has other tensors than the server's")
-            if hello["classes"] != self._roster.classes:
-                raise Refused(f"it has {hello['classes']} classes, expected {self._roster.classes}")
-            before = len(self._roster.places)
-            self._roster.join(Place(hello["name"], node, hello["key"], hello["samples"]))
+            if isinstance(message, Refused):
+                raise message
+            place = read_hello(message, node, self.layout, self.task)
+            self._roster.join(place)
         except Refused as reason:
             self._report.refuse(f"node {node}", str(reason), message)
             return
         joined = len(self._roster.places) > before
-        self._report.greet(hello["name"], message, joined=joined, samples=hello["samples"])
-
-
-class _Packed:
-    """Packs arrays to send. Equal arrays, such as those of one cluster, are sent only once."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[tuple[int, ...], bytes], Array] = {}
-
-    def __call__(self, array: F32) -> Array:
-        held = np.ascontiguousarray(array)
-        return self._made.setdefault((held.shape, held.tobytes()), Array(held))
+        self._report.greet(place.name, message, joined=joined, samples=place.samples)

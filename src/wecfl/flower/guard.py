@@ -66,6 +66,10 @@ class Guard:
             return self._policy.samples
         return 1 if self.is_private(config) else held
 
+    def told_tests(self, config: Mapping[str, Any], held: int) -> int:
+        """How many test samples the server is told of: in private none, and none is scored."""
+        return 0 if self.is_private(config) else held
+
     def answer(
         self,
         job: Job,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
-from math import inf, prod
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,8 @@ from wecfl.bilevel.local import decoded, encoded
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job
 from wecfl.core.state import Reply
+from wecfl.core.types import F32
+from wecfl.enrolment import MAX_SAMPLES
 from wecfl.layout import Layout
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Refused",
     "Shapes",
+    "SharedArrays",
     "fingerprint",
     "job_config",
     "read_arrays",
@@ -38,6 +41,7 @@ __all__ = [
     "read_job",
     "refusal",
     "reply",
+    "reply_bytes",
     "request",
 ]
 
@@ -54,6 +58,17 @@ NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
 MAX_NPY_HEADER_BYTES = 256
 """NumPy's format may take this many bytes beside the numbers."""
+
+RECORDS_BYTES = 10_000
+"""What is in a reply beside arrays takes less."""
+
+MAX_FLOAT = float(np.finfo(np.float32).max)
+"""Models are float32, and what is computed from them stays below this."""
+
+METRIC_LIMITS: Mapping[str, float] = MappingProxyType(
+    {"samples": MAX_SAMPLES, "restarted": 1, "released": 2**53 - 1, "epsilon": MAX_FLOAT}
+)
+"""The numbers that a client may add to a reply, and how large they may be."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -82,6 +97,18 @@ def request(
             "config": ConfigRecord(dict(config)),
         }
     )
+
+
+class SharedArrays:
+    """Packs arrays to send. Equal arrays, such as those of one cluster, are sent only once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[tuple[int, ...], bytes], Array] = {}
+
+    def __call__(self, array: F32) -> Array:
+        """The array, or the equal one that was packed before."""
+        held = np.ascontiguousarray(array)
+        return self._made.setdefault((held.shape, held.tobytes()), Array(held))
 
 
 def job_config(job: Job) -> dict[str, Any]:
@@ -124,6 +151,15 @@ def reply(arrays: Mapping[str, NDArray[Any]], **metrics: float) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord(held), "metrics": MetricRecord(dict(metrics))})
 
 
+def reply_bytes(parameters: int, counts: int) -> int:
+    """The bytes that the largest reply takes: a model, or two tallies of so many counts.
+
+    >>> reply_bytes(parameters=4810, counts=100)
+    29496
+    """
+    return max(4 * parameters, 2 * 8 * counts) + MAX_NPY_HEADER_BYTES + RECORDS_BYTES
+
+
 def read_config(message: Message, **kinds: type) -> dict[str, Any]:
     """The configuration in a reply to `hello`: it must have exactly these keys and types."""
     record = _content(message, "config")["config"]
@@ -141,25 +177,46 @@ def read_arrays(
     """The arrays of a reply, which must have these shapes, and its metrics.
 
     `samples` is |D_i| as the client reported it when it joined: its weight does not change later.
-    Where a client adds noise, `released` and `epsilon` are the totals of its ledger.
+    `restarted` is 1 if it has lost its memory. Where a client adds noise, `released` and `epsilon`
+    are the totals of its ledger. Numbers with which the server could not compute are refused.
     """
     content = _content(message, "arrays", "metrics")
     arrays, metrics = content["arrays"], content["metrics"]
     if set(arrays) != set(shapes):
         raise Refused(f"expected {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
+    if more := set(metrics) - set(METRIC_LIMITS):
+        raise Refused(f"expected metrics among {list(METRIC_LIMITS)}, got {sorted(more)[:9]}")
     for name, value in metrics.items():
-        if name == "epsilon":
-            if type(value) is not float or not 0 <= value < inf:
-                raise Refused("epsilon must be finite and not negative")
-        elif type(value) is not int or not 0 <= value < 1 << 53:
-            raise Refused("metrics must be whole numbers")
+        if type(value) is not (float if name == "epsilon" else int):
+            raise Refused(f"metrics must be whole numbers, and epsilon a float; {name} is not")
     if metrics.get("samples") != samples:
         raise Refused(f"it had {samples} samples when it joined, but now {metrics.get('samples')}")
+    for name, value in metrics.items():
+        if not 0 <= value <= METRIC_LIMITS[name]:
+            raise Refused(f"{name} must lie between 0 and {METRIC_LIMITS[name]:g}, got {value}")
     found = {name: _decoded(name, arrays[name], *shape) for name, shape in shapes.items()}
     for name, array in found.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Refused(f"{name} holds NaN or infinity", Reply.NOT_FINITE)
+        _check_range(name, array)
     return found, dict(metrics)
+
+
+def _check_range(name: str, array: NDArray[Any]) -> None:
+    """Refuse numbers with which the server could not compute.
+
+    Float32 rows are added, averaged and compared by squared distances. With ‖ω‖² at most a quarter
+    of the largest float32, none of this overflows: ‖ω − Ω‖² ≤ (‖ω‖ + ‖Ω‖)² ≤ 4 max(‖ω‖, ‖Ω‖)².
+    Float64 numbers, such as losses, come from float32 outputs, and are no larger than these can be.
+    """
+    if array.dtype.kind != "f":
+        return
+    if not np.isfinite(array).all():
+        raise Refused(f"{name} holds NaN or infinity", Reply.NOT_FINITE)
+    if array.dtype == np.float32:
+        flat = array.reshape(-1)
+        if np.einsum("p,p->", flat, flat, dtype=np.float64) > MAX_FLOAT / 4:
+            raise Refused(f"{name} is so long that its square overflows", Reply.TOO_LARGE)
+    elif array.size and np.abs(array).max() > MAX_FLOAT:
+        raise Refused(f"{name} holds numbers above {MAX_FLOAT:.3g}", Reply.TOO_LARGE)
 
 
 def _content(message: Message, *names: str) -> Mapping[str, Any]:

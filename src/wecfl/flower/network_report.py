@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from flwr.app import Message
 
 from wecfl.channel.privacy import Privacy
-from wecfl.errors import printable
 from wecfl.flower.ledger import append_line
+from wecfl.printing import log, printable
 
-__all__ = ["NetworkReport"]
+__all__ = ["NetworkReport", "News"]
 
 MAX_REASON_CHARACTERS = 300
 
-log = logging.getLogger("wecfl")
+NEWS_SECONDS = 30.0
+"""While the server waits for clients, it says so this often."""
 
 
 class NetworkReport:
@@ -58,8 +59,8 @@ class NetworkReport:
             self._add_spent(metrics)
         self._audit(client, message, "used")
 
-    def refuse(self, sender: str, reason: str, message: Message | None = None) -> None:
-        """A reply is refused."""
+    def refuse(self, sender: str, reason: str, message: object = None) -> None:
+        """A reply is refused; `message` is the reply, if it could be unpacked."""
         line = printable(reason)[:MAX_REASON_CHARACTERS]
         log.warning("wecfl: refused a reply of %s: %s", sender, line)
         self._add("refused", [sender, line])
@@ -82,11 +83,11 @@ class NetworkReport:
             "epsilon": epsilon if isfinite(epsilon) else None,
         }
 
-    def _audit(self, sender: str, message: Message | None, outcome: str) -> None:
+    def _audit(self, sender: str, message: object, outcome: str) -> None:
         if self._audit_file is None:
             return
         about: dict[str, Any] = {"from": sender}
-        if message is not None:
+        if isinstance(message, Message):
             records = message.content.array_records.values() if message.has_content() else ()
             about |= {
                 "kind": message.metadata.message_type,
@@ -94,3 +95,16 @@ class NetworkReport:
                 "bytes": sum(len(array.data) for each in records for array in each.values()),
             }
         append_line(self._audit_file, {**about, "outcome": outcome})
+
+
+class News:
+    """Logs what is being waited for, now and then."""
+
+    def __init__(self, every: float = NEWS_SECONDS) -> None:
+        self._every, self._told = every, monotonic()
+
+    def tell(self, text: str, *values: object) -> None:
+        """Log it, if the last news are old enough."""
+        if monotonic() - self._told >= self._every:
+            self._told = monotonic()
+            log.info(f"wecfl: {text}", *values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
 from wecfl.core.types import Int
+from wecfl.enrolment import MAX_NUMBER, MAX_SAMPLES, Enrolment, name_complaint
 from wecfl.errors import ConfigError
 from wecfl.flower.messages import Refused
 from wecfl.folder.files import replace_file
@@ -23,19 +25,13 @@ from wecfl.folder.schema import RosterSchema
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
-__all__ = ["MAX_SAMPLES", "ROSTER_FILE", "Place", "Roster"]
+__all__ = ["ROSTER_FILE", "Place", "Roster"]
 
 ROSTER_FILE = "roster.json"
 """In the run folder: the name of the run, as clients know it, and its clients."""
 
-MAX_SAMPLES = 10**9
-"""No client holds more. λ comes from the client, and none may outweigh all others."""
-
-MAX_KEY = 2**32 - 1
-"""The largest number of a client: a hash of four bytes, where the operator gives none."""
-
-MAX_NAME_CHARACTERS = 200
-"""In the name of a client."""
+FREE_PLACE_NAME = "place {}"
+"""The name of a place that nobody has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,8 @@ class Place:
     """The client's number for keyed randomness."""
     samples: int
     """|D_i|."""
+    tests: int | None = 0
+    """How many test samples it holds; None in the roster of a run of an earlier version."""
 
 
 class Roster:
@@ -56,7 +54,8 @@ class Roster:
 
     A place that nobody has taken yet stands for a client that was never heard of, and counts in
     nothing. With `pinned`, a name belongs to the node that joined with it. Otherwise it belongs to
-    the node that used it last, which is meant for trials without node keys.
+    the node that used it last, which is meant for trials without node keys. With `enrolment`, only
+    the clients on the operator's list may join, as who they are there.
 
     >>> roster = Roster(2)
     >>> roster.join(Place("ward-1", node=7, key=0, samples=30))
@@ -71,11 +70,18 @@ node keys: pin-nodes = false)
     """
 
     def __init__(
-        self, m: int, *, classes: int = 2, shape: tuple[int, ...] = (), pinned: bool = True
+        self,
+        m: int,
+        *,
+        classes: int = 2,
+        shape: tuple[int, ...] = (),
+        pinned: bool = True,
+        enrolment: Enrolment | None = None,
     ) -> None:
         if m < 1:
             raise ConfigError(f"clients must be at least 1, got {m}")
         self._m, self.classes, self.shape, self._pinned = m, classes, shape, pinned
+        self._enrolment = enrolment
         self.run = secrets.token_hex(8)
         self.places: list[Place] = []
         self._nodes: dict[int, int] = {}
@@ -94,21 +100,18 @@ node keys: pin-nodes = false)
         roster = cls(m, **options)
         roster.run = written["run"]
         roster.places = [
-            Place(**{field.name: place[field.name] for field in fields(Place)})
+            Place(**{field.name: place.get(field.name) for field in fields(Place)})
             for place in written["places"]
         ]
         return roster
 
     def join(self, place: Place) -> int:
         """Return the row of a client, old or new; raise `Refused` if it can't have one."""
-        if not 1 <= place.samples <= MAX_SAMPLES:
-            raise Refused(f"samples must lie between 1 and {MAX_SAMPLES}, got {place.samples}")
-        if not 0 < len(place.name) <= MAX_NAME_CHARACTERS or not place.name.isprintable():
-            raise Refused(
-                f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, got {place.name!r}"
-            )
-        if not 0 <= place.key <= MAX_KEY:
-            raise Refused(f"key must lie between 0 and {MAX_KEY}, got {place.key}")
+        _check(place)
+        if self._enrolment and (
+            reason := self._enrolment.complaint(place.name, place.node, place.samples, place.key)
+        ):
+            raise Refused(reason)
         row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
         if row is None:
             if len(self.places) == self._m:
@@ -124,11 +127,15 @@ node keys: pin-nodes = false)
                 f"the name {place.name} belongs to another node (for trials without node keys: "
                 f"pin-nodes = false)"
             )
-        if (known.key, known.samples) != (place.key, place.samples):
-            raise Refused(
-                f"{place.name} joined with {known.samples} samples and the key {known.key}, but "
-                f"now has {place.samples} samples and the key {place.key}"
-            )
+        if known.tests is None:
+            known = self.places[row] = replace(known, tests=place.tests)
+            self._changed = True
+        about, before = (
+            f"{each.samples} samples and {each.tests} for tests (key {each.key})"
+            for each in (place, known)
+        )
+        if about != before:
+            raise Refused(f"{place.name} joined with {before}, but now has {about}")
         self._nodes = {node: i for node, i in self._nodes.items() if i != row} | {place.node: row}
         return row
 
@@ -155,7 +162,8 @@ node keys: pin-nodes = false)
     def names(self) -> Sequence[str]:
         """(m,), the names that clients gave; "place i" where nobody has joined."""
         return tuple(
-            self.places[i].name if i < len(self.places) else f"place {i}" for i in range(self._m)
+            self.places[i].name if i < len(self.places) else FREE_PLACE_NAME.format(i)
+            for i in range(self._m)
         )
 
     @property
@@ -183,6 +191,21 @@ node keys: pin-nodes = false)
     def fingerprint(self) -> str:
         """Identifies the run that the clients joined."""
         return sha256(self.run.encode()).hexdigest()
+
+
+def _check(place: Place) -> None:
+    """Refuse what no client can be, whoever it is."""
+    for what, value, least, most in (
+        ("samples", place.samples, 1, MAX_SAMPLES),
+        ("tests", place.tests or 0, 0, MAX_SAMPLES),
+        ("key", place.key, 0, MAX_NUMBER),
+    ):
+        if not least <= value <= most:
+            raise Refused(f"{what} must lie between {least} and {most}, got {value}")
+    if reason := name_complaint(place.name):
+        raise Refused(reason)
+    if re.fullmatch(FREE_PLACE_NAME.format("[0-9]+"), place.name):
+        raise Refused(f"a name can't be that of a place that nobody has taken, got {place.name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.config import METHOD_OPTIONS, Config, one_line
 from wecfl.core.clients import Clients
-from wecfl.core.state import State
+from wecfl.core.state import Reply, State
+from wecfl.core.task import Task
+from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError, unknown
 from wecfl.experiment import Experiment
 from wecfl.flower.client import MakeModel
 from wecfl.flower.engine import FlowerEngine
+from wecfl.flower.messages import reply_bytes
+from wecfl.flower.network_task import network_task
 from wecfl.flower.roster import ROSTER_FILE, Roster, RosterWriter
 from wecfl.from_config import options_of, written
 from wecfl.methods import options
 from wecfl.models import make
 from wecfl.options import Folder
+from wecfl.printing import log
 from wecfl.report.sentences import round_words
 from wecfl.resolve import resolve
 from wecfl.runs.record import Record
@@ -34,15 +42,23 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
-    "attack", "attackers", "attack_strength", "engine", "workers", "model",
+    "attack", "attackers", "attack_strength", "engine", "workers", "model", "task",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 
 
+ENROLMENT_VARIABLE = "WECFL_ENROLLED"
+"""In the environment of a SuperLink: the operator's list of clients (`wecfl.enrolment`)."""
+
+NETWORK_DEFAULTS: dict[str, Any] = {
+    "objectives": False, "refuse_above": 5.0, "shorten_above": 2.0,
+}  # fmt: skip
+"""Choices with another default than in a simulation. R takes two more messages to every client in
+every round, so it is not measured. The limits bound what one client can do; they were chosen by
+measurement (docs/robustness.md, decision 24)."""
+
 AUDIT_ENDING = ".audit.jsonl"
 """Ends the name of a file beside the run folder, with one line for each message that came."""
-
-log = logging.getLogger("wecfl")
 
 
 class NetworkOptions(BaseModel):
@@ -72,11 +88,17 @@ class NetworkOptions(BaseModel):
     )
 
 
-def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
+def server_app(
+    make_model: MakeModel, *, classes: int | None = None, task: Task | str | None = None
+) -> ServerApp:
     """The server's side: it runs the method that the run's configuration names.
 
+    The task is a classification of so many `classes`, or the `task` that is given; the clients must
+    have the same one (`wecfl.flower.network_task`).
+
     The keys of the configuration are those of `wecfl run` that don't describe a simulation, and
-    those of `wecfl.flower.server.NetworkOptions`.
+    those of `wecfl.flower.server.NetworkOptions`. The variable `WECFL_ENROLLED` of the SuperLink's
+    environment names the operator's list of clients, which is obeyed.
     """
     app = ServerApp()
 
@@ -84,7 +106,9 @@ def server_app(make_model: MakeModel, *, classes: int) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         log.setLevel(logging.INFO)
         log.addHandler(logging.StreamHandler(sys.stdout))
-        serve(grid, context.run_config, make_model, classes=classes)
+        listed = os.environ.get(ENROLMENT_VARIABLE)
+        enrolment = Enrolment.read(Path(listed)) if listed else None
+        serve(grid, context.run_config, make_model, classes=classes, task=task, enrolment=enrolment)
 
     return app
 
@@ -94,24 +118,30 @@ def serve(
     run_config: Mapping[str, Any],
     make_model: MakeModel,
     *,
-    classes: int,
+    classes: int | None = None,
+    task: Task | str | None = None,
+    enrolment: Enrolment | None = None,
     **waits: float,
 ) -> Result:
     """Begin or continue the run that a run's configuration describes.
 
-    `waits` are the `poll`, `look_every` and `min_extra_wait` of `FlowerEngine`.
+    With `enrolment`, only clients on that list take part, and the model must fit through the proxy.
+    `waits` are the `poll`, `look_every`, `min_extra_wait` and `patience` of `FlowerEngine`.
     """
+    known_task = network_task(task, classes)
     network, config = read(run_config)
     out = Path(network.out)
     resume, known = ((out / name).is_file() for name in ("config.toml", ROSTER_FILE))
-    about: dict[str, Any] = {"classes": classes, "pinned": network.pin_nodes}
+    about: dict[str, Any] = {
+        "classes": known_task.outputs, "pinned": network.pin_nodes, "enrolment": enrolment
+    }  # fmt: skip
     m = network.clients
     roster = Roster.read(out, m, **about) if known else Roster(m, **about)
     chosen = options_of(config)
     method = chosen["method"]
-    model = make(make_model, shape=(), classes=classes, seed=config.seed)
+    model = make(make_model, shape=(), classes=known_task.outputs, seed=config.seed)
     engine = FlowerEngine(
-        grid, roster, model,
+        grid, roster, model, task=known_task,
         batchnorm=config.batchnorm,
         quorum=network.quorum, min_clients=network.min_clients, timeout=network.timeout,
         tries=network.tries, kept=2 * config.checkpoint_every + 1,
@@ -129,10 +159,27 @@ def serve(
         written=choices | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
     experiment().check()  # before clients are waited for
+    if enrolment is None:
+        log.warning(
+            "wecfl: nobody is enrolled, so names and numbers of samples are what clients say "
+            "(wecfl deploy enrol)"
+        )
+    else:
+        _check_fits(engine, enrolment.max_reply)
     engine.enrol(network.min_clients, network.enrolment)
     if not known:
         roster.sort()
     return experiment().run()
+
+
+def _check_fits(engine: FlowerEngine, max_reply: int) -> None:
+    """Refuse a model whose replies the proxy would not let through."""
+    size = reply_bytes(engine.layout.width, prod(engine.task.shape(engine.outputs)))
+    if size > max_reply:
+        raise ConfigError(
+            f"a reply with this model takes {size} bytes, but the proxy lets only {max_reply} "
+            f"through: wecfl deploy up (or host) --max-reply {size}"
+        )
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
@@ -164,10 +211,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     except ValidationError as error:
         raise ConfigError(one_line(error, NetworkOptions.model_fields)) from None
     flags = {key: value for key, value in choices.items() if key in known - own.keys()}
-    # R takes two more messages to every client in every round, so it is off by default.
-    config = resolve(
-        flags={"objectives": False, **flags, "clients": network.clients, "options": further}
-    )
+    given = {**flags, "clients": network.clients, "options": further}
+    config = resolve(flags=NETWORK_DEFAULTS | given)
     return network, config
 
 
@@ -175,14 +220,27 @@ class RoundLog:
     """A `Watcher` that logs a line about each round, which `flwr run` shows."""
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Log which method is run."""
+        """Log which method is run, and what protects it."""
         self._rounds = config["rounds"]
         log.info(
             "wecfl: %s, %d rounds with %d clients", config["method"], self._rounds, len(clients)
         )
+        self._names, self._limit = clients.names, config["refuse_above"]
+        shorten = config["shorten_above"]
+        log.info(
+            "wecfl: an update is refused above %g times the median length of the round and %s "
+            "(refuse-above, shorten-above)", self._limit,
+            "never shortened" if shorten == "never" else f"shortened above {shorten:g} times",
+        )  # fmt: skip
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Log the result of a round."""
+        """Log the result of a round, and whose update was too long."""
+        outcome = states[0].outcome
+        for i in [] if outcome is None else np.flatnonzero(outcome == Reply.TOO_LARGE).tolist():
+            log.warning(
+                "wecfl: the update of %s was refused: it is more than %g times as long as the "
+                "median of the round (refuse-above)", self._names[i], self._limit,
+            )  # fmt: skip
         log.info("wecfl: round %d of %d: %s", record["round"], self._rounds, round_words(record))
 
     def end(self, result: Result) -> None:

@@ -2,23 +2,23 @@
 
 A checkpoint is two files in `checkpoints/`:
 
-- ``000012.safetensors``: for each of the J soft-voted runs (one, as a rule) its `State`, arrays
-  named `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
-  `J.cluster.NAME`, `J.known.NAME`, `J.whole.NAME`; `J.replies.NAME` only where a round does not
-  end with D;
-- ``000012.json``: the manifest, which is written last and makes the checkpoint valid. It holds the
-  format, the round, size and SHA-256 of the first file, the lengths of the files that grow from
-  round to round, what was run, and a SHA-256 of all that.
+- ``000012.safetensors`` holds the `State` of each run J of a soft vote (usually one run, 0). The
+  arrays are `J.round`, `J.tick`, `J.centers`, `J.labels`, and by owner `J.memory.NAME`,
+  `J.cluster.NAME`, `J.known.NAME` and `J.whole.NAME`; `J.replies.NAME` only if a round does not end
+  with D.
+- ``000012.json`` is the manifest, which is written last and makes the checkpoint valid. It holds
+  the format, the round, the size and SHA-256 of the first file, the lengths and SHA-256 of the
+  files that grow from round to round, what was run, and a SHA-256 of all this.
 
 Each file is written under another name, flushed to the disk and renamed. The last two checkpoints
-are kept: if the newest was damaged later on, the one before it is used.
+are kept: if the newest is damaged, the one before it is used.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from wecfl.core.state import State
 from wecfl.core.types import under
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors
+from wecfl.inputs import RefusedFileError, check_fits, check_regular
 
 __all__ = [
     "FOLDER_FORMAT",
@@ -41,9 +42,9 @@ __all__ = [
     "write",
 ]
 
-FOLDER_FORMAT = 2
+FOLDER_FORMAT = 3
 """The format of run folders. Folders without a number are older and have no checkpoints. Before
-format 2 a state was not sorted by owner."""
+format 2 a state was not sorted by owner; before format 3 `Manifest.digests` did not exist."""
 KEPT_CHECKPOINTS = 2
 """The number of checkpoints that are kept."""
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -68,6 +69,8 @@ class Manifest:
     """The fingerprint of the clients' data."""
     config: dict[str, Any]
     """The content of `config.toml`."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """The SHA-256, up to this round, of the files that grow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +107,7 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
 def tidy(folder: Path) -> None:
     """Delete the checkpoints before the last two, and what a crash left of others."""
     place = folder / CHECKPOINTS_FOLDER
-    for file in sorted(place.glob("*.json"))[:-KEPT_CHECKPOINTS]:
+    for file in _manifests(folder)[:-KEPT_CHECKPOINTS]:
         file.unlink()
     names = {file.stem for file in place.glob("*.json")}
     for file in place.glob(f"*.safetensors*{TEMPORARY_SUFFIX}"):
@@ -120,8 +123,7 @@ def latest(folder: Path) -> Checkpoint | None:
     A checkpoint is used whole or not at all: if its files are damaged, the one before it is used.
     """
     damaged: list[str] = []
-    files = sorted((folder / CHECKPOINTS_FOLDER).glob("*.json"), reverse=True)
-    for file in files:
+    for file in reversed(_manifests(folder)):
         try:
             manifest = _manifest(file)
             states = tuple(_states(manifest, file.with_suffix(".safetensors")))
@@ -135,6 +137,12 @@ def latest(folder: Path) -> Checkpoint | None:
             f"start the run again in another folder"
         )
     return None
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """The manifests of a run folder, by round: from round 10⁶ on names are longer."""
+    found = (folder / CHECKPOINTS_FOLDER).glob("*.json")
+    return sorted(found, key=lambda file: (len(file.stem), file.stem))
 
 
 def check_format(number: object, where: Path) -> None:
@@ -159,7 +167,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     for owner in STATE_TABLES:
         for name, values in (getattr(state, owner) or {}).items():
-            is_bool = values.dtype == np.bool_  # a type that some readers don't know
+            is_bool = values.dtype == np.bool_  # some readers don't know this type
             arrays[f"{owner}.{name}"] = values.astype(np.int8) if is_bool else values
     return arrays
 
@@ -198,8 +206,9 @@ def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, An
 
 
 def _manifest(file: Path) -> Manifest:
-    """The manifest in a file. Its checksum says that we wrote it, so only this much is checked."""
+    """The manifest in a file. Its checksum shows that we wrote it, so nothing else is checked."""
     try:
+        check_regular(file)
         signed = json.loads(file.read_bytes())
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
@@ -217,6 +226,8 @@ def _manifest(file: Path) -> Manifest:
 def _states(manifest: Manifest, file: Path) -> Iterator[State]:
     """The states in a file whose size and checksum are those of the manifest."""
     try:
+        check_regular(file)
+        check_fits(manifest.bytes)
         if file.stat().st_size != manifest.bytes:
             raise RunFolderError(
                 f"{file} is damaged ({file.stat().st_size} bytes, expected {manifest.bytes})"
@@ -225,6 +236,8 @@ def _states(manifest: Manifest, file: Path) -> Iterator[State]:
             if file_digest(content, "sha256").hexdigest() != manifest.sha256:
                 raise RunFolderError(f"{file} is damaged (its checksum differs)")
         arrays = load_file(file)
+    except RefusedFileError as error:
+        raise RunFolderError(f"can't read {file}: {error}") from None
     except OSError as error:
         raise RunFolderError(f"can't read {file}: {error.strerror}") from None
     for j in range(manifest.members):

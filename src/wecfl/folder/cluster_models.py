@@ -57,11 +57,11 @@ class ClusterModels:
         with folder_errors(file), safe_open(file, framework="numpy") as opened:
             about = opened.metadata() or {}
             members = len({member for member, _ in found})
-            each = [(j, k) for j in range(members) for k in range(len(found) // (members or 1))]
-            if not found or sorted(found) != each or len({*map(frozenset, found.values())}) > 1:
+            expected = [(j, k) for j in range(members) for k in range(len(found) // (members or 1))]
+            if not found or sorted(found) != expected or len({*map(frozenset, found.values())}) > 1:
                 raise ValueError("its clusters do not all have the same tensors")
             blueprint = _blueprint(about, config)
-        clusters = len(each) // members
+        clusters = len(expected) // members
         rows = [[found[j, k] for k in range(clusters)] for j in range(members)]
         return cls(folder, blueprint, rows)
 
@@ -75,7 +75,7 @@ class ClusterModels:
         return [clusters[cluster] for clusters in self.tensors]
 
     def build(self, seed: int = 0) -> tuple[Blueprint, Module]:
-        """How the models are built, and a module built so."""
+        """The blueprint of the models, and a module that was built from it."""
         blueprint = self.blueprint
         if blueprint is None or blueprint.model not in MODELS:
             name = f" {blueprint.model}" if blueprint else ""
@@ -87,7 +87,7 @@ class ClusterModels:
         return blueprint, blueprint.build(seed)
 
     def row(self, layout: Layout, tensors: Tensors) -> F32:
-        """(P,): a model as one row, in the layout of its module."""
+        """(P,), a model as one row, in the layout of its module."""
         with folder_errors(self.folder / "models.safetensors"):
             shapes = {entry.name: entry.shape for entry in layout.entries}
             if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
@@ -145,7 +145,7 @@ def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
 
 
 def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint | None:
-    """From the metadata of the file; in an early folder, from a data set that is known by name."""
+    """The blueprint from the metadata of the file; for early folders, from the data set's name."""
     if about:
         keys = ("model", "shape", "classes")
         if missing := [key for key in keys if not about.get(key, "").strip()]:

@@ -4,7 +4,7 @@ One file per round, `trace/0007.safetensors`:
 
 - ``clients.distances`` (m·(m−1)/2,), ‖g_i − g_j‖ for i < j in SciPy's condensed order, right after
   the local update, and ``clients.norms`` (m,), ‖g_i‖, from which the cosines follow;
-- ``centers.distances`` and ``centers.norms``, the same of G_k after the aggregation.
+- ``centers.distances`` and ``centers.norms``, the same for the centers G_k, after the aggregation.
 
 Distances are what a clustering sees, and what t-SNE and heat maps need. They are exact for a model
 of any width, and take 80 KB a round for 200 clients. They grow with m², so above
@@ -62,7 +62,10 @@ class DistanceTrace:
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
-    with one_thread(), np.errstate(over="ignore"):  # infinite where models are about to diverge
+    with (
+        one_thread(),
+        np.errstate(over="ignore"),
+    ):  # distances may be infinite if training is about to diverge
         pairs = squareform(distances(points), checks=False)
         norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
         arrays = {f"{of}.distances": pairs, f"{of}.norms": norms}
@@ -90,7 +93,7 @@ def read_trace(
 
 
 def cosines(distances: F64, norms: F64) -> F64:
-    """(m, m): cos(g_i, g_j) by the law of cosines.
+    """(m, m), cos(g_i, g_j) by the law of cosines.
 
     >>> cosines(np.array([[0.0, 5.0], [5.0, 0.0]]), np.array([3.0, 4.0])).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

@@ -1,4 +1,7 @@
-"""Writes files atomically: after a crash at any moment, a file is complete or absent."""
+"""Writes files atomically: after a crash at any moment, a file is complete or absent.
+
+A file that grows line by line is an exception: what is known of it is its length and its SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TEMPORARY_SUFFIX", "replace_file", "replace_tensors", "sync"]
+from wecfl.errors import RunFolderError
+
+__all__ = ["TEMPORARY_SUFFIX", "GrowingFile", "replace_file", "replace_tensors", "sync"]
 
 TEMPORARY_SUFFIX = ".part"
 """The end of the name of a file that is being written. After a crash such a file is rubbish."""
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
-WRITE_CHUNK_BYTES = 1 << 22
+CHUNK_BYTES = 1 << 22
 
 
 def replace_file(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a file beside `path`, flush it to the disk, rename it; return its size and SHA-256.
+    """Write a file under another name, flush it, rename it to `path`; return its size and SHA-256.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -70,12 +75,60 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+class GrowingFile:
+    """A file that lines are added to; `length` and `sha256` are of all that was written so far."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.length, self._digest = 0, sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written."""
+        return self._digest.hexdigest()
+
+    def begin(self) -> None:
+        """Make the file, or empty it."""
+        replace_file(self._path, [])
+        self.length, self._digest = 0, sha256()
+
+    def add(self, text: str) -> None:
+        """Add to the file."""
+        written = text.encode()
+        with self._path.open("ab") as file:
+            file.write(written)
+        self.length += len(written)
+        self._digest.update(written)
+
+    def go_on(self, length: int, digest: str | None) -> None:
+        """Read what was written up to a checkpoint, and refuse it if it is something else.
+
+        Without a digest (None, of an older format) only the length is looked at.
+        """
+        advice = "it was changed, so this run can't be resumed; start it again in another folder"
+        held = self._path.stat().st_size if self._path.is_file() else 0
+        if held < length:
+            raise RunFolderError(
+                f"{self._path} is shorter than the {length} bytes of its checkpoint: {advice}"
+            )
+        self.length, self._digest = length, sha256()
+        with self._path.open("rb") as file:
+            for first in range(0, length, CHUNK_BYTES):
+                self._digest.update(file.read(min(CHUNK_BYTES, length - first)))
+        if digest not in (None, self.sha256):
+            raise RunFolderError(f"{self._path} is not what its checkpoint knows: {advice}")
+
+    def cut(self) -> None:
+        """Delete what was written after the checkpoint."""
+        os.truncate(self._path, self.length)
+
+
 def _safetensors(
     arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, str] | None
 ) -> Iterable[bytes | memoryview]:
     """The parts of the file: the length of the header, the header, the arrays' bytes."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Wider numbers first, so that all begin at a multiple of their size, as readers expect.
+    # Wider numbers come first, so that each array begins at a multiple of its number's size.
     names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0
@@ -90,5 +143,5 @@ def _safetensors(
     yield text
     for name in names:
         flat = contiguous[name].reshape(-1).view(np.uint8).data
-        for first in range(0, len(flat), WRITE_CHUNK_BYTES):
-            yield flat[first : first + WRITE_CHUNK_BYTES]
+        for first in range(0, len(flat), CHUNK_BYTES):
+            yield flat[first : first + CHUNK_BYTES]

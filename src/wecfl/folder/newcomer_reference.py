@@ -14,7 +14,7 @@ from wecfl.runs.newcomers import Reference
 __all__ = ["REFERENCE_FILE", "read_reference", "write_reference"]
 
 REFERENCE_FILE = "reference.safetensors"
-"""Its name in a run folder."""
+"""The name of the file in a run folder."""
 
 
 def write_reference(reference: Reference, folder: Path) -> None:
@@ -28,7 +28,7 @@ def write_reference(reference: Reference, folder: Path) -> None:
 
 
 def read_reference(folder: Path, clusters: int, width: int) -> Reference:
-    """Read the reference of a run folder with so many clusters and so many columns per model."""
+    """Read the reference of a run folder with these numbers of clusters and of columns."""
     file = folder / REFERENCE_FILE
     arrays = read_tensors(file, clusters=1, centers=2, distances=1, losses=1, lr=1)
     with folder_errors(file):

@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from safetensors.numpy import load_file
 from wecfl.config import one_line
 from wecfl.errors import RunFolderError
 from wecfl.folder.schema import Schema
+from wecfl.inputs import check_fits, check_regular
 
 __all__ = [
     "folder_errors",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 MAX_DIGITS = 300
-"""Digits of a whole number that still fits into a float, so that it can be drawn and compared."""
+"""The largest number of digits of a whole number; it then fits into a float."""
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def folder_errors(file: str | Path, remedy: str = "") -> Iterator[None]:
 def read_json(file: Path, schema: type[Schema], remedy: str = "") -> dict[str, Any]:
     """The object that a JSON file holds, checked against its schema."""
     with folder_errors(file, remedy):
-        return _checked(_parse_json(file.read_bytes()), schema)
+        return _checked(_parse_json(_content(file)), schema)
 
 
 def read_json_lines(
@@ -70,7 +72,7 @@ def read_json_lines(
 ) -> list[dict[str, Any]]:
     """The object in each line of a file, or in its first `max_lines` lines, checked."""
     with folder_errors(file):
-        lines = file.read_bytes().splitlines()[:max_lines]
+        lines = _content(file).splitlines()[:max_lines]
     objects = []
     for number, line in enumerate(lines, 1):
         with folder_errors(f"{file}, line {number}"):
@@ -81,12 +83,13 @@ def read_json_lines(
 def read_toml(file: Path, schema: type[Schema]) -> dict[str, Any]:
     """The tables of a TOML file, checked against their schema."""
     with folder_errors(file):
-        return _checked(tomllib.loads(file.read_text(encoding="utf-8")), schema)
+        return _checked(tomllib.loads(_content(file).decode()), schema)
 
 
 def read_table(file: Path) -> list[list[str]]:
-    """The rows of a CSV file, the head first; all have the same number of cells."""
-    with folder_errors(file), file.open(encoding="utf-8", newline="") as lines:
+    """The rows of a CSV file, the header first; all have the same number of cells."""
+    with folder_errors(file):
+        lines = StringIO(_content(file).decode(), newline="")
         rows = list(csv.reader(lines, strict=True))
         for number, row in enumerate(rows, 1):
             if len(row) != len(rows[0]):
@@ -99,7 +102,7 @@ def read_table(file: Path) -> list[list[str]]:
 def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file.
 
-    `dimensions` names arrays that must be there, be finite, and have so many dimensions.
+    `dimensions` says which arrays must exist and be finite, and how many dimensions each has.
     """
     with folder_errors(file):
         arrays = _load_safetensors(file)
@@ -111,10 +114,21 @@ def read_tensors(file: Path, **dimensions: int) -> dict[str, NDArray[Any]]:
         return arrays
 
 
+def _content(file: Path) -> bytes:
+    check_regular(file)
+    check_fits(file.stat().st_size)
+    return file.read_bytes()
+
+
 def _load_safetensors(file: Path) -> dict[str, NDArray[Any]]:
+    check_regular(file)
+    check_fits(file.stat().st_size)
     try:
         return load_file(file)
-    except (KeyError, TypeError) as error:  # as safetensors says that numpy lacks a type
+    except (
+        KeyError,
+        TypeError,
+    ) as error:  # raised by safetensors for a type that numpy does not have
         raise ValueError(f"it holds numbers of a type that numpy does not know: {error}") from error
 
 

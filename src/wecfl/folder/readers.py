@@ -36,6 +36,8 @@ from wecfl.runs.record import Record
 
 __all__ = [
     "config_of",
+    "is_begun",
+    "is_finished",
     "read_assignments",
     "read_classes",
     "read_clients",
@@ -60,11 +62,30 @@ def resume_command(path: Path) -> str:
     return shlex.join(["wecfl", "resume", str(path)])
 
 
+def is_begun(path: Path) -> bool:
+    """Whether a folder holds a run, even if it has no round yet."""
+    return all((path / name).is_file() for name in ("config.toml", "env.json"))
+
+
+def is_finished(path: Path, config: Config) -> bool:
+    """Whether the run in a folder has ended in order, by its last round or by its rule.
+
+    `config` are the choices with which it would be resumed.
+    """
+    if not (path / "summary.json").exists():
+        return False
+    summary = read_summary(path)
+    stopped = summary.get("stopped") and config_of(path).until == config.until
+    return bool(summary["status"] == "finished" and (stopped or summary["rounds"] >= config.rounds))
+
+
 def read_states(path: Path) -> tuple[State, ...]:
     """The state at the last checkpoint of a run folder; one for each run of a soft vote."""
     found = checkpoint.latest(path)
     if found is None:
-        raise RunFolderError(f"{path} has no checkpoint")
+        raise RunFolderError(
+            f"{path} has no checkpoint: choose the folder of a run with checkpoints"
+        )
     return found.states
 
 
@@ -118,7 +139,7 @@ def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
 
 
 def _client_count(record: Record) -> int:
-    return len(record["clients"]["accuracy"])
+    return len(next(values for values in record["clients"].values() if values is not None))
 
 
 def read_clients(path: Path) -> pd.DataFrame:
@@ -142,7 +163,7 @@ def _read_lines(file: Path, schema: type[ClientSchema] | type[NewcomerSchema]) -
 
 
 def refused_of(clients: pd.DataFrame) -> dict[str, int]:
-    """Client ↦ the number of its refused replies, for clients that have at least one."""
+    """The number of refused replies by client, for clients that have at least one."""
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]
@@ -150,18 +171,18 @@ def refused_of(clients: pd.DataFrame) -> dict[str, int]:
 
 
 def read_classes(path: Path) -> Int | None:
-    """(classes, m): the training samples of each class at each client; None in older folders."""
+    """(classes, m), the training samples of each class at each client; None in older folders."""
     file = path / "classes.csv"
     return _whole_numbers(file).T if file.exists() else None
 
 
 def read_assignments(path: Path) -> Int:
-    """(rounds, m): the cluster of each client after each round."""
+    """(rounds, m), the cluster of each client after each round."""
     return _whole_numbers(path / "assignments.csv")
 
 
 def _whole_numbers(file: Path) -> Int:
-    """The numbers of a table, without its head and its first column, which hold names."""
+    """The numbers of a table, without its header and its first column, which hold names."""
     head, *rows = read_table(file)
     with folder_errors(file):
         numbers = np.array([row[1:] for row in rows], np.int64).reshape(len(rows), len(head) - 1)

@@ -6,6 +6,7 @@ line, so that later code never meets a text where a number belongs.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -24,6 +25,7 @@ __all__ = [
     "NonNegativeNumber",
     "RosterSchema",
     "RoundSchema",
+    "RunListSchema",
     "Schema",
     "StepName",
     "SummarySchema",
@@ -41,7 +43,7 @@ ClusterCount = Count | Literal["auto"]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
 NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0)]
-"""A finite number from 0 on."""
+"""A finite number that is not negative."""
 MeasuredValue = float | bool | str | None
 """Any measurement of a round. It is not finite where training diverged."""
 MeasuredList = MeasuredValue | list[MeasuredValue]
@@ -104,7 +106,22 @@ class ConfigSchema(Schema):
         return self
 
 
+class RunListSchema(Schema):
+    """`runs.toml`: tables like `config.toml` by the names of the run folders."""
+
+    __pydantic_extra__: dict[str, ConfigSchema]
+
+
 # summary.json
+
+
+def _check_score(schema: Schema, name: str) -> None:
+    """Refuse a schema that does not hold this score as a number, or as None where it is unknown."""
+    if name not in schema.model_fields_set:
+        raise ValueError(f"it has no '{name}'")
+    value = getattr(schema, name)
+    if value is not None and not (isinstance(value, float | int) and isfinite(value)):
+        raise ValueError(f"the score {name} must be a finite number, got {value!r}")
 
 
 class PrivacySchema(Schema):
@@ -121,8 +138,8 @@ class NewcomersSchema(Schema):
     clients: Count
     novel: Count
     right: Fraction | None
-    accuracy: Fraction | None
-    members: Fraction | None
+    accuracy: Fraction | None = None
+    members: FiniteNumber | None
     recall: Fraction | None
     false_alarms: Fraction | None
 
@@ -143,8 +160,13 @@ class SummarySchema(Schema):
     method: str
     k: ClusterCount
     rounds: Count
-    accuracy: Fraction | None
-    macro_f1: Fraction | None
+    scores: Annotated[dict[str, Literal["higher", "lower"]], Field(min_length=1)] = {
+        "accuracy": "higher", "macro_f1": "higher"
+    }  # fmt: skip
+    """The task's scores, the headline first, and which values are the good ones."""
+    accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    worst_decile: FiniteNumber | None = None
     ari: AgreementScore | None
     clusters: Count | None
     seconds: NonNegativeNumber
@@ -162,6 +184,8 @@ class SummarySchema(Schema):
     def _has_scores(self) -> Self:
         if self.rounds and self.clusters is None:
             raise ValueError(f"scores are missing after {self.rounds} rounds")
+        for name in self.scores:
+            _check_score(self, name)
         return self
 
 
@@ -172,19 +196,22 @@ class ClientScoresSchema(Schema):
     """One value per client in each list; more lists with `diagnostics`."""
 
     __pydantic_extra__: dict[str, list[float | None] | None]
-    accuracy: list[Fraction | None]
-    macro_f1: list[Fraction | None]
+    accuracy: list[Fraction | None] | None = None
+    macro_f1: list[Fraction | None] | None = None
     lr: list[float] | None = None
     lr_bound_1: list[float | None] | None = None
     lr_bound_2: list[float | None] | None = None
 
     @model_validator(mode="after")
     def _has_all_clients(self) -> Self:
-        for name, values in dict(self).items():
-            if values is not None and len(values) != len(self.accuracy):
+        lists = {name: values for name, values in dict(self).items() if values is not None}
+        if not lists:
+            raise ValueError("clients holds no score")
+        count = len(next(iter(lists.values())))
+        for name, values in lists.items():
+            if len(values) != count:
                 raise ValueError(
-                    f"{name} has {len(values)} values, expected one for each of the "
-                    f"{len(self.accuracy)} clients"
+                    f"{name} has {len(values)} values, expected one for each of the {count} clients"
                 )
         return self
 
@@ -209,8 +236,10 @@ class RoundSchema(Schema):
 
     __pydantic_extra__: dict[str, MeasuredList | dict[str, MeasuredList | dict[str, MeasuredValue]]]
     round: Annotated[Count, Field(ge=1)]
-    accuracy: Fraction | None
-    macro_f1: Fraction | None
+    accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    worst_decile: FiniteNumber | None = None
+    cluster_scores: list[float | None] = []
     network: dict[str, Any] = {}
     ari: AgreementScore | None
     clusters: Count
@@ -225,6 +254,11 @@ class RoundSchema(Schema):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
+        known = {**dict(self.clients)}.keys() & self.model_fields_set
+        if not known:
+            raise ValueError("it has no score that its clients have too")
+        for name in known:
+            _check_score(self, name)
         if self.F and set(self.F) != set("LEM"):
             raise ValueError("F must hold the steps L, E and M, or none")
         if self.R and set(self.R) != set("LD"):
@@ -260,29 +294,32 @@ class ClientRowSchema(Schema):
 class ClientSchema(ClientRowSchema):
     """A line of `clients.csv`. It has no scores if no round was completed."""
 
+    __pydantic_extra__: dict[str, Annotated[float | None, EmptyAsNone]]
     refused: Count = 0
-    accuracy: Annotated[Fraction | None, EmptyAsNone] = 0.0
-    macro_f1: Annotated[Fraction | None, EmptyAsNone] = 0.0
+    accuracy: Annotated[Fraction | None, EmptyAsNone] = None
+    macro_f1: Annotated[Fraction | None, EmptyAsNone] = None
 
 
 class NewcomerSchema(ClientRowSchema):
     """A line of `newcomers.csv`."""
 
+    __pydantic_extra__: dict[str, Annotated[float | None, EmptyAsNone]]
     confidence: Annotated[Fraction | None, EmptyAsNone]
     distance: NonNegativeNumber
     limit: Annotated[NonNegativeNumber | None, EmptyAsNone]
     novel: bool
-    accuracy: Fraction
-    macro_f1: Fraction
+    accuracy: Annotated[Fraction | None, EmptyAsNone] = None
+    macro_f1: Annotated[Fraction | None, EmptyAsNone] = None
 
 
 class ClientPlaceSchema(Schema):
-    """A client of `roster.json`: its name, its Flower node, its key and its number of samples."""
+    """A client of `roster.json`: its name, its Flower node, its key and its numbers of samples."""
 
     name: str
     node: Annotated[int, Field(ge=0)]
     key: Count
     samples: Annotated[Count, Field(ge=1)]
+    tests: Count | None = None
 
 
 class RosterSchema(Schema):

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -46,10 +47,12 @@ from wecfl.core.state import State
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import FOLDER_FORMAT, Checkpoint, Manifest
-from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors, sync
+from wecfl.folder.files import TEMPORARY_SUFFIX, GrowingFile, replace_file, replace_tensors, sync
 from wecfl.folder.lock import LOCK_FILE, Lock
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
-from wecfl.folder.readers import read_environment, resume_command
+from wecfl.folder.parsing import folder_errors
+from wecfl.folder.readers import is_begun, read_environment, resume_command
+from wecfl.printing import log
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -75,29 +78,35 @@ CHANGEABLE_KEYS = (
 """The choices that may change when a run is resumed. (`structure` repeats what `components` says,
 and older folders do not have it.)"""
 
+CSV_LINE_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
+"""A quoted cell, which is kept, or the end of a line. Lines are made to end in both characters,
+because only then a name that holds one of them is quoted."""
+
 LARGE_STATE_BYTES = 1 << 28
 """Bytes of state above which a round waits until its checkpoint is written. A smaller checkpoint
 is written during the next round, which keeps the arrays of both rounds in memory."""
 
 
 def check_new_folder(path: Path) -> None:
-    """Refuse a path at which no new run folder can be made; nothing is written."""
+    """Refuse a path where no new run folder can be made; nothing is written."""
     try:
         os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-        names = sorted(file.name for file in existing.iterdir())  # an error if it is no folder
+        names = sorted(
+            file.name for file in existing.iterdir()
+        )  # raises an error if it is not a folder
         if "\0" in str(path):
             raise ValueError("embedded null byte")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise RunFolderError(f"can't write the run folder {path}: {why}") from None
     inside = names if existing == path else []
-    if {"config.toml", "env.json"} <= set(inside):
+    if is_begun(path):
         raise RunFolderError(
             f"{path} holds a run already: choose another folder, or resume that run with "
             f"{resume_command(path)}"
         )
-    # A run that was killed while it began leaves these files.
+    # A run that was killed at its start leaves these files.
     others = [
         name
         for name in inside
@@ -121,28 +130,33 @@ class RunFolder:
         self.path = path
         self._every, self._resume = every, resume
         self._lock = Lock(path)
+        self._growing = {name: GrowingFile(path / name) for name in GROWING_FILES}
         self._writer = ThreadPoolExecutor(1, "wecfl-checkpoint")
         self._pending: Future[None] | None = None
         self._saved: Checkpoint | None = None
         self._states: Sequence[State] = ()
-        self._written = 0  # the last round that has a checkpoint, or soon will have
+        self._written = 0  # the last round whose checkpoint is written or being written
 
     def __enter__(self) -> Self:
         if self._resume:
-            for name in ("config.toml", "env.json"):
-                if not (self.path / name).is_file():
-                    raise RunFolderError(f"{self.path} holds no run to resume: it has no {name}")
+            if not is_begun(self.path):
+                raise RunFolderError(
+                    f"{self.path} holds no run to resume: it has no config.toml or no env.json"
+                )
             with self._writing():
                 self._lock.take()
             try:
                 self._saved = checkpoint.latest(self.path)
+                if self._saved:
+                    manifest = self._saved.manifest
+                    for name, file in self._growing.items():
+                        with folder_errors(self.path / name):
+                            file.go_on(manifest.lengths[name], manifest.digests.get(name))
             except BaseException:
                 self._lock.drop()
                 raise
             for problem in self._saved.damaged if self._saved else ():
-                logging.getLogger("wecfl").warning(
-                    "wecfl: %s: going on from an earlier checkpoint", problem
-                )
+                log.warning("wecfl: %s: going on from an earlier checkpoint", problem)
         else:
             check_new_folder(self.path)
         return self
@@ -173,26 +187,25 @@ class RunFolder:
             _check_same(before.manifest, self.path, **self._about)
         with self._writing():
             if not self._resume:
-                check_new_folder(self.path)
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock.take()
+                check_new_folder(self.path)  # another run may have used it and ended
             if before:
                 env = self._resumed(env, before.manifest.round)
-                for name in GROWING_FILES:
-                    self._cut(name, before.manifest.lengths[name])
+                for file in self._growing.values():
+                    file.cut()
             self._write("env.json", _json(env, indent=2) + "\n")
             self._write("config.toml", toml(config))
             if not before:
-                self._write("metrics.jsonl", "")
-                self._write("assignments.csv", "")
-                self._add_line("assignments.csv", ["round", *clients.names])
+                for file in self._growing.values():
+                    file.begin()
+                self._growing["assignments.csv"].add(_csv_line(["round", *clients.names]))
                 if (held := clients.held) is not None:
                     index = pd.Index(clients.names, name="client")
-                    table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
-                    self._write("classes.csv", table)
+                    self._write("classes.csv", _csv_table(pd.DataFrame(held.T, index)))
             ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
-            for file in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
-                file.unlink(missing_ok=True)
+            for old in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
+                old.unlink(missing_ok=True)
             checkpoint.tidy(self.path)
         self._spent = before.manifest.seconds if before else 0.0
         self._written = before.manifest.round if before else 0
@@ -201,16 +214,18 @@ class RunFolder:
 
     def round(self, record: Record, states: Sequence[State]) -> None:
         """Append a round; every `every` rounds, also write a checkpoint."""
+        self._lock.check()
         with self._writing():
-            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(_json(record) + "\n")
-            self._add_line("assignments.csv", [record["round"], *states[0].labels.tolist()])
+            self._growing["metrics.jsonl"].add(_json(record) + "\n")
+            line = _csv_line([record["round"], *states[0].labels.tolist()])
+            self._growing["assignments.csv"].add(line)
         self._states = states
         if record["round"] % self._every == 0:
             self._checkpoint()
 
     def end(self, result: Result) -> None:
         """Write the last complete state, the models and the summary, however the run ended."""
+        self._lock.check()
         if self._states and self._states[0].round > self._written:
             self._checkpoint()
         self._wait()
@@ -219,18 +234,19 @@ class RunFolder:
             replace_tensors(self.path / "models.safetensors", result.tensors, about)
             if result.reference:
                 write_reference(result.reference, self.path)
-            self._write("clients.csv", result.clients.to_csv(index=False))
+            self._write("clients.csv", _csv_table(result.clients, index=False))
             if result.newcomers is not None:
-                self._write("newcomers.csv", result.newcomers.to_csv(index=False))
+                self._write("newcomers.csv", _csv_table(result.newcomers, index=False))
             summary = {"format": FOLDER_FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> None:
-        """Start writing the state of the last round; `_wait` raises the errors of that."""
+        """Start to write the state of the last round; `_wait` raises errors of the writing."""
         self._wait()
         about = {
             **self._about,
-            "lengths": {name: (self.path / name).stat().st_size for name in GROWING_FILES},
+            "lengths": {name: file.length for name, file in self._growing.items()},
+            "digests": {name: file.sha256 for name, file in self._growing.items()},
             "seconds": self._spent + perf_counter() - self._began,
         }
         self._pending = self._writer.submit(self._put, self._states, about)
@@ -261,22 +277,8 @@ class RunFolder:
         now = {"round": round, **env}
         return {**first, "resumed": [*first.get("resumed", []), now]}
 
-    def _cut(self, name: str, length: int) -> None:
-        """Delete what was written after the checkpoint."""
-        file = self.path / name
-        if not file.is_file() or file.stat().st_size < length:
-            raise RunFolderError(
-                f"{file} is shorter than the {length} bytes of its checkpoint: it was changed, so "
-                f"this run can't be resumed; start it again in another folder"
-            )
-        os.truncate(file, length)
-
     def _write(self, name: str, text: str) -> None:
         replace_file(self.path / name, [text.encode()])
-
-    def _add_line(self, name: str, cells: Sequence[object]) -> None:
-        with (self.path / name).open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(cells)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -295,7 +297,8 @@ def _check_same(
     saved: Manifest, path: Path, *, config: Mapping[str, Any], data: str, engine: str
 ) -> None:
     """Refuse to resume with other choices or other data than the run began with."""
-    defaults = Config().toml()  # of choices that did not exist yet when the run began
+    # Of choices that did not exist yet when the run began: then every task was a classification.
+    defaults = Config().toml() | {"task": "classification"}
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
         if key == "plan":
@@ -309,19 +312,33 @@ def _check_same(
             f"{path} can't be resumed: its clients hold other data than when it began"
         )
     if saved.engine != engine:
-        logging.getLogger("wecfl").warning(
+        log.warning(
             "wecfl: %s began with the engine %s and goes on with %s: numbers may differ in the "
             "last digits from those of an uninterrupted run", path, saved.engine, engine,
         )  # fmt: skip
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """A configuration as TOML; it may hold numbers and arrays of NumPy."""
+    """A configuration as TOML; it may hold NumPy numbers and arrays."""
     return tomli_w.dumps(json.loads(_json(config)))
 
 
+def _csv_line(cells: Sequence[object]) -> str:
+    text = StringIO()
+    csv.writer(text).writerow(cells)
+    return CSV_LINE_END.sub(_newline, text.getvalue())
+
+
+def _csv_table(frame: pd.DataFrame, *, index: bool = True) -> str:
+    return CSV_LINE_END.sub(_newline, frame.to_csv(index=index, lineterminator="\r\n"))
+
+
+def _newline(found: re.Match[str]) -> str:
+    return found[1] or "\n"
+
+
 def _json(value: object, indent: int | None = None) -> str:
-    """A value as JSON; it may hold numbers and arrays of NumPy."""
+    """A value as JSON; it may hold NumPy numbers and arrays."""
     return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 

@@ -1,7 +1,7 @@
-"""The methods by name, each one value of `Method`: the paper's seven, and those it names.
+"""The methods by name: the seven that the paper compares, and thirteen more. Each is a `Method`.
 
-A method learns one model for all clients (`one_model`), one for each cluster (`per_cluster`), or
-gives each client a model of its own (`per_client`).
+A method learns one model for all clients (`one_model`) or one for each cluster (`per_cluster`), or
+it gives each client a model of its own (`per_client`).
 
 >>> from wecfl import methods
 >>> methods.wecfl(k=10).clustering
@@ -122,7 +122,7 @@ def named(name: str, **chosen: Any) -> Method:
         for option, parameter in known.items()
         if parameter.default is parameter.empty and option not in chosen
     ]:
-        raise ConfigError(f"{name} needs its option '{missing[0]}'")
+        raise ConfigError(f"{name} needs its option '{missing[0]}', which has no default")
     return METHODS[name](
         **{option: _fitting(name, known[option], value) for option, value in chosen.items()}
     )

@@ -22,7 +22,7 @@ def local() -> Method:
 
 
 def fedavg_ft(tuning_steps: int | None = None) -> Method:
-    """FedAvg, whose model each client fine-tunes before it is used; tested before and after.
+    """FedAvg with fine-tuning at each client; tested before and after it.
 
     >>> fedavg_ft(5).serve
     Tuned(steps=5)

@@ -1,4 +1,4 @@
-"""Modules as ONNX, to be served without torch."""
+"""Exports modules to ONNX, so that they can be used without torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["to_onnx"]
 
 
 def to_onnx(module: nn.Module, shape: Sequence[int]) -> Any:
-    """The module in evaluation mode as an ONNX `ModelProto`: `samples` (n, …) to `logits` (n, C).
+    """The module in evaluation mode as an ONNX `ModelProto`.
 
-    n is free; `shape` is that of one sample.
+    It maps `samples` (n, …), each of this shape, to `logits` (n, C); n may be any number.
     """
     log = logging.getLogger("torch.onnx")
     level = log.level
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are about torch itself
-            log.setLevel(logging.ERROR)  # or it reports that torchvision is missing
+            warnings.simplefilter("ignore")  # about the insides of torch
+            log.setLevel(logging.ERROR)  # otherwise it reports that torchvision is missing
             program = torch.onnx.export(
                 module.eval(), (torch.zeros(2, *shape),), dynamo=True, verbose=False,
                 input_names=["samples"], output_names=["logits"],

@@ -1,10 +1,12 @@
-"""Modules as rows: any `nn.Module` to and from the row that its `Layout` describes."""
+"""Turns any `nn.Module` into the row that its `Layout` describes, and back."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import RLock
 
 import numpy as np
 import torch
@@ -16,13 +18,38 @@ from wecfl.core.types import F32
 from wecfl.errors import ModelError
 from wecfl.layout import Layout
 
-__all__ = ["fill", "keyed", "layout_of", "named_tensors", "reinitialized", "row_of"]
+__all__ = [
+    "fill",
+    "keyed",
+    "layout_of",
+    "named_tensors",
+    "one_at_a_time",
+    "reinitialized",
+    "row_of",
+]
+
+one_at_a_time = RLock()
+"""Held by the thread that draws from the generator which torch has once in a process, or computes
+with torch. A fork waits for it, so that the child finds nothing half done."""
+
+
+def _after_fork() -> None:
+    """OpenMP, once it has used threads, hangs in a child that uses more than one."""
+    torch.set_num_threads(1)
+    one_at_a_time.release()
+
+
+os.register_at_fork(
+    before=one_at_a_time.acquire,
+    after_in_child=_after_fork,
+    after_in_parent=one_at_a_time.release,
+)
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then floating-point buffers (BatchNorm statistics): what a row holds.
+    """What a row holds: the parameters, then the floating-point buffers (BatchNorm statistics).
 
-    Whole-number buffers (BatchNorm's batch counter) are not part of the model.
+    Buffers of whole numbers (BatchNorm's batch counter) are not part of a row.
     """
     yield from module.named_parameters()
     for name, buffer in module.named_buffers():
@@ -31,7 +58,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Where the tensors of a module stand in its row.
+    """Which columns of a row hold which tensor of the module.
 
     >>> layout = layout_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     >>> layout.width, layout.columns("head"), layout.columns("linear")
@@ -40,7 +67,9 @@ def layout_of(module: nn.Module) -> Layout:
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ModelError(f"{type(module).__name__} has no parameters to train")
+        raise ModelError(
+            f"{type(module).__name__} has no parameters to train: use a model with trainable ones"
+        )
     tensors = []
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):
@@ -99,20 +128,24 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
 
 @contextmanager
 def keyed(seed: int, which: int = 0) -> Iterator[None]:
-    """Inside, what torch draws belongs to (seed, which); afterwards its state is as before.
+    """A context in which torch's random numbers follow from (seed, which) alone.
+
+    Afterwards torch's random state is what it was before.
+
+    Other threads that come here wait.
 
     >>> with keyed(0): a = torch.rand(1)
     >>> with keyed(0): b = torch.rand(1)
     >>> torch.equal(a, b)
     True
     """
-    with torch.random.fork_rng(devices=[]):
+    with one_at_a_time, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.derive(seed, "init", client=which))
         yield
 
 
 def reinitialized(module: nn.Module, seed: int, which: int) -> nn.Module:
-    """A copy with its parameters drawn anew for (seed, which), by each part's `reset_parameters`.
+    """A copy whose parts have drawn new parameters for (seed, which), by `reset_parameters`.
 
     >>> a, b = (reinitialized(nn.Linear(2, 1), seed=0, which=3) for _ in range(2))
     >>> torch.equal(a.weight, b.weight)

@@ -95,7 +95,7 @@ def auto(shape: Shape) -> str:
 
 
 def build(name: str, *, shape: Shape, classes: int, seed: int = 0) -> nn.Module:
-    """A model from the list with torch's default initialization drawn for this seed.
+    """The model of that name, with torch's default initialization, drawn for this seed.
 
     >>> a, b = (build("logistic", shape=(4,), classes=2, seed=7) for _ in range(2))
     >>> torch.equal(a[1].weight, b[1].weight)
@@ -110,7 +110,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int = 0) -> nn.Module:
 
 
 def make(model: Model, *, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The module itself, what the function makes under keyed randomness, or the named model.
+    """The module that was given, or that a function makes with keyed randomness, or that is named.
 
     >>> make(lambda: nn.Linear(2, 3), shape=(2,), classes=3, seed=0)
     Linear(in_features=2, out_features=3, bias=True)

@@ -1,8 +1,8 @@
 """Definitions of tables and figures: `paper/*.toml` as an ordered list of runs.
 
 A definition holds sets. A key of a set is a choice of `wecfl.config.Config`. A list stands for each
-of its values, and a set for all their combinations. `[base]` holds what the sets share. A set has
-these keys besides::
+of its values, and a set for all their combinations. `[base]` holds what the sets share. A set
+also has these keys::
 
     priority   sets run by rising priority, over all definitions that were asked for
     seeds      seeds 0 … N−1 (0: nothing is run, as for a picture of the partitions)
@@ -30,9 +30,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import INCIDENTAL_KEYS, Config, one_line
+from wecfl.config import Config, one_line
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import method_of
+from wecfl.from_config import INCIDENTAL_KEYS, method_of
 from wecfl.resolve import resolve
 
 __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
@@ -40,8 +40,8 @@ __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_defin
 SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
-TableLayout = Literal["robustness", "newcomers", "found"]
-"""The layout of a table that does not stand beside the paper's."""
+TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found"]
+"""The layout of a table that is not shown beside one of the paper."""
 
 LIST_KEYS = ("alpha", "classes_per")
 """Keys whose values are lists: such a list is one value, not several."""
@@ -75,7 +75,7 @@ class PlannedRun:
     label: str = field(default="", compare=False)
     """The label of the cell that asked for it. Several cells may share a run."""
     pool: str = field(default="", compare=False)
-    """The file of results that it is a line of; empty if it has a file of its own."""
+    """The file of results in which it is a line; empty if it has a file of its own."""
 
     @property
     def parts(self) -> tuple[PlannedRun, ...]:
@@ -147,7 +147,7 @@ class Cell:
 
     @property
     def words(self) -> list[str]:
-        """The words by which `--cells` can choose it.
+        """The words by which `--cells` can select it.
 
         >>> Cell(Config(clusters=5, attack="noise", aggregation="krum")).words
         ['digits', 'clusterwise-dirichlet', 'wecfl', 'k=5', 'krum', 'noise']
@@ -174,14 +174,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table or figure: its cells, and in which order their runs are done."""
+    """A table or figure: its cells, and the order of their runs."""
 
     name: str
     title: str
     paper: str | None
-    """The table of the paper beside which it stands."""
+    """The table of the paper that it is compared with."""
     table: TableLayout | None
-    """Its layout, if it does not stand beside the paper's (`wecfl.paper.tables.files`)."""
+    """Its layout, if it is not compared with the paper's (`wecfl.paper.tables.files`)."""
     figure: str | None
     """How it is drawn (`wecfl.paper.figures`); without `table` it is a figure alone."""
     sets: tuple[tuple[int, int, tuple[Cell, ...]], ...]
@@ -201,7 +201,7 @@ def read_definitions(folder: Path = SHIPPED) -> dict[str, Definition]:
     """
     files = sorted(folder.glob("*.toml"))
     if not files:
-        raise ConfigError(f"no definitions (*.toml) in {folder}")
+        raise ConfigError(f"there are no definitions (*.toml) in {folder}: choose another folder")
     return {file.stem: _definition(file) for file in files}
 
 
@@ -272,7 +272,7 @@ def _definition(file: Path) -> Definition:
         written = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         sets = [_Set.model_validate({**written.base, **keys}) for keys in written.sets]
         pool = file.stem if written.together else ""
-        entries = tuple((each.priority, each.seeds, _cells(each, pool)) for each in sets)
+        entries = tuple((cells.priority, cells.seeds, _cells(cells, pool)) for cells in sets)
     except ValidationError as error:
         raise ConfigError(f"can't read the definition {file}: {one_line(error, None)}") from None
     except (ConfigError, OSError, ValueError, RecursionError) as error:

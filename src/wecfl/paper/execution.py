@@ -33,13 +33,15 @@ from wecfl.runs.watcher import OnRound
 __all__ = ["perform"]
 
 AVERAGED_ROUNDS = 3
-"""The last rounds, over which the paper's tables average and whose models a soft vote needs."""
+"""The number of last rounds that the paper's tables average, and whose models a vote needs."""
+STORED_SCORES = ("accuracy", "macro_f1", "ari")
+"""The scores that the paper's tables show."""
 
 
 def perform(
     run: PlannedRun, store: ResultStore, federation: Federation, watch: Sequence[OnRound] = ()
 ) -> StoredResult | None:
-    """Do a run and store its result; None for a soft vote some of whose members are missing.
+    """Do a run and store its result; None for a soft vote that lacks some of its members.
 
     A diverged training is a result too: tables say so, and the choice of a learning rate avoids it.
     """
@@ -66,7 +68,7 @@ def _train(
     def keep(record: Record, states: Sequence[State]) -> None:
         last.append(states[0].centers)
 
-    experiment = Experiment.of(run.config, federation, watch=[keep, *watch])
+    experiment = Experiment.prepared(run.config, watch=[keep, *watch])(federation)
     observe = figure_data.step if figure_data else None
     result = experiment.run(members=[run.member], observe=observe)
     if result.method.k == 1:
@@ -82,7 +84,7 @@ def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> Stored
         return None
     stacks = np.stack([store.read_models(part) for part in run.parts], axis=1)
     first = run.config.rounds - len(stacks) + 1
-    with Experiment.of(run.config, federation).open() as opened:
+    with Experiment.prepared(run.config)(federation).open() as opened:
         labels = np.zeros(len(opened.engine.sizes), dtype=np.int64)
         records = [
             opened.recorder.round([State(t, None, row[None], labels) for row in rows])
@@ -95,11 +97,11 @@ def _scores(records: Sequence[Record]) -> StoredResult:
     """The means of the last rounds, and the curves."""
     curve = {
         key: [None if record[key] is None else round(record[key], 5) for record in records]
-        for key in ("round", "accuracy", "macro_f1", "ari", "clusters")
+        for key in ("round", *STORED_SCORES, "clusters")
     }
+    last = last_rounds(records, AVERAGED_ROUNDS)  # without scores if the first round diverged
     means = {
-        key: None if mean is None else round(mean, 6)
-        for key, mean in last_rounds(records, AVERAGED_ROUNDS).items()
+        key: None if (mean := last.get(key)) is None else round(mean, 6) for key in STORED_SCORES
     }
     return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
 
@@ -139,7 +141,7 @@ def _commit() -> str | None:
     try:
         git(
             "ls-files", "--error-unmatch", f"paper/{Path(__file__).name}"
-        )  # else another project's repository
+        )  # otherwise it is the repository of another project
         changed = git("status", "--porcelain", "--", ".", ":/native")
         return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""What the paper's figures need of a run, in few numbers: t-SNE, cosines, F, R, B and ‖∇L‖²."""
+"""The numbers of a run that the paper's figures need: t-SNE, cosines, F, R, B and ‖∇L‖²."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from wecfl.theory.rate import mean_gradients
 __all__ = ["FigureData"]
 
 FIRST_ROUNDS = 5
-"""The paper's t-SNE figure shows the clients in the first five rounds."""
+"""The number of rounds in the paper's t-SNE figure."""
 COMPARED_CLIENTS = 20
-"""The paper shows the cosines of so many clients of one cluster."""
+"""The number of clients of one cluster whose cosines the paper shows."""
 
 
 class FigureData:
@@ -103,9 +103,9 @@ class FigureData:
 
 def _largest(sides: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
     """The largest B over the clusters that have clients."""
-    return {side: max(b for b in each if b is not None) for side, each in sides.items()}
+    return {side: max(b for b in values if b is not None) for side, values in sides.items()}
 
 
 def _by_step(values: Sequence[dict[str, float]]) -> dict[str, list[float]]:
     steps = values[0] if values else ()
-    return {step: [float(f"{each[step]:.6g}") for each in values] for step in steps}
+    return {step: [float(f"{by_step[step]:.6g}") for by_step in values] for step in steps}

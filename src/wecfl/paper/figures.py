@@ -30,7 +30,7 @@ DATASET_TITLES = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 def draw(definition: Definition, store: ResultStore, clients: Clients) -> AnyChart | None:
     """The figure of the stored results; None if there are none."""
-    if definition.figure == "partition":  # the one that needs data and no run
+    if definition.figure == "partition":  # the only figure that needs data, but no run
         return _partition([cell.config for cell in definition.cells], clients)
     if definition.figure not in FIGURES:
         raise ConfigError(unknown("figure", str(definition.figure), [*FIGURES, "partition"]))
@@ -176,8 +176,8 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
     values = pd.DataFrame(
         [
             {"round": t, "after": STEP_NAMES[step], name: value}
-            for step, each in by_step.items()
-            for t, value in enumerate(each, 1)
+            for step, values in by_step.items()
+            for t, value in enumerate(values, 1)
         ]
     )
     names, title_of = [STEP_NAMES[step] for step in by_step], LEGEND_TITLES[name]
@@ -258,12 +258,12 @@ def _robustness(found: Found) -> AnyChart:
                 "seeds": len(scores),
             }
             for cell, results in found
-            if (scores := [100 * each["accuracy"] for each in results if each["accuracy"]])
+            if (scores := [100 * result["accuracy"] for result in results if result["accuracy"]])
         ]
     )
     low = 10 * int(values["accuracy"].min() // 10)
     by_method = values.groupby("method", sort=False)
-    panels = [_map(each, str(method), low) for method, each in by_method]
+    panels = [_map(rows, str(method), low) for method, rows in by_method]
     return styled(alt.concat(*panels, columns=3, spacing=24))
 
 

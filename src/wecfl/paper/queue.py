@@ -43,7 +43,9 @@ def queue(asked: Iterable[tuple[Cell, int]], store: ResultStore) -> list[Planned
     for cell, seed in asked:
         run = chosen_run(cell, seed, store)
         if run is None:
-            todo |= dict.fromkeys(each for each in cell.candidates if store.read(each) is None)
+            todo |= dict.fromkeys(
+                candidate for candidate in cell.candidates if store.read(candidate) is None
+            )
         elif store.read(run) is None:
             todo |= dict.fromkeys(part for part in run.parts if not store.complete(part))
             todo[run] = None
@@ -59,7 +61,7 @@ def work(
     local: Mapping[str, Any],
     budget: float | None = None,
 ) -> Iterator[tuple[PlannedRun, StoredResult | EngineError | None]]:
-    """Do one run after the other; yield its result, its error, or None if another process has it.
+    """Do one run after the other; yield its result, its error, or None if another process does it.
 
     The queue is made anew before each run, because rates are chosen and other processes work too.
     `local` are choices of this machine (`data_dir`, `workers`). `budget` is the time in seconds: no
@@ -79,9 +81,7 @@ def work(
                     local_run = replace(run, config=run.config.model_copy(update=local))
                     watch = [watcher(run, todo)]
                     outcome = perform(local_run, store, federation(local_run.config), watch)
-            except (
-                EngineError
-            ) as error:  # of this run alone; errors that concern all runs are raised
+            except EngineError as error:  # an error of this run alone; others are raised
                 outcome = error
         yield run, outcome
 
@@ -101,8 +101,8 @@ def estimator(
 ) -> Callable[[PlannedRun], float | None]:
     """Estimates the seconds a run takes, from results of the same data set; None without any.
 
-    It uses results of the same method and K; if there are none, of the method; if there are none,
-    of the data set. Runs with a trace and votes are compared with their like.
+    It uses results of the same method and K, or else of the method, or else of the data set. Runs
+    with a trace are compared with such runs only, and votes with votes.
     """
     times: dict[tuple[Any, ...], list[float]] = {}
     for stored in results:
@@ -111,7 +111,7 @@ def estimator(
             alike = (choices["dataset"], bool(stored["votes"]), "trace" in stored)
             for key in (alike, (*alike, m := choices["method"]), (*alike, m, choices["clusters"])):
                 times.setdefault(key, []).append(machine_seconds(stored) / _work(choices))
-    rates = {key: median(each) for key, each in times.items()}
+    rates = {key: median(seconds) for key, seconds in times.items()}
 
     def estimate(run: PlannedRun) -> float | None:
         config = run.config

@@ -1,9 +1,9 @@
-"""The folder of finished runs: each is one small JSON file, whole or not there.
+"""The folder of finished runs: each is one small JSON file, which is complete or absent.
 
 ::
 
     RESULTS/NAME.json                 one finished run: choices, seed, scores, curve, time, versions
-    RESULTS/DEFINITION.jsonl          the same, a line for each run, of a definition with hundreds
+    RESULTS/DEFINITION.jsonl          one line per run, for a definition with hundreds of runs
     RESULTS/models/NAME.safetensors   the model of the last three rounds of a run with one cluster,
                                       so that soft votes (FedAvg+, FedProx+) share their members
     RESULTS/claims/NAME               locked by the process that does the run
@@ -20,21 +20,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from wecfl.config import INCIDENTAL_KEYS, Config
+from wecfl.config import Config
 from wecfl.core.types import F32
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
 from wecfl.folder.result_schema import ResultSchema
-from wecfl.from_config import method_of
+from wecfl.from_config import INCIDENTAL_KEYS, method_of
 from wecfl.paper.definitions import PlannedRun
 
 __all__ = ["ResultStore", "StoredResult"]
 
 StoredResult = dict[str, Any]
-"""A finished run, as in its JSON file (`wecfl.folder.schema.ResultSchema`)."""
+"""A finished run, as in its JSON file (`wecfl.folder.result_schema.ResultSchema`)."""
 
 ResultKey = tuple[str, int, int, bool]
-"""What tells a run from all others: hash, seed, member, whether it has a trace."""
+"""What identifies a run: hash, seed, member, and whether it has a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ResultStore:
         ]
 
     def complete(self, run: PlannedRun) -> bool:
-        """Whether the result is there, and with it the models that a vote needs.
+        """Whether the result is stored, together with the models that a vote needs.
 
         The repository keeps results but no models.
         """
@@ -119,13 +119,13 @@ class ResultStore:
         """Whether this process has the run for itself; the claim dies with the process."""
         with self._claimed(run.stem) as path:
             yield path is not None
-            # Not before: another process could lock the removed file, and this one a new file.
+            # Not earlier: another process could lock the removed file, and this one a new file.
             if path and self.read(run):
                 path.unlink(missing_ok=True)
 
     @contextmanager
     def _claimed(self, name: str, *, wait: bool = False) -> Iterator[Path | None]:
-        """A file that this process has locked; None if another one holds it and `wait` is off."""
+        """A file that this process has locked; None if another one has, and `wait` is False."""
         path = self.folder / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:

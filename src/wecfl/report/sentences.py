@@ -9,6 +9,7 @@ import numpy as np
 
 from wecfl.bilevel.auto import MIN_SILHOUETTE
 from wecfl.core.types import Int
+from wecfl.runs.scores import ScoreKind, headline_of, kind_of, scores_of
 
 OFTEN_REFUSED_SHARE = 0.1
 """A client whose replies were refused in a larger share of the rounds is named."""
@@ -18,7 +19,8 @@ MAX_NAMED_CLIENTS = 10
 WEAK_SILHOUETTE = 0.25
 """A silhouette below it shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
 
-__all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words"]
+__all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words",
+           "score_words"]  # fmt: skip
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
@@ -44,27 +46,27 @@ def client_words(sizes: Int, groups: Int | None) -> str:
 
 
 def round_words(record: Mapping[str, Any]) -> str:
-    """A round over a network: replies, clusters and accuracy.
+    """A round over a network: replies, clusters and the headline.
 
     >>> round_words({"sizes": [3, 1], "accuracy": 0.5, "clients": {"accuracy": [0.5] * 4},
     ...              "replies": {"heard": 3}, "network": {"refused": [["b", "NaN"]], "late": 2}})
     '3 of 4 replies; 1 refused; 2 late; clusters of 3, 1 clients; accuracy 50.0 %'
     """
-    network, m = record.get("network", {}), len(record["clients"]["accuracy"])
+    score = scores_of(record)[0]
+    network, m = record.get("network", {}), len(record["clients"][score])
     heard = record["replies"]["heard"] if "replies" in record else m
-    accuracy = record["accuracy"]
     words = [
         f"{heard} of {m} replies",
         *(f"{len(network[key])} {key}" for key in ("refused", "joined") if key in network),
         *([f"{network['late']} late"] if "late" in network else []),
         f"clusters of {', '.join(map(str, record['sizes']))} clients",
-        "accuracy unknown" if accuracy is None else f"accuracy {100 * accuracy:.1f} %",
+        score_words(score, record[score]),
     ]
     return "; ".join(words)
 
 
 def choice_words(choice: Mapping[str, Any]) -> str:
-    """Why there are as many clusters as there are, if the server chose K.
+    """Why there is this number of clusters, if the server chose K.
 
     >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
     'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
@@ -100,8 +102,9 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
     if reason := summary.get("stopped"):
         lines.append(f"stopped after round {summary['rounds']}: {reason}")
-    if (before := summary.get("before")) and before["accuracy"] is not None:
-        lines.append(f"before local adaptation: accuracy {100 * before['accuracy']:.1f} %")
+    name, kind = headline_of(summary)
+    if (before := summary.get("before")) and before[name] is not None:
+        lines.append(f"before local adaptation: {score_words(name, before[name])}")
     if attack := summary.get("attack"):
         found = [
             f"{100 * attack[key]:.0f} % {words}"
@@ -122,7 +125,7 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
             f"at δ = {privacy['delta']:g}"
         )
     if newcomers := summary.get("newcomers"):
-        lines.append(_newcomer_words(newcomers))
+        lines.append(_newcomer_words(newcomers, name, kind))
     if total := sum(refused.values()):
         rounds = summary["rounds"]
         worst = sorted(refused.items(), key=lambda item: -item[1])
@@ -138,7 +141,17 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     return lines
 
 
-def _newcomer_words(newcomers: Mapping[str, Any]) -> str:
+def score_words(name: str, value: float | None) -> str:
+    """A score with its name.
+
+    >>> score_words("accuracy", 0.5), score_words("rmse", None)
+    ('accuracy 50.0 %', 'RMSE unknown')
+    """
+    kind = kind_of(name)
+    return f"{kind.label} {'unknown' if value is None else kind.text(value)}"
+
+
+def _newcomer_words(newcomers: Mapping[str, Any], name: str, kind: ScoreKind) -> str:
     found = [f"{newcomers['novel']} of {newcomers['clients']} unlike any cluster"]
     for key, words in (
         ("right", "in the right group"),
@@ -149,7 +162,7 @@ def _newcomer_words(newcomers: Mapping[str, Any]) -> str:
             key != "false_alarms" or newcomers["recall"] is not None
         ):
             found.append(f"{100 * newcomers[key]:.1f} % {words}")
-    if None not in (newcomers["accuracy"], newcomers["members"]):
-        scores = (f"{100 * newcomers[key]:.1f} %" for key in ("accuracy", "members"))
-        found.append("accuracy {}, of members of the same clusters {}".format(*scores))
+    if None not in (newcomers[name], newcomers["members"]):
+        own, others = kind.text(newcomers[name]), kind.text(newcomers["members"])
+        found.append(f"{kind.label} {own}, of members of the same clusters {others}")
     return f"newcomers: {', '.join(found)}"

@@ -38,10 +38,10 @@ __all__ = ["TRACKERS", "MLflow", "TensorBoard", "numbers", "tracker"]
 class TensorBoard:
     """Event files in the run folder: `tensorboard --logdir runs` shows all runs side by side.
 
-    Scalars and cluster sizes of every round under the names of `metrics.jsonl` (`accuracy`, `F/E`,
-    `sizes/3`), what is known of each client as histograms, the configuration as text and as
-    hyper-parameters; at the end the overview figure and the parameters of the clusters' models as
-    histograms (the models themselves are in the run folder).
+    They hold the numbers of every round under the names of `metrics.jsonl` (`accuracy`, `F/E`,
+    `sizes/3`), the values of the clients as histograms, and the configuration as text and as
+    hyper-parameters. At the end they also get the overview figure, and the parameters of the
+    clusters' models as histograms (the models themselves are in the run folder).
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -84,15 +84,16 @@ class TensorBoard:
 class MLflow:
     """A run in the store that MLflow's own settings name (`MLFLOW_TRACKING_URI`, …).
 
-    Parameters are the configuration, metrics the numbers of every round under the names of
-    `metrics.jsonl` (`accuracy`, `F/E`, `sizes/3`), artifacts the overview figure and the files of
-    the run folder, the clusters' models among them (but for the state, which is large).
+    Its parameters are the configuration. Its metrics are the numbers of every round, under the
+    names of `metrics.jsonl` (`accuracy`, `F/E`, `sizes/3`). Its artifacts are the overview figure
+    and the files of the run folder, with the clusters' models but without the state, which is
+    large.
     """
 
     def __init__(self, folder: str | Path) -> None:
         os.environ.setdefault(
             "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # nothing is sent that nobody asked for
+        )  # no statistics are sent to others
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         self._tool = _imported("mlflow", "mlflow")
         self._folder = Path(folder)
@@ -111,7 +112,7 @@ class MLflow:
             self._tool.log_metrics(numbers(record), step=record["round"])
 
     def end(self, result: Result) -> None:
-        """Log figure, models and summary, and close the MLflow run with the status of ours."""
+        """Log figure, models and summary, and end the MLflow run with the status of this run."""
         scores = {f"summary/{name}": value for name, value in numbers(result.summary).items()}
         ends = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         with self._writing(), _figure(result) as figure:

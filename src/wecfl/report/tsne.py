@@ -14,7 +14,7 @@ from wecfl.core.types import F64
 __all__ = ["MIN_CLIENTS", "tsne_planes"]
 
 MIN_CLIENTS = 5
-"""With fewer clients, neighbourhoods mean nothing."""
+"""The smallest number of clients for a map: with fewer, neighbourhoods mean nothing."""
 
 
 def tsne_planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
@@ -43,7 +43,7 @@ def tsne_planes(rounds: Iterable[F64], seed: int = 0) -> list[F64]:
             tsne = TSNE(init=start, max_iter=250, early_exaggeration=1, **usual)
         # Only ratios count, and squares of distances must stay within float32.
         ratios = distances / max(distances.max(), np.finfo(np.float64).tiny)
-        with one_thread():  # also the faster way: a step is shorter than waking up threads
+        with one_thread():  # this is also faster, since a step is shorter than waking threads up
             plane = np.asarray(tsne.fit_transform(ratios), np.float64)
         placed.append(plane - plane.mean(axis=0))
     return placed

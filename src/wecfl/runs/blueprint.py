@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wecfl.core.clients import Clients
+from wecfl.core.task import Task
 from wecfl.models import Model, Module, auto, build
+from wecfl.tasks import described, parsed
 
 __all__ = ["Blueprint"]
 
@@ -16,7 +18,7 @@ class Blueprint:
     """What is needed to build the models of a run again, besides their tensors.
 
     >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
-    Blueprint(model='mlp', shape=(1, 8, 8), classes=10)
+    Blueprint(model='mlp', shape=(1, 8, 8), classes=10, task='classification(classes=10)')
     """
 
     model: str
@@ -24,18 +26,22 @@ class Blueprint:
     shape: tuple[int, ...]
     """The shape of a sample."""
     classes: int
+    """How many outputs the model has; for a classification, C."""
+    task: str = ""
+    """What the model was trained for; empty in early folders: a classification."""
 
     @classmethod
-    def of(cls, model: Model, module: Module, federation: Clients) -> Blueprint:
+    def of(cls, model: Model, module: Module, federation: Clients, task: Task) -> Blueprint:
         """The blueprint of a module that was made for a federation."""
         name = model if isinstance(model, str) else type(module).__name__
         name = auto(federation.shape) if name == "auto" else name
-        return cls(name, federation.shape, federation.classes)
+        return cls(name, federation.shape, task.outputs, described(task))
 
     def written(self) -> dict[str, str]:
         """The metadata for a safetensors file."""
         shape = " ".join(map(str, self.shape))
-        return {"model": self.model, "shape": shape, "classes": str(self.classes)}
+        classes = str(self.classes)
+        return {"model": self.model, "shape": shape, "classes": classes, "task": self._task_text}
 
     @classmethod
     def read(cls, about: Mapping[str, str]) -> Blueprint:
@@ -45,7 +51,16 @@ class Blueprint:
             raise ValueError(
                 f"a model needs a positive shape and number of classes, got {shape} and {classes}"
             )
-        return cls(about["model"], shape, classes)
+        return cls(about["model"], shape, classes, about.get("task", ""))
+
+    @property
+    def _task_text(self) -> str:
+        return self.task or f"classification(classes={self.classes})"
+
+    @property
+    def fitted_task(self) -> Task:
+        """The task that the model was trained for."""
+        return parsed(self._task_text)
 
     def build(self, seed: int = 0) -> Module:
         """A module of this kind, as it is when a run with this seed begins."""

@@ -100,7 +100,7 @@ class Diagnostics:
         self._started, self._started_slope = state, self._gradients(state)
         sampled = self._sampled(state)
         self._see(sigma2=bounds.gradient_variance(sampled, self._started_slope))
-        self._path_U = bounds.gradient_bound(sampled)  # of the local steps that follow
+        self._path_U = bounds.gradient_bound(sampled)  # U of the local steps that follow
 
     def _close(self, before: State, state: State) -> None:
         """Measure the rest when the models are sent, and begin the next round."""
@@ -188,8 +188,8 @@ class Diagnostics:
             rng.derive(seed, "diagnostics", state.round, draw) for draw in range(GRADIENT_DRAWS)
         ]
         draws = [
-            gradients(engine, state.models, batches=1, seed=each, round=state.round)
-            for each in seeds
+            gradients(engine, state.models, batches=1, seed=seed, round=state.round)
+            for seed in seeds
         ]
         return np.stack(draws)
 

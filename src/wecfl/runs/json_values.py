@@ -1,4 +1,4 @@
-"""Numbers that JSON can write, and the values inside of nested tables and lists."""
+"""Numbers that JSON can write, and the values inside nested tables and lists."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def json_number(
 def leaves(
     tree: object, *, between: str, item: str | None = "{}", name: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Each value inside of nested tables and lists, with the names on the way to it.
+    """Yield each value inside nested tables and lists, with its full name.
 
-    `between` stands between two names, `item` says how the i-th value of a list is called; None
-    leaves lists whole.
+    The full name is made of the names on the way to the value, with `between` between them. `item`
+    is the name of the i-th value of a list; if it is None, lists are not taken apart.
 
     >>> list(leaves({"F": {"E": 0.5}, "sizes": [3, 2]}, between="/"))
     [('F/E', 0.5), ('sizes/0', 3), ('sizes/1', 2)]

@@ -6,7 +6,7 @@ mean g of each cluster's members after their first update (`Reference`, decision
 
     cluster     k = argmin_k ‖g − G_k‖
     confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
-    novel       ‖g − G_k‖ > limit, which all but one in forty members keep to
+    novel       ‖g − G_k‖ > limit; one in forty members is beyond the limit
 
 Without training, the loss of each cluster's model on the newcomer's data can replace the distance.
 """
@@ -33,6 +33,7 @@ from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
+from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
@@ -40,6 +41,7 @@ from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
 from wecfl.models import Module, Vote, fill
 from wecfl.runs.blueprint import Blueprint
+from wecfl.tasks import Classification
 
 __all__ = [
     "NO_WHOLE_MODELS",
@@ -58,13 +60,13 @@ By = Literal["update", "losses"]
 FALSE_ALARM_RATE = 0.025
 """The share of newcomers that are taken for novel although they are like the members."""
 NO_WHOLE_MODELS = (
-    "the clusters of {} have no whole models, since clients keep all or a part of their model: "
-    "there is no model that a newcomer could use"
+    "the clusters of {} have no whole models, since clients keep all or a part of their model to "
+    "themselves, so there is none that a newcomer could use: choose another method"
 )
 """The error for methods whose cluster models are not complete."""
 OVER_BUDGET = (
-    "newcomers need one more reply of every member, which the privacy budget does not count with "
-    "clip and participation below 1 or several initial models: leave out newcomers"
+    "newcomers need one more reply of every member. With clip, and with participation below 1 or "
+    "several initial models, the privacy budget does not cover it: leave out newcomers"
 )
 """The error for private runs that can't assign newcomers."""
 
@@ -83,12 +85,21 @@ class Assignment:
     """The distance from its cluster, or the loss of the cluster's model."""
     limit: float | None
     """The distance beyond which a client is novel; None if no cluster has two members."""
-    accuracy: float
-    """The accuracy of the cluster's model on the data that were held out."""
-    macro_f1: float
+    scores: Mapping[str, float]
+    """The task's scores of the cluster's model on the data that were held out."""
     by: By
     model: Module
     """The model of its cluster, ready to predict."""
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classification on the data that were held out."""
+        return self.scores["accuracy"]
+
+    @property
+    def macro_f1(self) -> float:
+        """The macro-F1 of a classification on the data that were held out."""
+        return self.scores["macro_f1"]
 
     @property
     def novel(self) -> bool:
@@ -107,7 +118,8 @@ class NewcomerSetup:
     seed: int
     engine: Literal["auto", "native", "torch"]
     options: Mapping[str, Any]
-    """The options of the engine."""
+    """The options of the engine, but for the task."""
+    task: Task = Classification()  # noqa: RUF009  (frozen)
     member: int = 0
     privacy: Privacy | None = None
 
@@ -117,7 +129,7 @@ class NewcomerSetup:
         channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner: Engine = engine or stack.enter_context(
-                make_engine(self.engine, federation, self.module, **self.options)
+                make_engine(self.engine, federation, self.module, task=self.task, **self.options)
             )
             yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
 
@@ -203,7 +215,7 @@ class Assigner:
         kind, seed = self.setup.blueprint, self.setup.seed
         newcomer = Federation.from_arrays(
             [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
-            classes=kind.classes, names=[name], seed=seed,
+            names=[name], seed=seed,
         )  # fmt: skip
         if newcomer.shape != kind.shape:
             raise DataError(
@@ -228,7 +240,6 @@ class Assigner:
             stack = models[0] if len(models) == 1 else np.moveaxis(models, 0, 1)
             table = tallies(setting.engine, stack, "test")
             scores = setting.engine.task.scores(table)
-        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
         return [
             Assignment(
                 client=newcomers.names[i],
@@ -237,8 +248,7 @@ class Assigner:
                 confidence=_confidence(far[i]),
                 distance=float(far[i].min()),
                 limit=self.reference.limit(by),
-                accuracy=float(accuracy[i]),
-                macro_f1=float(macro_f1[i]),
+                scores={name: float(each[i]) for name, each in scores.items()},
                 by=by,
                 model=self.model(int(nearest[i])),
             )
@@ -255,7 +265,7 @@ class Assigner:
         plan = replace(setting.plan, lr=self.reference.lr)
         anything = replace(
             setting.channel, refuse_above=np.inf
-        )  # each is by itself, far off or not
+        )  # newcomers are independent, so none is refused for being far from the others
         once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
             state, _ = _first_update(once)
@@ -265,7 +275,7 @@ class Assigner:
         if not finite.all():
             raise DataError(
                 f"client {newcomers.names[int(np.argmin(finite))]}: its model is not finite after "
-                "one local update; scale its data as those of the members"
+                "one local update; scale its data like those of the members"
             )
         return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
 
@@ -283,7 +293,9 @@ def _first_update(setting: Setting) -> tuple[State, float]:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(known={"lr": lr})
     eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
-    return exchange(state, setting), eta
+    # Members and newcomers are compared by what they have learned, not by what is left of it.
+    whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
+    return exchange(state, whole), eta
 
 
 def compared_columns(method: Method, layout: Layout) -> Columns:

@@ -21,6 +21,7 @@ from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.json_values import json_number
+from wecfl.runs.scores import kind_of
 from wecfl.runs.simulated_attack import SimulatedAttack
 
 __all__ = [
@@ -42,20 +43,23 @@ RECORD_KEYS = {
     "accuracy": "fraction of right predictions of a client on its test data; |D_i|-weighted mean",
     "macro_f1": "mean F1 of a client over classes in truth or prediction; |D_i|-weighted mean",
     "ari": "adjusted Rand index of the assignment against the generating groups; null if unknown",
-    "nmi": "normalized mutual information of the same",
+    "nmi": "normalized mutual information of assignment and groups; null if unknown",
     "clusters": "groups found: clusters with at least one client",
     "sizes": "clients in each of the K clusters",
-    "churn": "fraction of clients that changed cluster since the round before, labels matched",
+    "churn": "fraction of clients that changed cluster since the last round, after matching labels",
     "cosine": "mean similarity of the models before D: intra (pairs in a cluster), inter (centers)",
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
+    "worst_decile": "mean of the first score over the tenth of the clients that fares worst",
+    "cluster_scores": "the first score of each cluster, from the tallies of its clients together",
     "clients": "accuracy and macro_f1 of each client",
 }
-"""The keys of a record, and what they mean."""
+"""The keys of a record, and what they mean. `accuracy` and `macro_f1` are the scores of a
+classification; another task has its own in their place (`wecfl.tasks`)."""
 
 CONDITION_KEYS = {
-    "before": "accuracy and macro_f1 before local adaptation, where a method adapts models to test",
+    "before": "the scores before local adaptation, if the method adapts models",
     "replies": "how many local updates were heard, absent, lost, refused, if some were not heard",
     "network": "over a network: who joined, what was refused and why, how many replies came late, "
     "and the privacy budget that was spent",
@@ -66,7 +70,7 @@ CONDITION_KEYS = {
 those of the honest clients."""
 
 CLUSTERING_KEYS = {
-    "notes": "what the clustering wrote down: why there are so many clusters",
+    "notes": "what the clustering wrote down about the number of clusters",
 }
 """A further key of a record, where the clustering decides how many clusters there are."""
 
@@ -153,15 +157,15 @@ class Recorder:
         task = self._engine.task
         tables = self._scores(states) if self.scores(state.round) else {}
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
-        scores = task.scores(tables.pop("after", nothing))
-        accuracy, macro_f1 = scores["accuracy"], scores["macro_f1"]
+        tally = tables.pop("after", nothing)
+        scores = task.scores(tally)
+        headline = next(iter(scores))
         counted = self._engine.sizes * self._honest
         sizes = np.bincount(state.labels, minlength=len(state.centers))
         compared = self._apart
         record: Record = {
             "round": state.round,
-            "accuracy": metrics.weighted(accuracy, counted),
-            "macro_f1": metrics.weighted(macro_f1, counted),
+            **{name: _mean(each, counted) for name, each in scores.items()},
             **metrics.agreement(state.labels, self._groups),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
@@ -172,18 +176,21 @@ class Recorder:
                 for name, steps in self._values.items()
             },
             "seconds": {},
-            "clients": {
-                "accuracy": _known(accuracy),
-                "macro_f1": _known(macro_f1),
-            },
+            "worst_decile": json_number(
+                metrics.worst_decile(scores[headline][counted > 0], lower=headline in task.lower)
+            ),
+            "cluster_scores": _known(
+                headline, task.scores(_pooled(tally, state.labels, len(sizes)))[headline]
+            ),
+            "clients": {name: _known(name, each) for name, each in scores.items()},
         }
         for moment, table in tables.items():
             record[moment] = {
-                name: metrics.weighted(each, counted) for name, each in task.scores(table).items()
+                name: _mean(values, counted) for name, values in task.scores(table).items()
             }
         if state.outcome is not None:
             counts = np.bincount(state.outcome, minlength=len(Reply))
-            record["replies"] = {each.name.lower(): int(counts[each]) for each in Reply}
+            record["replies"] = {outcome.name.lower(): int(counts[outcome]) for outcome in Reply}
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
@@ -246,9 +253,22 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
     return rows[0] if len(rows) == 1 else np.stack(rows)
 
 
-def _known(scores: F64) -> list[float | None]:
-    """Scores in six digits; None where a score is unknown."""
-    return [json_number(score, decimals=6) for score in scores]
+def _mean(scores: F64, sizes: Int) -> float | None:
+    """The weighted mean; None where no client has a score, or one of them is infinite."""
+    return json_number(metrics.weighted(scores, sizes))
+
+
+def _pooled(tallies: F64, labels: Int, k: int) -> F64:
+    """(K, …), the tallies of each cluster's clients, added up."""
+    pooled = np.zeros((k, *tallies.shape[1:]))
+    np.add.at(pooled, labels, tallies)
+    return pooled
+
+
+def _known(name: str, scores: F64) -> list[float | None]:
+    """Scores in six digits, those of shares behind the point; None where a score is unknown."""
+    digits = {"decimals": 6} if kind_of(name).percent else {"significant": 6}
+    return [json_number(score, **digits) for score in scores]
 
 
 def _plain(values: F64) -> float | list[float | None] | None:

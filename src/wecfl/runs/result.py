@@ -22,6 +22,7 @@ from wecfl.models import Module, Vote, fill, layout_of
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
 from wecfl.runs.record import Record, served
+from wecfl.runs.scores import Better
 from wecfl.runs.simulated_newcomers import newcomer_summary
 from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, settled
 
@@ -137,7 +138,7 @@ class Result:
 
     @cached_property
     def assigner(self) -> Assigner:
-        """Assigns newcomers. If need be, all members first make one local update for it."""
+        """Assigns newcomers. At the first call, all members make one local update for it."""
         reference = self.reference or self.refer(self.states[0])
         return Assigner(
             self.newcomer_setup, reference, np.stack([state.centers for state in self.states])
@@ -162,6 +163,8 @@ class Result:
             "engine": self.engine,
             "k": self.method.members if self.method.members > 1 else self.method.k,
             "rounds": len(self.records),
+            "scores": self._better,
+            **dict.fromkeys((*self._better, "ari", "worst_decile")),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
             "settled": settled(self.records),
@@ -170,6 +173,13 @@ class Result:
             "seed": self.seed,
             "status": self.status,
         }
+
+    @property
+    def _better(self) -> dict[str, Better]:
+        """The scores of the task, the headline first, and which values are the good ones."""
+        task = self.newcomer_setup.task
+        names = task.scores(np.zeros((0, *task.shape(self.newcomer_setup.blueprint.classes))))
+        return {name: "lower" if name in task.lower else "higher" for name in names}
 
     @property
     def _extras(self) -> dict[str, Any]:
@@ -202,7 +212,9 @@ class Result:
                 "replies": replied,
             }
         if self.newcomers is not None:
-            extras["newcomers"] = newcomer_summary(self.newcomers, self.clients, self.unseen)
+            extras["newcomers"] = newcomer_summary(
+                self.newcomers, self.clients, self.unseen, score=next(iter(self._better))
+            )
         return extras
 
     @property

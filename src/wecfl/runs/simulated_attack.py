@@ -14,6 +14,7 @@ from wecfl.core.clients import Clients
 from wecfl.core.engine import Engine
 from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
+from wecfl.data.targets import may_be_labels
 from wecfl.errors import ConfigError
 from wecfl.options import Attack
 
@@ -48,6 +49,8 @@ class SimulatedAttack:
         attack, attackers = asked.value, choose(federation.keys, asked.attackers, seed)
         held = federation
         if isinstance(attack, DataAttack):
+            if not may_be_labels(federation.y):
+                raise ConfigError(f"{asked.kind} changes labels, but these targets are numbers")
             held = attack.poison(federation, attackers, seed)
         honest = np.flatnonzero(~attackers)
         triggered_test = isinstance(attack, Backdoor) and attack.triggered(

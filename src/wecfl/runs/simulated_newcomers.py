@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from wecfl import metrics
 from wecfl.channel.attacks import choose
 from wecfl.core.clients import Clients
 from wecfl.core.types import Int
@@ -51,21 +52,23 @@ def separated(
 
 def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
     """One row per newcomer, as in `newcomers.csv`."""
-    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel",
-             "accuracy", "macro_f1")  # fmt: skip
-    frame = pd.DataFrame({name: [getattr(each, name) for each in found] for name in names})
+    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel")
+    columns = {name: [getattr(assignment, name) for assignment in found] for name in names}
+    scores = {name: [assignment.scores[name] for assignment in found] for name in found[0].scores}
+    frame = pd.DataFrame(columns | scores)
     frame.insert(2, "group", None if groups is None else groups)
     return frame
 
 
 def newcomer_summary(
-    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None
+    newcomers: pd.DataFrame, members: pd.DataFrame, unseen: int | None, *, score: str = "accuracy"
 ) -> dict[str, float | None]:
     """How well newcomers were assigned, as in `summary.json`.
 
     `right` is the share of newcomers in a cluster whose members are mostly of their own group.
-    `members` is the accuracy of the members of the same clusters, weighted by the newcomers of each
-    cluster. Newcomers of the `unseen` group have no right cluster, and count only for `recall`.
+    `score` names the headline; `members` is that of the members of the same clusters, weighted by
+    the newcomers of each cluster. Newcomers of the `unseen` group have no right cluster, and count
+    only for `recall`.
 
     >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],
     ...                         "accuracy": [0.8, 0.6, 1.0]})
@@ -78,22 +81,23 @@ def newcomer_summary(
     known = bool(newcomers["group"].notna().all())
     from_unseen = (newcomers["group"] == unseen) & (unseen is not None)
     seen, novel = newcomers[~from_unseen], newcomers[from_unseen]
-    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
-    usual = hits / members.groupby("cluster")["samples"].sum()
+    scored = members.dropna(subset=score)
+    hits = (scored[score] * scored["samples"]).groupby(scored["cluster"]).sum()
+    usual = hits / scored.groupby("cluster")["samples"].sum()
     right = None
     if known and len(seen):
         main = members.groupby("cluster")["group"].agg(lambda group: group.mode().iloc[0])
         right = float((seen["cluster"].map(main) == seen["group"]).mean())
 
     def mean(values: pd.Series[float]) -> float | None:
-        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
+        return metrics.weighted(np.asarray(values, np.float64), seen["samples"].to_numpy())
 
     found = {
         "right": right,
-        "accuracy": mean(seen["accuracy"]),
+        score: mean(seen[score]),
         "members": mean(seen["cluster"].map(usual)),
         "recall": float(novel["novel"].mean()) if len(novel) else None,
         "false_alarms": float(seen["novel"].mean()) if known and len(seen) else None,
     }
-    rounded = {key: None if each is None else round(each, 12) for key, each in found.items()}
+    rounded = {key: None if value is None else round(value, 12) for key, value in found.items()}
     return {"clients": len(newcomers), "novel": int(newcomers["novel"].sum()), **rounded}

@@ -9,6 +9,7 @@ import numpy as np
 from wecfl.core.state import Reply
 from wecfl.core.types import Int8
 from wecfl.runs.record import Record
+from wecfl.runs.scores import scores_of
 
 __all__ = ["last_choice", "last_parts", "last_rounds", "replies", "settled"]
 
@@ -25,14 +26,17 @@ def replies(records: Sequence[Record], m: int) -> Int8:
 
 
 def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | None]:
-    """The means over the last rounds, as in the paper's tables.
+    """The means over the last rounds, as in the paper's tables: of scores, and of the ARI.
 
-    >>> last_rounds([{"accuracy": a, "macro_f1": a, "ari": None} for a in (0.0, 0.5, 0.6, 0.7)])
-    {'accuracy': 0.6, 'macro_f1': 0.6, 'ari': None}
+    >>> clients = {"accuracy": [0.5]}
+    >>> last_rounds([{"accuracy": a, "worst_decile": a / 2, "ari": None, "clients": clients}
+    ...              for a in (0.0, 0.5, 0.6, 0.7)])
+    {'accuracy': 0.6, 'ari': None, 'worst_decile': 0.3}
     """
     means: dict[str, float | None] = {}
-    for key in ("accuracy", "macro_f1", "ari"):
-        values = [record[key] for record in records[-count:] if record[key] is not None]
+    names = scores_of(records[-1]) if records else []
+    for key in (*names, "ari", "worst_decile"):
+        values = [each for record in records[-count:] if (each := record.get(key)) is not None]
         means[key] = round(float(np.mean(values)), 12) if values else None
     return means
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from wecfl.core.types import F64, Int
+from wecfl.data.federation import Federation
+from wecfl.data.targets import may_be_labels
+from wecfl.errors import ConfigError
+from wecfl.tasks import ranking
+from wecfl.tasks import targets as forms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Classification"]
+__all__ = ["ClassHeadline", "Classification", "class_weights"]
+
+ClassHeadline = Literal["auto", "accuracy", "balanced_accuracy", "auc"]
+"""The first score of a classification."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
     """Every sample belongs to one of C classes (a `wecfl.core.task.Task`).
+
+    With p = softmax of the logits and the class y, the loss of a sample is
+
+        (1 − p_y)^γ · [(1 − s)·w_y·(−log p_y) + s/C · Σ_c w_c·(−log p_c)]
+
+    with the `weights` w, label smoothing s = `smoothing` and γ = `gamma` (focal loss). Without them
+    it is cross-entropy. The mean is over samples, whatever their weights.
 
     >>> task = Classification()
     >>> outputs, targets = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
@@ -29,45 +45,189 @@ class Classification:
     ([[[1.0, 1.0], [0.0, 0.0]]], [0.5])
     """
 
+    classes: int = 0
+    """C; 0: the largest label + 1."""
+    weights: tuple[float, ...] | Literal["balanced"] | None = None
+    """w, one for each class; `balanced`: n / (C·n_c) for the n_c training samples of class c."""
+    smoothing: float = 0.0
+    """s, how much of the target is spread over all classes."""
+    gamma: float = 0.0
+    """γ, how much less samples count that are already recognized."""
+    ignore: int | None = None
+    """A label that is no class: samples with it are left out, of training and of scores."""
+    headline: ClassHeadline = "auto"
+    """The first score; `auto` follows the balance of the classes (`wecfl.tasks.choice`). For `auc`
+    clients also count how probable they found each class (`wecfl.tasks.ranking`)."""
+
     name: ClassVar[str] = "classification"
-    kernel: ClassVar[str | None] = "cross-entropy"
+
+    def __post_init__(self) -> None:
+        check_loss(self.smoothing, self.gamma)
+        if self.classes < 0:
+            raise ConfigError(f"classes must not be negative, got {self.classes}")
+        if self.headline not in get_args(ClassHeadline):
+            known = ", ".join(get_args(ClassHeadline))
+            raise ConfigError(f"headline must be one of {known}, got {self.headline!r}")
+        if isinstance(self.weights, tuple):
+            if self.classes and len(self.weights) != self.classes:
+                raise ConfigError(f"weights need one for each of {self.classes} classes")
+            if not all(0 <= weight < np.inf for weight in self.weights):
+                raise ConfigError(f"weights must be finite and not negative, got {self.weights}")
+        elif self.weights not in (None, "balanced"):
+            raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
+
+    @property
+    def _plain(self) -> bool:
+        return self.weights is None and not self.smoothing and not self.gamma
+
+    @property
+    def kernel(self) -> Mapping[str, Any] | None:
+        """How the native engine is told the loss; it has no focal loss."""
+        if self._plain:
+            return {"loss": "cross-entropy"}
+        if self.gamma or self.weights == "balanced":
+            return None
+        weights = self.weights or (1.0,) * self.classes
+        return {
+            "loss": "weighted cross-entropy", "weights": list(weights), "smoothing": self.smoothing
+        }  # fmt: skip
+
+    @property
+    def outputs(self) -> int:
+        """C, one logit for each class."""
+        return self.classes
+
+    def fit(self, federation: Federation) -> tuple[Classification, Federation]:
+        """With labels 0 … C − 1, the weights of the classes, and no sample that is ignored."""
+        known = self.classes
+        if not known and self.ignore is None and may_be_labels(federation.y):
+            known = federation.classes
+        held = forms.labels(federation, known or None, self.ignore)
+        weights = class_weights(held) if self.weights == "balanced" else self.weights
+        return replace(self, classes=held.classes, weights=weights), held
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """(C, C), counts by true and predicted class."""
-        return outputs, outputs
+        """(C, C), counts by true and predicted class; for the AUC in one row with histograms."""
+        if self.headline != "auc":
+            return outputs, outputs
+        return (outputs**2 + _questions(outputs) * 4 * ranking.BIN_COUNT,)
 
     def losses(self, outputs: F64, targets: Int) -> F64:
-        """(n,), −log softmax of the right class."""
+        """(n,), −log softmax of the right class, weighted, smoothed and focused."""
         top = outputs.max(axis=1, keepdims=True)
+        own = np.arange(len(targets)), targets
         with np.errstate(invalid="ignore"):  # a model that diverges may give infinite outputs
             log_sum = np.log(np.exp(outputs - top).sum(axis=1)) + top[:, 0]
-            loss: F64 = log_sum - outputs[np.arange(len(targets)), targets]
-        return loss
+            loss: F64 = log_sum - outputs[own]
+            if self._plain:
+                return loss
+            weights = np.array(self.weights or [1.0] * outputs.shape[1])
+            every = ((log_sum[:, None] - outputs) * weights).mean(axis=1)
+            whole = (1 - self.smoothing) * weights[targets] * loss + self.smoothing * every
+            focus = np.maximum(-np.expm1(-loss), 0) ** self.gamma
+        return np.asarray(focus * whole)
 
     def objective(
         self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> Tensor:
         """The mean or sum of the losses as a torch tensor, which can be differentiated."""
+        from torch import finfo  # noqa: PLC0415
         from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
-        return cross_entropy(outputs, targets, reduction=reduction)
+        if self._plain:
+            return cross_entropy(outputs, targets, reduction=reduction)
+        weights = None if self.weights is None else outputs.new_tensor(self.weights)
+        each = cross_entropy(
+            outputs, targets, weight=weights, label_smoothing=self.smoothing, reduction="none"
+        )
+        if self.gamma:
+            right = -cross_entropy(outputs, targets, reduction="none").neg().expm1()
+            # At 0 the power has no derivative for γ < 1.
+            each = right.clamp_min(finfo(right.dtype).tiny) ** self.gamma * each
+        return each.sum() if reduction == "sum" else each.mean()
 
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
-        """(m, C, C), how often each class was predicted as each class."""
+        """(m, C, C), how often each class was predicted as each class; for the AUC in one row."""
         classes = outputs.shape[1]
         cells = (owners * classes + targets) * classes + outputs.argmax(axis=1)
         shape = (clients, classes, classes)
-        return np.bincount(cells, minlength=prod(shape)).reshape(shape).astype(np.float64)
+        counts = np.bincount(cells, minlength=prod(shape)).reshape(shape).astype(np.float64)
+        if self.headline != "auc":
+            return counts
+        if classes == 2:
+            logits, truth = outputs[:, 1:] - outputs[:, :1], (targets == 1)[:, None]
+        else:  # log p / (1 − p), each class against all others
+            others = np.stack([np.delete(outputs, c, axis=1) for c in range(classes)], axis=1)
+            logits, truth = outputs - _log_sum(others), targets[:, None] == np.arange(classes)
+        found = ranking.histograms(logits, truth.astype(np.float64), owners, clients)
+        return np.concatenate([counts.reshape(clients, -1), found.reshape(clients, -1)], axis=1)
 
-    def complaint(self, tally: F64) -> str:
+    @property
+    def lower(self) -> frozenset[str]:
+        """What measures errors of probabilities."""
+        return frozenset({"brier", "ece"}) if self.headline == "auc" else frozenset()
+
+    def complaint(self, tally: F64, most: int) -> str:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
-        if (tally < 0).any() or (tally != np.floor(tally)).any():
-            return "counts must be whole numbers and not negative"
-        return ""
+        counts, found = self._parts(tally[None])
+        problem = forms.wrong_counts(counts, most)
+        if problem or found is None:
+            return problem
+        return ranking.wrong_histograms(found[0], most)
 
     def scores(self, tallies: F64) -> dict[str, Any]:
-        """`accuracy` (m,) and `macro_f1` (m,); NaN for a client without a tally."""
+        """`accuracy` (m,) and `macro_f1` (m,) and, if the headline asks for them, others.
+
+        NaN for a client without a tally.
+        """
         from wecfl import metrics  # noqa: PLC0415  (with scikit-learn, which clients do without)
 
-        counts = tallies.astype(np.int64)
-        return {"accuracy": metrics.accuracy(counts), "macro_f1": metrics.macro_f1(counts)}
+        parts, found = self._parts(tallies)
+        counts = parts.astype(np.int64)
+        usual = {"accuracy": metrics.accuracy(counts), "macro_f1": metrics.macro_f1(counts)}
+        if self.headline in ("auto", "accuracy"):
+            return usual
+        usual = {"balanced_accuracy": metrics.balanced_accuracy(counts)} | usual
+        return usual if found is None else ranking.probability_scores(found) | usual
+
+    def _parts(self, tallies: F64) -> tuple[F64, F64 | None]:
+        """(m, C, C) and, if there are some, the histograms (m, c, 4, bins)."""
+        if self.headline != "auc":
+            return tallies, None
+        m, classes = len(tallies), self.classes
+        counts, found = np.split(tallies, [classes**2], axis=1)
+        shape = (m, _questions(classes), 4, ranking.BIN_COUNT)
+        return counts.reshape(m, classes, classes), found.reshape(shape)
+
+
+def check_loss(smoothing: float, gamma: float) -> None:
+    """Refuse a smoothing or a focus that makes no loss."""
+    if not 0 <= smoothing < 1:
+        raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing}")
+    if not 0 <= gamma < np.inf:
+        raise ConfigError(f"gamma must be finite and not negative, got {gamma}")
+
+
+def class_weights(federation: Federation) -> tuple[float, ...]:
+    """N / (C·n_c) for each class c, so that all classes count alike; 1 for a class without samples.
+
+    >>> xs, ys = [np.zeros((10, 1))], [np.arange(10) // 8]
+    >>> class_weights(Federation.from_arrays(xs, ys, test=(xs, ys)))
+    (0.625, 2.5)
+    """
+    held = np.bincount(federation.y[np.concatenate(federation.train)], minlength=federation.classes)
+    weights = held.sum() / (np.count_nonzero(held) * np.maximum(held, 1))
+    return tuple(np.where(held > 0, weights, 1.0).tolist())
+
+
+def _questions(classes: int) -> int:
+    """Of two classes one is the opposite of the other, so one histogram is enough."""
+    return 1 if classes == 2 else classes
+
+
+def _log_sum(logits: F64) -> F64:
+    """Log Σ exp over the last axis."""
+    top = logits.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        total: F64 = np.log(np.exp(logits - top).sum(axis=-1)) + top[..., 0]
+    return total

@@ -1,4 +1,4 @@
-"""What a run folder tells about the assumptions of the lemmas: met, not met or unknown."""
+"""Whether the assumptions of the lemmas are met, not met or unknown, by what a run folder says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from wecfl.methods import components, structure
 from wecfl.models import MODELS
 from wecfl.resolve import resolve
 from wecfl.runs.record import Record
+from wecfl.tasks.choice import TASKS
 from wecfl.theory.verdicts import Assumption
 
 __all__ = ["RunEvidence", "assumptions"]
@@ -21,13 +22,15 @@ __all__ = ["RunEvidence", "assumptions"]
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """What a run folder tells about the lemmas and their assumptions."""
+    """What a run folder says about the lemmas and their assumptions."""
 
     title: str
     records: list[Record]
     model: str
+    task: str
+    """The task by name and options."""
     steps: int
-    """Q, local steps in a round."""
+    """Q, the number of local steps in a round."""
     plan: dict[str, Any]
     components: dict[str, str]
     """The components of the method in words (`wecfl.methods.components`)."""
@@ -54,6 +57,7 @@ class RunEvidence:
             f"seed {summary['seed']}",
             records=records,
             model=config.get("model", ""),
+            task=config.get("task", "classification"),
             steps=plan["steps"],
             plan=plan,
             components=words,
@@ -63,7 +67,7 @@ class RunEvidence:
 
     @property
     def outside(self) -> str:
-        """In which components the method differs from the paper's; empty if in none.
+        """The components in which the method differs from the paper's; empty if there are none.
 
         The theory is about one model per cluster (`members`), the squared distance and the steps
         L, E, M, D.
@@ -75,7 +79,7 @@ class RunEvidence:
 
     @property
     def is_known_model(self) -> bool:
-        """Whether the model is one that `wecfl.models` builds, of which the layers are known."""
+        """Whether the model is one of `wecfl.models`, whose layers are known."""
         return self.model in (*MODELS, "auto")
 
     @property
@@ -101,12 +105,12 @@ def assumptions(run: RunEvidence) -> Iterator[Assumption]:
 
 
 def _warm_start(run: RunEvidence) -> Assumption:
-    """E begins at the previous centers, so that it can't raise F."""
+    """E starts from the previous centers, so that it can't raise F."""
     met = None if run.structure is None else _keeps_f(run.structure["clustering"])
     outcome = {
-        None: "an early folder does not say whether it improves on",
-        True: "it improves on",
-        False: "it need not improve on",
+        None: "this early folder does not say whether it starts from",
+        True: "it also starts from",
+        False: "it does not start from",
     }[met]
     why = f"E is {run.components['clustering']}: {outcome} the previous centers"
     return Assumption("warm start", met, why)
@@ -164,12 +168,18 @@ def _one_loss(run: RunEvidence) -> Assumption:
         return Assumption("one loss", False, why)
     if run.is_known_model:
         return Assumption("one loss", True, "no BatchNorm")
-    return Assumption("one loss", None, "no BatchNorm; the folder does not tell of Dropout")
+    return Assumption(
+        "one loss", None, "no BatchNorm; the folder does not say whether there is Dropout"
+    )
 
 
 def _convex(run: RunEvidence) -> Assumption:
-    if run.model == "logistic":
-        return Assumption("convex", True, "logistic regression")
+    convex_loss = run.task.partition("(")[0] in TASKS and "gamma" not in run.task
+    if run.model == "logistic" and convex_loss:
+        linear = f"a linear model, {run.task}"
+        return Assumption(
+            "convex", True, "logistic regression" if run.task == "classification" else linear
+        )
     curvatures = [
         (record["theory"]["curvature"], record["round"])
         for record in run.measured

@@ -1,8 +1,8 @@
 """`wecfl check`: the paper's lemmas and theorems against what a run recorded.
 
-An inequality is judged in every round on the record alone. Beside it stand the assumptions it
-rests on, each met, not met or unknown, and the rounds in which its condition on the learning rate
-was met. What each of them says and how it is measured: `docs/theory.md`.
+An inequality is judged in every round, by the record alone. The result also says which of its
+assumptions are met, not met or unknown, and in which rounds its condition on the learning rate was
+met. `docs/theory.md` explains the statements, and how their quantities are measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATEMENTS = {
     "Lemma 3": "L does not raise F: F(L) ≤ F(M) before",
     "Theorem 1": "F converges: F(L) ≤ F(L) before",
     "Lemma 4": "averaging is cheap: R(D) ≤ R(L) + ηBQU²",
-    "Lemma 4*": "as far as convexity alone goes",
+    "Lemma 4*": "what follows from convexity alone",
     "Lemma 5": "local steps gain: R(L) ≤ R(D) before − …",
     "Theorem 2": "R falls: R(L) ≤ R(L) before",
     "Theorem 2*": "with the condition its proof needs",
@@ -36,7 +36,7 @@ WHY_MISSING = {
     **dict.fromkeys("LD", "R was not measured (--no-objectives)"),
     **dict.fromkeys("EM", "F was not measured"),
 }
-"""What a record may lack, by key, and why."""
+"""Why a record may not have these keys."""
 
 
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
@@ -76,7 +76,7 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
         return Statement(name, STATEMENTS[name], found, chosen, condition, missing)
 
     def within(record: Record, bound: str) -> bool:
-        """Whether η_i is within the bound for every client; not if the bound is unknown."""
+        """Whether η_i is within the bound for every client; False if the bound is unknown."""
         if "theory" not in record:
             return False
         both = zip(record["clients"]["lr"], record["clients"][bound], strict=True)
@@ -158,7 +158,7 @@ def _convergence(
 
 
 def _rounds_needed(run: RunEvidence, epsilon: float | None) -> str | None:
-    """How many rounds T Theorem 3 asks for, in words; without ε, the least ε that has a T."""
+    """The number of rounds T that Theorem 3 asks for; without ε, the smallest possible ε."""
     last = run.records[-1]
     if run.outside or "theory" not in last or "L" not in last["R"] or run.rate(last) is None:
         return None
@@ -169,5 +169,5 @@ def _rounds_needed(run: RunEvidence, epsilon: float | None) -> str | None:
     if epsilon is None:
         return f"Theorem 3: no number of rounds promises a mean ‖∇L‖² below {least:.3g}"
     rounds = theorem.rounds(epsilon)
-    answer = f"T ≥ {rounds:.4g}" if epsilon > least else f"no T: at least {least:.3g} is left"
+    answer = f"T ≥ {rounds:.4g}" if epsilon > least else f"no T: ε must be above {least:.3g}"
     return f"Theorem 3: for a mean ‖∇L‖² of ε = {epsilon:g} it asks for {answer}"

@@ -1,4 +1,4 @@
-"""Tables for the terminal: how the statements fared on a run."""
+"""Tables for the terminal: in which rounds the statements held."""
 
 from __future__ import annotations
 
@@ -25,30 +25,40 @@ def rich_check(check: Check) -> Group:
     table.add_column("under its condition", justify="right", width=9)
     table.add_column("least margin", justify="right", no_wrap=True)
     table.add_column("not met", min_width=16)
-    for each in check.statements:
-        unmet = [a.name + ("" if a.met is False else " ?") for a in each.assumptions if not a.met]
-        if each.missing:
-            table.add_row(each.name, each.says, "–", "–", "–", each.missing, style="dim")
+    for statement in check.statements:
+        unmet = [
+            a.name + ("" if a.met is False else " ?") for a in statement.assumptions if not a.met
+        ]
+        if statement.missing:
+            table.add_row(
+                statement.name, statement.says, "–", "–", "–", statement.missing, style="dim"
+            )
             continue
-        worst = min(each.rounds, key=lambda i: i.margin)
-        met = [i for i in each.rounds if i.condition]
+        worst = min(statement.rounds, key=lambda i: i.margin)
+        met = [i for i in statement.rounds if i.condition]
         conditional = "never met" if not met else _share(met)
+        all_held = all(i.held for i in statement.rounds)
         table.add_row(
-            each.name, each.says, _share(each.rounds), conditional if each.condition else "",
-            f"{worst.margin:+.2e} (round {worst.round})", ", ".join(unmet) or "–",
-            style="red" if each.refuted else "" if all(i.held for i in each.rounds) else "yellow",
-        )  # fmt: skip
+            statement.name,
+            statement.says,
+            _share(statement.rounds),
+            conditional if statement.condition else "",
+            f"{worst.margin:+.2e} (round {worst.round})",
+            ", ".join(unmet) or "–",
+            style="red" if statement.refuted else "" if all_held else "yellow",
+        )
     lines: list[Any] = [Text(check.title), table]
     failed = [
-        f"{each.name} failed in round {_spans([i.round for i in each.rounds if not i.held])}"
-        for each in check.statements
-        if not all(i.held for i in each.rounds)
+        f"{statement.name} failed in round "
+        f"{_spans([i.round for i in statement.rounds if not i.held])}"
+        for statement in check.statements
+        if not all(i.held for i in statement.rounds)
     ]
     worded: dict[str, list[str]] = {}
-    for each in check.statements:
-        worded.setdefault(each.condition, []).append(each.name)
+    for statement in check.statements:
+        worded.setdefault(statement.condition, []).append(statement.name)
     conditions = [f"{', '.join(names)} if {text}" for text, names in worded.items() if text]
-    seen = {a.name: a for each in check.statements for a in each.assumptions}
+    seen = {a.name: a for statement in check.statements for a in statement.assumptions}
     signs = {True: "✓", False: "✗", None: "?"}
     facts = [f"{signs[a.met]} {a.name}: {a.why}" for a in seen.values()]
     for part in (facts, conditions, failed, check.notes):
@@ -63,11 +73,11 @@ def rich_rounds(check: Check) -> Table:
     """The margin of every inequality in every round; dim where its condition was not met."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("round", justify="right")
-    judged = [each for each in check.statements if each.rounds]
-    for each in judged:
-        table.add_column(each.name, justify="right", no_wrap=True)
-    by_round = [{i.round: i for i in each.rounds} for each in judged]
-    for number in sorted({i.round for each in judged for i in each.rounds}):
+    judged = [statement for statement in check.statements if statement.rounds]
+    for statement in judged:
+        table.add_column(statement.name, justify="right", no_wrap=True)
+    by_round = [{i.round: i for i in statement.rounds} for statement in judged]
+    for number in sorted({i.round for statement in judged for i in statement.rounds}):
         table.add_row(str(number), *(_cell(rounds.get(number)) for rounds in by_round))
     return table
 
@@ -84,7 +94,7 @@ def _share(rounds: Sequence[Inequality]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Rising numbers in short form.
+    """Ascending numbers in short form.
 
     >>> _spans([1, 3, 4, 5])
     '1, 3–5'

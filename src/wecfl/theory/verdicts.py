@@ -10,13 +10,13 @@ from typing import Any
 __all__ = ["RELATIVE_TOLERANCE", "Assumption", "Check", "Inequality", "Statement"]
 
 RELATIVE_TOLERANCE = 1e-5
-"""Of the larger side of an inequality: models are float32 rows, so F and R carry rounding."""
+"""By how much of its larger side an inequality may fail: F and R come from float32 models."""
 ABSOLUTE_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What a statement takes for granted: met, not met, or (None) not known from the record."""
+    """An assumption of a statement: it is met, not met, or (None) unknown from the record."""
 
     name: str
     met: bool | None
@@ -54,7 +54,7 @@ class Inequality:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A lemma or theorem, and how it fared in each round."""
+    """A lemma or theorem, and whether it held in each round."""
 
     name: str
     says: str
@@ -69,7 +69,7 @@ class Statement:
     def refuted(self) -> bool:
         """Whether it failed in a round although all its assumptions and its condition were met."""
         sound = all(assumption.met for assumption in self.assumptions)
-        return sound and any(each.condition and not each.held for each in self.rounds)
+        return sound and any(found.condition and not found.held for found in self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +95,22 @@ class Check:
             "notes": list(self.notes),
             "statements": [
                 {
-                    "name": each.name,
-                    "says": each.says,
-                    "condition": each.condition or None,
-                    "missing": each.missing or None,
-                    "refuted": each.refuted,
+                    "name": statement.name,
+                    "says": statement.says,
+                    "condition": statement.condition or None,
+                    "missing": statement.missing or None,
+                    "refuted": statement.refuted,
                     "assumptions": [
-                        {"name": a.name, "met": a.met, "why": a.why} for a in each.assumptions
+                        {"name": a.name, "met": a.met, "why": a.why} for a in statement.assumptions
                     ],
                     "rounds": [
                         {
                             "round": i.round, "left": i.left, "right": i.right,
                             "margin": i.margin, "held": i.held, "condition": i.condition,
                         }
-                        for i in each.rounds
+                        for i in statement.rounds
                     ],
                 }
-                for each in self.statements
+                for statement in self.statements
             ],
         }  # fmt: skip

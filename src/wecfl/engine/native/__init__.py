@@ -1,8 +1,8 @@
-"""The fast engine: hand-written kernels for the layers small models are made of, on threads.
+"""The fast engine: kernels of our own for the layers of small models, on threads.
 
-The C++ sources are in `native/`; `chain.py` translates a module into a list of layers, and
-`native/planner.cpp` holds the rules which of them the kernels run. The module's forward method is
-not run in training: a self-check at the start compares one training step with torch.
+The C++ sources are in `native/`. `chain.py` translates a module into a list of layers, and
+`native/planner.cpp` decides which layers the kernels can run. In training, the module's own forward
+method is not called, so a self-check at the start compares one training step with torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Unpack, final
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from wecfl import memory, rng
 from wecfl.core.plan import LocalPlan
@@ -23,11 +24,11 @@ from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine
 from wecfl.engine.native.chain import Layer, Unsupported, chain
 from wecfl.errors import EngineError
-from wecfl.models.rows import row_of
+from wecfl.models.rows import one_at_a_time, row_of
 
 try:
     from wecfl.engine.native import _native
-except ImportError:  # no compiler when the package was installed: `NativeEngine` says so
+except ImportError:  # there was no compiler at installation, which `NativeEngine` reports
     _native = None  # type: ignore[assignment]
 
 __all__ = ["NativeEngine", "Unsupported", "instruction_sets"]
@@ -37,9 +38,9 @@ SELF_CHECK_TOLERANCE = 1e-3
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets of this machine that there are kernels for, the best first.
+    """The instruction sets of this machine for which there are kernels, the best first.
 
-    None if the kernels were not built.
+    The list is empty if the kernels were not built.
 
     >>> "baseline" in instruction_sets()
     True
@@ -51,9 +52,9 @@ def instruction_sets() -> list[str]:
 class NativeEngine(LocalEngine):
     """Runs the clients of a federation with the library's own kernels (`wecfl.core.engine.Engine`).
 
-    Arguments as of `LocalEngine`; `workers` are threads, and the same bits come out for any number
-    of them. `isa` chooses an instruction set (default: the best of this machine). Raises
-    `Unsupported` where the model has a layer the kernels don't know.
+    The arguments are those of `LocalEngine`. `workers` are threads; any number of them gives the
+    same bits. `isa` chooses an instruction set (default: the best of this machine). It raises
+    `Unsupported` if the model has a layer that the kernels don't know.
 
     >>> from wecfl.bilevel.evaluation import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
@@ -76,19 +77,21 @@ class NativeEngine(LocalEngine):
                 "installed"
             )
         super().__init__(federation, model, **options)
-        if self.task.kernel != "cross-entropy":
+        federation = self._federation
+        if self.task.kernel is None:
             raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
         self._layers = chain(self._model, self.layout)
         try:
             self._runner = self._make(self._layers, isa)
-        except ValueError as error:  # of `native/planner.cpp`: the layer and the rule it breaks
+        except ValueError as error:  # from `native/planner.cpp`: the layer and the rule it breaks
             raise Unsupported(str(error)) from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
+        self._y = np.ascontiguousarray(federation.y)
         self._check_kernels(isa)
 
     @property
     def name(self) -> str:
-        """With the instruction set: the same one gives the same bits."""
+        """The name holds the instruction set: the same one gives the same bits."""
         return f"native-{self._runner.isa}"
 
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
@@ -125,7 +128,7 @@ class NativeEngine(LocalEngine):
             lesson.lr,
             self._optimizer(lesson.plan),
             self._x,
-            federation.y,
+            self._y,
             np.array(busy),
             index,
             offsets,
@@ -146,11 +149,11 @@ class NativeEngine(LocalEngine):
         )
 
     def close(self) -> None:
-        """Nothing to give back: threads end with each call."""
+        """Nothing to do: threads end with each call."""
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         rows = self._rows(samples, clients)
-        out = np.empty((sum(map(len, rows)), self._federation.classes), np.float32)
+        out = np.empty((sum(map(len, rows)), self.outputs), np.float32)
         self._evaluate("logits", (models, which, self._x), rows, out)
         return out
 
@@ -158,11 +161,11 @@ class NativeEngine(LocalEngine):
         which = np.arange(len(clients))
         rows = self._rows(samples, clients)
         out = np.empty((len(rows), self.layout.trainable), np.float32)
-        self._evaluate("gradients", (models, which, self._x, self._federation.y), rows, out)
+        self._evaluate("gradients", (models, which, self._x, self._y), rows, out)
         return out
 
     def _evaluate(self, work: str, given: Sequence[Any], rows: list[Int], out: F32) -> None:
-        """`work` on these samples of each client: models, which of them each has, and the data."""
+        """Run `work` on these samples of each client, with models and data as `given`."""
         models, *data = given
         self._call(
             work,
@@ -180,10 +183,11 @@ class NativeEngine(LocalEngine):
         return _native.Runner(
             [_native.Layer(**layer) for layer in layers],
             list(self._federation.shape),
-            self._federation.classes,
+            self.outputs,
             self.layout.trainable,
             self.layout.width,
             isa,
+            **(self.task.kernel or {}),
         )
 
     def _call(self, work: str, *arguments: Any) -> None:
@@ -200,16 +204,25 @@ class NativeEngine(LocalEngine):
         runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")
         x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
-        y = draws.integers(0, self._federation.classes, len(x))
+        y: NDArray[Any] = draws.integers(0, self.outputs, len(x))
+        if self.task.kernel == {"loss": "squares"}:
+            y = draws.normal(size=(len(x), self.outputs)).astype(np.float32)
         start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
-        logits = np.empty((len(x), self._federation.classes), np.float32)
+        logits = np.empty((len(x), self.outputs), np.float32)
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(
             ours, None, None, None, None, None, lr, self._optimizer(LocalPlan(momentum=0.0)),
             flat, y, first, order, batches, key, 1,
         )  # fmt: skip
+        with one_at_a_time:
+            expected, theirs = self._by_torch(torch.from_numpy(x), torch.from_numpy(y), lr[0])
+        self._compare("evaluation", logits, expected, 1.0)
+        self._compare("training step", ours[0] - start, theirs - start, 0.0)
+
+    def _by_torch(self, x: Tensor, y: Tensor, lr: float) -> tuple[F32, F32]:
+        """The logits of the model without Dropout, and its row after a training step, by torch."""
         module = deepcopy(self._model).eval()
         for part in module.modules():
             if isinstance(part, nn.Dropout):
@@ -218,22 +231,20 @@ class NativeEngine(LocalEngine):
                 part.train()
         try:
             with torch.no_grad():
-                expected = deepcopy(module)(torch.from_numpy(x)).numpy()
-            output = module.train()(torch.from_numpy(x))
+                logits = deepcopy(module)(x).numpy()
+            output = module.train()(x)
         except Exception as error:
             one_line = " ".join(str(error).split())
             raise Unsupported(f"the model can't run on the samples ({one_line})") from None
-        torch.autograd.backward(nn.functional.cross_entropy(output, torch.from_numpy(y)))
-        with torch.no_grad():  # an optimizer of torch's would import its compiler: seconds
+        torch.autograd.backward(self.task.objective(output, y))
+        with torch.no_grad():  # torch.optim would import its compiler, which takes seconds
             for parameter in module.parameters():
                 if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=float(lr[0]))
-        theirs = row_of(module)
-        self._compare("evaluation", logits, expected, 1.0)
-        self._compare("training step", ours[0] - start, theirs - start, 0.0)
+                    parameter.sub_(parameter.grad, alpha=float(lr))
+        return logits, row_of(module)
 
     def _compare(self, what: str, ours: F32, theirs: F32, min_size: float) -> None:
-        """Raise `Unsupported` where the difference is large, relative to what torch found."""
+        """Raise `Unsupported` if the difference is large, relative to the result of torch."""
         size = max(np.abs(theirs).max(), min_size)
         error = np.abs(ours - theirs).max() / size if size > 0 else 0.0
         if not error <= SELF_CHECK_TOLERANCE:

@@ -19,6 +19,9 @@ class Runner:
         trainable: int,
         width: int,
         isa: str = "",
+        loss: str = "cross-entropy",
+        weights: list[float] = ...,
+        smoothing: float = 0.0,
     ) -> None: ...
     def train(self, rows: NDArray[np.float32], *arguments: Any) -> None: ...
     def logits(self, rows: NDArray[np.float32], *arguments: Any) -> None: ...

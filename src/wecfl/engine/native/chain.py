@@ -1,13 +1,14 @@
-"""The translation of a module into the flat list of layers that the native kernels are given.
+"""Translates a module into the flat list of layers that the native kernels run.
 
-Which sizes and shapes the kernels run is not decided here: `native/planner.cpp` holds those rules.
-This file refuses only what such a list can't express: a model that is no chain, a layer of another
-kind, an option that a layer of the list does not have.
+Which sizes and shapes the kernels can run is decided by `native/planner.cpp`. This file refuses
+only what a list of layers can't express: a model that is not a chain, an unknown kind of layer, or
+an option that a layer of the list does not have.
 """
 
 from __future__ import annotations
 
 import operator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ POOLING_DEFAULTS = {
     "count_include_pad": True,
     "divisor_override": None,
 }
-"""Options of pooling functions that a layer of the list does not have, as they must be."""
+"""Options of pooling functions that a layer of the list does not have; they must have these
+values."""
 
 
 class Unsupported(WecflError):  # noqa: N818
@@ -36,7 +38,7 @@ class Unsupported(WecflError):  # noqa: N818
 
 
 def chain(model: nn.Module, layout: Layout) -> list[Layer]:
-    """The layers of a module that calls one after the other.
+    """The layers that a module calls, one after the other.
 
     >>> from wecfl.models import layout_of
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -53,10 +55,10 @@ def chain(model: nn.Module, layout: Layout) -> list[Layer]:
 
 def _traced(model: nn.Module, columns: dict[str, int]) -> list[Layer]:
     """The calls that the model makes, each with the output of the one before it."""
-    if type(model) is nn.Linear:  # traced, it would fall apart into its own pieces
+    if type(model) is nn.Linear:  # tracing would take it apart
         return [_of_module("", model, columns)]
     try:
-        graph = fx.symbolic_trace(model).graph
+        graph = _graph(model)
     except Exception as error:
         one_line = " ".join(str(error).split())
         raise Unsupported(f"torch.fx can't trace {type(model).__name__} ({one_line})") from None
@@ -89,14 +91,39 @@ def _traced(model: nn.Module, columns: dict[str, int]) -> list[Layer]:
     return layers
 
 
+def _graph(model: nn.Module) -> fx.Graph:
+    """What `torch.fx.symbolic_trace` records, without patching `nn.Module` while it does.
+
+    That patch is seen by all threads of the process, and would break the models of other runs.
+    """
+    tracer = fx.Tracer()
+    tracer.root, tracer.graph, tracer.tensor_attrs = deepcopy(model), fx.Graph(), {}
+    for name, part in tracer.root.named_modules():
+        if name and tracer.is_leaf_module(part, name):
+            part.__class__ = _recorded(type(part), name, tracer)
+    forward, arguments = tracer.create_args_for_root(type(tracer.root).forward, is_module=True)
+    output = tracer.create_arg(forward(*arguments))
+    tracer.create_node("output", "output", (output,), {})
+    return tracer.graph
+
+
+def _recorded(kind: type[nn.Module], name: str, tracer: fx.Tracer) -> type[nn.Module]:
+    """A kind of layer that records its calls instead of computing something."""
+
+    def call(_: nn.Module, *args: Any, **named: Any) -> fx.Proxy:
+        return tracer.create_proxy("call_module", name, args, named)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
 def _measures(node: fx.Node) -> bool:
-    """Whether this is x.size(…), x.shape or an item of it: only `view` and `reshape` read them."""
+    """Whether this is x.size(…), x.shape or an item of it, which only `view` and `reshape` use."""
     sizes = node.op == "call_method" and node.target == "size"
     return sizes or node.target in (getattr, operator.getitem)
 
 
 def _of_module(name: str, part: nn.Module, columns: dict[str, int]) -> Layer:
-    """The layer that stands for a module of torch; empty where the module does nothing."""
+    """The layer for a module of torch; empty if the module does nothing."""
     kind = type(part)
     place = f"the layer '{name}' ({kind.__name__})" if name else f"the model ({kind.__name__})"
 
@@ -155,7 +182,9 @@ def _of_module(name: str, part: nn.Module, columns: dict[str, int]) -> Layer:
         window = _window(part.kernel_size, part.stride, part.padding, place)
         counts_less = window["pad"] and not part.count_include_pad
         if part.ceil_mode or part.divisor_override or counts_less:
-            raise Unsupported(f"{place} has ceil_mode, or divides by other than its kernel's size")
+            raise Unsupported(
+                f"{place} has ceil_mode, or divides by another number than its kernel's size"
+            )
         return {"kind": "avg_pool", "place": place, **window}
     if kind is nn.Flatten:
         assert isinstance(part, nn.Flatten)
@@ -171,7 +200,7 @@ def _of_module(name: str, part: nn.Module, columns: dict[str, int]) -> Layer:
 
 
 def _of_function(node: fx.Node) -> Layer:
-    """The layer that stands for a function that the model calls."""
+    """The layer for a function that the model calls."""
     target, args, named = node.target, node.args[1:], dict(node.kwargs)
     place = f"the call of {getattr(target, '__name__', target)}"
     named.pop("inplace", None)

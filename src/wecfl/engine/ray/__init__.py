@@ -1,18 +1,17 @@
-"""The clients shared out among Ray actors, on this machine or on the nodes of a cluster.
+"""Divides the clients among Ray actors, on this machine or on the nodes of a cluster.
 
-Each actor holds a shard, some of the clients, in an engine of one machine (native where that
-applies, else torch), and is called once per step. All that a client's computation depends on is
-keyed by (seed, round, client), so the same bits come out for any number of actors and nodes, and
-what an actor that died had to do can be done again by another.
+Each actor has a shard, which is some of the clients, in an engine of one machine (native if that
+knows the model, otherwise torch). It is called once per step. Everything that a client's
+computation depends on is keyed by (seed, round, client). So any number of actors and nodes gives
+the same bits, and if an actor dies, another one can do its work again.
 
-What travels are rows of numbers, through Ray's object store. After the distribution clients hold
-the models of their clusters, so each distinct row of a matrix travels once, for all shards. Ray
-itself pickles what it sends: whoever reaches its ports can run code on its nodes.
+Rows of numbers are sent through Ray's object store. After the distribution, clients of a cluster
+have the same model, so each distinct row of a matrix is sent once, for all shards. Ray itself
+pickles what it sends: whoever reaches its ports can run code on its nodes.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from wecfl.engine.ray.actor import Actor
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
 from wecfl.engine.ray.rows import Packed, distinct
 from wecfl.errors import EngineError, WecflError
+from wecfl.printing import log
 
 __all__ = ["ClientProgress", "RayEngine"]
 
@@ -39,20 +39,20 @@ ClientProgress = Callable[[str, int, int], None]
 """Called with what the clients do, how many of them have done it, and how many there are."""
 
 MAX_REPLACEMENTS = 3
-"""How often in one step the actor of a shard is replaced."""
+"""How often the actor of a shard is replaced in one step."""
 FREE_CORES_TIMEOUT_SECONDS = 5.0
-"""How long to wait for free cores before actors share the ones that there are."""
+"""How long to wait for free cores. After that, actors share the cores that exist."""
 
 
 @final
 class RayEngine(BaseEngine):
     """Runs the clients of a federation on Ray (implements `wecfl.core.engine.Engine`).
 
-    Arguments as of `BaseEngine`; `workers` are actors, None: one for each core of the cluster.
-    `address` is that of a running cluster of which this machine is a node, or ``auto``; without it
-    Ray is started here, and ended by `close`. `inside` says what actors compute with, as for
-    `wecfl.make_engine`. In one step the actor of a shard is replaced `max_replacements` times at
-    most. Use it as a context manager.
+    The arguments are those of `BaseEngine`. `workers` are actors; None: one for each core of the
+    cluster. `address` is that of a running cluster to which this machine belongs, or ``auto``.
+    Without an address, Ray is started here, and ended by `close`. `inside` is the engine that
+    actors use, as for `wecfl.make_engine`. In one step, the actor of a shard is replaced at most
+    `max_replacements` times. Use it as a context manager.
 
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
@@ -73,9 +73,10 @@ class RayEngine(BaseEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(federation, model, **options)
+        federation = self._federation
         if address is not None:
             check_address(address)
-        self._ray = imported()
+        self._ray = imported(loopback=address is None)
         self._progress = progress or (lambda work, done, total: None)
         self._max_replacements = max_replacements
         self._shards: list[_Shard] = []
@@ -84,7 +85,7 @@ class RayEngine(BaseEngine):
             "batchnorm": self._batchnorm, "batch": self._batch, "workers": 1, "task": self.task,
         }  # fmt: skip
         kind = _kind(inside, federation, model, inner_options)
-        self._mine = connect(address, self.workers)
+        self._connection = connect(address, self.workers)
         try:
             if options.get("workers") is None:
                 cores = int(self._ray.cluster_resources().get("CPU", 1))
@@ -96,7 +97,7 @@ class RayEngine(BaseEngine):
 
     @property
     def name(self) -> str:
-        """The name of the engines inside the actors: the bits are theirs."""
+        """The name of the engines inside the actors, on which the bits depend."""
         return self._name
 
     def ask(
@@ -123,12 +124,10 @@ class RayEngine(BaseEngine):
             for shard in self._shards:
                 self._ray.kill(shard.actor)
         self._shards.clear()
-        if self._mine:
-            self._mine = False
-            self._ray.shutdown()
+        self._connection.close()
 
     def _share_out(self, kind: str, options: EngineOptions) -> None:
-        """Give each actor its shard: every n-th client, since neighbours may be alike in size."""
+        """Give each actor its shard: every n-th client, since neighbours may have similar sizes."""
         ray, m = self._ray, len(self.sizes)
         free = self._free(self.workers)
         for number in range(self.workers):
@@ -146,11 +145,13 @@ class RayEngine(BaseEngine):
         engines = self._ask_all(self._loaded)
         names = sorted({name for name, _ in engines})
         if len(names) > 1:
-            raise EngineError(f"the nodes don't compute alike: {', '.join(names)}")
+            raise EngineError(
+                f"the nodes must compute with one engine, got {', '.join(names)}: use equal nodes"
+            )
         self._name, self.nodes = names[0], len({node for _, node in engines})
 
     def _free(self, wanted: int) -> float:
-        """Cores that nobody uses; Ray reports those of actors that have just ended with a delay."""
+        """The number of free cores; Ray reports with a delay those of actors that just ended."""
         until = monotonic() + FREE_CORES_TIMEOUT_SECONDS
         while (free := self._ray.available_resources().get("CPU", 0)) < wanted:
             if monotonic() > until or self._ray.cluster_resources().get("CPU", 0) < wanted:
@@ -159,7 +160,7 @@ class RayEngine(BaseEngine):
         return float(free)
 
     def _actor(self, free: float) -> Any:
-        """A new actor, on a core of its own if one is free, else on a core that others use too."""
+        """A new actor, on a core of its own if one is free, otherwise on a core that is shared."""
         options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**options)(Actor).remote()
 
@@ -191,9 +192,9 @@ class RayEngine(BaseEngine):
                 raise self._as_ours(error, "load") from None
 
     def _each(self, job: Job, sent: Sent, clients: Int, memory: Table) -> Iterator[tuple[Int, Any]]:
-        """Let the actors run a program for these clients; yields clients and results as they come.
+        """Let the actors run a program for these clients; yield clients and results as they come.
 
-        Every actor gets what is common, the rows of its own clients, and what these have kept.
+        Every actor gets what is common to all, and the rows and the memory of its own clients.
         """
         if not self._shards:
             raise EngineError("the engine is closed; make a new one")
@@ -244,7 +245,7 @@ class RayEngine(BaseEngine):
 
     @property
     def _fatal(self) -> tuple[type[Exception], ...]:
-        """What Ray raises where an actor, its node or its answer is lost."""
+        """What Ray raises if an actor, its node or its answer is lost."""
         known = self._ray.exceptions
         return (
             known.RayActorError, known.ObjectLostError, known.NodeDiedError,
@@ -260,7 +261,7 @@ class RayEngine(BaseEngine):
                 f"'{work}' ({first_line(error)}); if nodes are short of memory, use fewer workers"
             )
         deaths[shard] += 1
-        logging.getLogger("wecfl").warning(
+        log.warning(
             "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
             count, work, first_line(error),
         )  # fmt: skip
@@ -268,7 +269,7 @@ class RayEngine(BaseEngine):
         shard.actor = self._actor(self._free(1))
 
     def _as_ours(self, error: Exception, work: str) -> WecflError:
-        """The error as it would be without Ray."""
+        """The error of ours that Ray has wrapped, or an `EngineError`."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, WecflError):
             return cause
@@ -281,12 +282,12 @@ class _Shard:
 
     clients: Int
     held: Any
-    """Their data, in the object store."""
+    """The data of its clients, in the object store."""
     actor: Any
 
 
 def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
-    """These clients with their own samples alone.
+    """These clients, with a pool that holds only their own samples.
 
     >>> fed = Federation.from_arrays([np.eye(5)] * 3, [np.arange(5)] * 3)
     >>> alone = _alone(fed, [2])

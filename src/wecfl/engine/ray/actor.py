@@ -41,8 +41,10 @@ class Actor:
         from wecfl.engine import make_engine  # noqa: PLC0415
 
         if (installed := version("wecfl")) != release:
-            raise EngineError(f"a node has wecfl {installed}: install {release} on all of them")
-        # Arrays in the object store are read-only, which torch warns of; we only read them.
+            raise EngineError(
+                f"a node has wecfl {installed}, expected {release}: install {release} on all nodes"
+            )
+        # Torch warns that arrays in the object store are read-only. We only read them.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._engine = make_engine(kind, federation, model, **options)
         return self._engine.name, imported().get_runtime_context().get_node_id()
@@ -56,9 +58,9 @@ class Actor:
         which: Mapping[str, Int | None],
         *arrays: Any,
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Run a program for these clients of the shard; returns what they reply and what they keep.
+        """Run a program for these clients of the shard; return what they reply and what they keep.
 
-        `arrays` are first those that are common to all, then those with a row for each client.
+        `arrays` are first the common ones, then those with a row for each client.
         """
         own = {
             name: array if numbers is None else array[numbers]
@@ -72,7 +74,7 @@ class Actor:
         return answers.rows, kept
 
     def _spread(self, clients: Int, memory: Table) -> dict[str, Any]:
-        """Tables (n, …) of the whole shard with these clients' rows; those of others are zero."""
+        """Tables (n, …) of the whole shard with these clients' rows; the other rows are zero."""
         n = len(self._engine.sizes)
         spread = {}
         for name, rows in memory.items():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from wecfl.errors import ConfigError, EngineError
@@ -17,15 +21,28 @@ __all__ = ["check_address", "connect", "first_line", "imported"]
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 """How long the head of a cluster may take to accept a connection."""
+REAPER_FILE = Path(__file__).with_name("reaper.py")
 QUIET_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # send nothing to others unasked
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns of what a later version will do
+    "RAY_USAGE_STATS_ENABLED": "0",  # no statistics are sent to others
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray warns of a change in a later version
 }
 
 
-def imported() -> Any:
-    """The module `ray`, or a `ConfigError` that says how to install it."""
-    for name, value in QUIET_ENVIRONMENT.items():
+LOOPBACK_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # holds on Linux, too: listen on 127.0.0.1 only
+    "RAY_AUTH_MODE": "token",  # for loopback is open to all users of the machine
+}
+"""For a Ray that is started for one run. Ray reads both when it is imported."""
+
+
+def imported(*, loopback: bool = False) -> Any:
+    """The module `ray`, or a `ConfigError` that says how to install it.
+
+    With `loopback` the instances that it starts listen on 127.0.0.1 only and ask for a token, if it
+    has not been imported before.
+    """
+    wanted = LOOPBACK_ENVIRONMENT if loopback and "ray" not in sys.modules else {}
+    for name, value in (QUIET_ENVIRONMENT | wanted).items():
         os.environ.setdefault(name, value)
     try:
         return import_module("ray")
@@ -36,7 +53,7 @@ def imported() -> Any:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address, or where nobody listens; Ray would try for minutes."""
+    """Refuse what is not an address, or where nobody listens; Ray would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -48,21 +65,27 @@ def check_address(address: str) -> None:
         raise ConfigError(f"no Ray cluster at {address}: {first_line(error)}") from None
 
 
-def connect(address: str | None, cores: int) -> bool:
-    """Connect to Ray, or start it with so many cores; whether `close` has to end it."""
-    ray = imported()
+def connect(address: str | None, cores: int) -> ExitStack:
+    """Connect to Ray, or start it with so many cores; closing what is returned ends that."""
+    ray, ending = imported(loopback=address is None), ExitStack()
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", connected):
             raise ConfigError(
-                f"this process is connected to the Ray cluster at {connected} already"
+                f"this process is already connected to the Ray cluster at {connected}: use that "
+                f"address, or another process"
             )
-        return False
+        return ending
     options = {} if address else {"num_cpus": cores, "include_dashboard": False}
     try:
+        if address is None:
+            _guard_token()
         with _signals_kept(), _one_attempt(address):
             ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if address is None:
+            ending.enter_context(_reaped(ray))
+    except Exception as error:  # Ray raises any kind, also a bare one where a part does not start
+        ray.shutdown()
         if address is None:
             raise EngineError(f"Ray can't be started here: {first_line(error)}") from None
         raise ConfigError(
@@ -70,7 +93,8 @@ def connect(address: str | None, cores: int) -> bool:
             f"must be a node of it (ray start --address=…) with the same versions of Python and "
             f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
         ) from None
-    return True
+    ending.callback(ray.shutdown)
+    return ending
 
 
 def first_line(error: BaseException) -> str:
@@ -79,9 +103,48 @@ def first_line(error: BaseException) -> str:
     return message.splitlines()[0].strip().rstrip(".")
 
 
+def _guard_token() -> None:
+    """See to it that no other user can read the token, for which Ray makes a file open to all."""
+    if (
+        os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
+        or "RAY_AUTH_TOKEN" in os.environ
+    ):
+        return
+    default = Path.home() / ".ray" / "auth_token"
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", default))
+    if file.exists():
+        file.chmod(0o600)
+        return
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(secrets.token_hex(32))
+
+
+@contextmanager
+def _reaped(ray: Any) -> Iterator[None]:
+    """See to it that no process of the Ray that was started here outlives this one."""
+    psutil = import_module("psutil")  # Ray brings it along
+    home = str(Path(ray.__file__).parent)
+    lines: list[str] = []
+    for parent in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if home in " ".join(parent.cmdline()):
+                family = (parent, *parent.children(recursive=True))
+                lines += [f"{each.pid} {each.create_time()!r}\n" for each in family]
+    words = [sys.executable, "-P", str(REAPER_FILE)]
+    env = {**os.environ, "PYTHONPATH": str(Path(psutil.__path__[0]).parent)}
+    with subprocess.Popen(
+        words, env=env, stdin=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.writelines(lines)
+        process.stdin.flush()
+        yield
+
+
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Put our signal handlers back, which Ray replaces; ours wait for the end of a round."""
+    """Restore our signal handlers, which Ray replaces; ours wait for the end of a round."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -95,7 +158,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _one_attempt(address: str | None) -> Iterator[None]:
-    """Let Ray try once: where another program answers, it would make twenty attempts of 40 s."""
+    """Let Ray try once. If another program answers, it would make twenty attempts of 40 s."""
     name = "RAY_gcs_server_port_wait_time_s"
     if address is None or name in os.environ:
         yield

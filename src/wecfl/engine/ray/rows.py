@@ -1,4 +1,4 @@
-"""Rows of numbers on their way to actors: each distinct row travels once, if that is shorter."""
+"""Packs rows of numbers for actors: each distinct row is sent once, if that is shorter."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from wecfl.core.types import F32, Int
 __all__ = ["Packed", "distinct"]
 
 KEY_COLUMNS = 64
-"""Columns that are compared first, to find rows that may be equal."""
+"""The number of columns that are compared first, to find rows that may be equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A matrix of rows as it travels: as it is, or as its distinct rows and which one each is."""
+    """A matrix of rows as it is sent: whole, or as its distinct rows and their numbers."""
 
     array: Any
     numbers: Int | None = None
@@ -32,9 +32,9 @@ class Packed:
 
 
 def distinct(rows: F32) -> tuple[Int, Int]:
-    """Where each distinct row comes first, and for each row which of these it is.
+    """The positions of the distinct rows, and for each row the number of its distinct row.
 
-    Equal rows may be counted as distinct where another row is equal in the key columns alone.
+    Equal rows may count as distinct if another row equals them only in the key columns.
 
     >>> chosen, which = distinct(np.array([[1, 2], [3, 4], [1, 2], [1, 5]], np.float32))
     >>> chosen.tolist(), which.tolist()

@@ -1,4 +1,4 @@
-"""Tables beside the paper's own: our scores, the published figures and the gap between them."""
+"""Tables with our scores, the paper's figures, and the gap between them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def published(table: str) -> pd.DataFrame:
 
 
 def frame(cells: Sequence[Cell], store: ResultStore, paper_table: str | None) -> pd.DataFrame:
-    """One row per cell, in percent: mean and std over the stored seeds, the paper's, the gap.
+    """One row per cell, in percent: mean and std over the stored seeds, and the paper's scores.
 
-    `accuracy_gap` and `macro_f1_gap` are differences in units of the paper's ±.
+    `accuracy_gap` and `macro_f1_gap` are our score minus the paper's, in units of the paper's ±.
     """
     frame = pd.DataFrame([score_row(cell, store)[0] for cell in cells])
     if paper_table:
@@ -73,7 +73,7 @@ def tables_by_method(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 
 def _table(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> TextTable:
-    """A table of some rows, with the paper's scores if there are any, and `names` in front."""
+    """A table of some rows, with the paper's scores if there are any; `names` come first."""
     paper = "paper_accuracy" in rows
     names = {**names, **({"label": "what"} if rows["label"].any() else {})}
     found = bool(rows["ari"].notna().any())

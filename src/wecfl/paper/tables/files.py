@@ -1,4 +1,4 @@
-"""The tables as files beside the results, and inside the pages that ask for them."""
+"""Writes the tables as files beside the results, and into the pages that ask for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from wecfl.paper.definitions import Cell, Definition, TableLayout
 from wecfl.paper.queue import machine_seconds
 from wecfl.paper.result_store import ResultStore, StoredResult
-from wecfl.paper.tables import beside_paper, found_clusters, newcomers, robustness
+from wecfl.paper.tables import beside_paper, defences, found_clusters, newcomers, robustness
 from wecfl.paper.tables.text_table import TextTable, markdown_rows
 
 __all__ = ["fill", "frame_of", "text_tables", "write"]
@@ -23,10 +23,12 @@ MakeTables = Callable[[pd.DataFrame], Iterator[TextTable]]
 
 LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "robustness": (robustness.frame, robustness.tables),
+    "defences": (defences.frame, defences.tables),
+    "defended": (defences.frame, defences.tables_with_means),
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
 }
-"""Tables that do not stand beside the paper's, by the name in their definition."""
+"""Tables that are not compared with the paper's, by the name in their definition."""
 
 
 def frame_of(
@@ -57,23 +59,23 @@ def cost(store: ResultStore) -> str:
     by_dataset: dict[str, list[StoredResult]] = {}
     for stored in results:
         by_dataset.setdefault(stored["config"]["dataset"], []).append(stored)
-    for dataset, each in by_dataset.items():
-        hours = sum(map(machine_seconds, each)) / 3600
-        engines = ", ".join(sorted({stored["engine"] for stored in each}))
-        machines = {(stored["made_by"]["cpu"], stored["made_by"]["cores"]) for stored in each}
+    for dataset, results in by_dataset.items():
+        hours = sum(map(machine_seconds, results)) / 3600
+        engines = ", ".join(sorted({stored["engine"] for stored in results}))
+        machines = {(stored["made_by"]["cpu"], stored["made_by"]["cores"]) for stored in results}
         machine = ", ".join(f"{cpu}, {cores} cores" for cpu, cores in sorted(machines))
-        rows.append([dataset, str(len(each)), f"{hours:.1f}", engines, machine])
+        rows.append([dataset, str(len(results)), f"{hours:.1f}", engines, machine])
     return markdown_rows(["data set", "runs", "hours", "engine", "processor"], rows)
 
 
 def write(definition: Definition, store: ResultStore) -> list[Path]:
     """Write the table as Markdown, CSV and LaTeX, and into the pages that ask for it.
 
-    The files stand in the folder of results. Pages are RESULTS.md, NAME.md and methods/*.md beside
-    that folder. A page asks
-    with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the two is replaced. NAME is
-    that of the definition, the same with a method behind it (the rows of that method), or ``cost``.
-    If there is a ``RESULTS/note.md``, it is added to all tables beside the paper's.
+    The files are in the folder of results. Pages are *.md and methods/*.md beside that folder. A
+    page asks for a table with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the
+    two is replaced. NAME is the name of the definition, ``DEFINITION: TITLE`` for one of its
+    tables, the name followed by a method (for the rows of that method), or ``cost``. If there is a
+    ``RESULTS/note.md``, it is added to all tables that are compared with the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -90,15 +92,15 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
     asked = {definition.name: text, "cost": cost(store)}
+    for table in tables:
+        asked[f"{definition.name}: {table.title}"] = markdown_rows(table.heads, table.rows)
     if definition.paper:
         for table in beside_paper.tables_by_method(frame):
             rows = markdown_rows(table.heads, table.rows)
             asked[f"{definition.name} {table.title}"] = _joined(rows, remark)
-    own = store.folder.with_name(f"{definition.name}.md")
-    methods = sorted(store.folder.with_name("methods").glob("*.md"))
-    for page in (store.folder.with_suffix(".md"), own, *methods):
-        old = page.read_text(encoding="utf-8") if page.exists() else ""
-        new = old
+    beside = store.folder.absolute().parent
+    for page in sorted([*beside.glob("*.md"), *beside.glob("methods/*.md")]):
+        old = new = page.read_text(encoding="utf-8")
         for name, content in asked.items():
             new = fill(new, name, content)
         if new != old:

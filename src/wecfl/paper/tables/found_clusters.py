@@ -28,10 +28,10 @@ def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
 
 def _row(cell: Cell, store: ResultStore) -> Row:
     usual, stored = score_row(cell, store)
-    stored = sorted(stored, key=lambda each: each["seed"])
+    stored = sorted(stored, key=lambda result: result["seed"])
     config = cell.config
     grouped = config.partition.startswith("clusterwise")
-    right = [_right(each, config.groups if grouped else None) for each in stored]
+    right = [_right(result, config.groups if grouped else None) for result in stored]
     auto = usual["k"] == "auto"
     return usual | {
         "label": "",
@@ -62,7 +62,7 @@ def _right(stored: StoredResult, groups: int | None) -> bool:
 
 def _by_seed(stored: Sequence[StoredResult], name: str, form: str) -> str:
     """The value in the last round, for each seed."""
-    ends = [_last(each, name) for each in stored]
+    ends = [_last(result, name) for result in stored]
     return " ".join("–" if end is None else format(end, form) for end in ends)
 
 
@@ -84,17 +84,17 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
         yield TextTable(f"{dataset}, {partition}", heads, texts)
 
 
-def _texts(each: Row, by: Sequence[str], grouped: bool) -> list[str]:
-    done, n = bool(each["n"]), each["n"]
-    right = "–" if np.isnan(each["right"]) or not done else f"{each['right']:.0f} of {n}"
+def _texts(row: Row, by: Sequence[str], grouped: bool) -> list[str]:
+    done, n = bool(row["n"]), row["n"]
+    right = "–" if np.isnan(row["right"]) or not done else f"{row['right']:.0f} of {n}"
     return [
-        each["method"],
-        str(each["k"]),
-        *(each[name] or "–" for name in by),
-        *([str(each["groups"])] if grouped else []),
-        each["found"].replace(" ", ", ") if done else NOT_RUN,
-        *([each["aris"].replace(" ", ", ") or "–"] if grouped else []),
+        row["method"],
+        str(row["k"]),
+        *(row[name] or "–" for name in by),
+        *([str(row["groups"])] if grouped else []),
+        row["found"].replace(" ", ", ") if done else NOT_RUN,
+        *([row["aris"].replace(" ", ", ") or "–"] if grouped else []),
         right,
-        *(score(each[name], each[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
+        *(score(row[name], row[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),
         str(n),
     ]

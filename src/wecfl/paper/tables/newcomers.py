@@ -17,7 +17,8 @@ from wecfl.report.tables.results import score
 __all__ = ["frame", "tables"]
 
 MEASURED = dict.fromkeys(("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0)
-"""Shares of `wecfl.runs.newcomers.outcome` in percent; `gap` is newcomer minus member."""
+"""Shares of `wecfl.runs.simulated_newcomers.newcomer_summary` in percent; `gap` is the accuracy of
+newcomers minus that of members."""
 NO_UNSEEN_GROUP = "–"
 
 

@@ -37,16 +37,20 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     columns = list(dict.fromkeys(frame["aggregation"]))
     for (method, k), rows in frame.groupby(["method", "k"], sort=False):
         lines = [
-            [str(attack), *_scores(each, columns, "accuracy", best=max), _seeds(each)]
-            for attack, each in rows.groupby("attack", sort=False)
+            [str(attack), *_scores(by_attack, columns, "accuracy", best=max), _seeds(by_attack)]
+            for attack, by_attack in rows.groupby("attack", sort=False)
         ]
         title = f"Accuracy of honest clients in %, {_named(method, k)}"
         yield TextTable(title, ["attack", *columns, "n"], lines)
     opened = frame[frame["attack"] == "backdoor"]
     if len(opened):
         lines = [
-            [_named(method, k), *_scores(each, columns, "success", best=min), _seeds(each)]
-            for (method, k), each in opened.groupby(["method", "k"], sort=False)
+            [
+                _named(method, k),
+                *_scores(by_method, columns, "success", best=min),
+                _seeds(by_method),
+            ]
+            for (method, k), by_method in opened.groupby(["method", "k"], sort=False)
         ]
         title = "Triggers of the backdoor that work on honest clients, in %"
         yield TextTable(title, ["method", *columns, "n"], lines)
@@ -54,22 +58,22 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     if len(plain):
         heads = ["method", "attack", "isolated %", "exposed %", "ARI", "accuracy %", "n"]
         by_method = plain.groupby(["method", "k"], sort=False)
-        lines = [_defence(each) for _, rows in by_method for each in rows.to_dict("records")]
+        lines = [_defence(row) for _, rows in by_method for row in rows.to_dict("records")]
         yield TextTable("Clustering as a defence (aggregation: mean)", heads, lines)
 
 
-def _defence(each: Row) -> list[str]:
-    shares = [_score(each, name) for name in ("isolated", "exposed")]
-    ari = score(each["ari"], each["ari_std"]) if each["n"] else NOT_RUN
-    start = [_named(each["method"], each["k"]), each["attack"]]
-    return [*start, *shares, ari, _score(each, "accuracy"), str(each["n"])]
+def _defence(row: Row) -> list[str]:
+    shares = [_score(row, name) for name in ("isolated", "exposed")]
+    ari = score(row["ari"], row["ari_std"]) if row["n"] else NOT_RUN
+    start = [_named(row["method"], row["k"]), row["attack"]]
+    return [*start, *shares, ari, _score(row, "accuracy"), str(row["n"])]
 
 
 def _scores(
     rows: pd.DataFrame, columns: Sequence[str], name: str, best: Callable[[list[float]], float]
 ) -> list[str]:
     """The scores in the order of the columns; the best is bold if all have as many seeds."""
-    found: dict[str, Row] = {each["aggregation"]: each for each in rows.to_dict("records")}
+    found: dict[str, Row] = {row["aggregation"]: row for row in rows.to_dict("records")}
     texts = [_score(found[column], name) if column in found else "–" for column in columns]
     means = [round(found[column][name], 1) for column in columns if column in found]
     known = [mean for mean in means if not isnan(mean)]
@@ -78,10 +82,10 @@ def _scores(
     return [f"**{text}**" if text.split(" ")[0] == top else text for text in texts]
 
 
-def _score(each: Row, name: str) -> str:
-    if not each["n"]:
+def _score(row: Row, name: str) -> str:
+    if not row["n"]:
         return NOT_RUN
-    return score(each[name], each[f"{name}_std"], digits=1)
+    return score(row[name], row[f"{name}_std"], digits=1)
 
 
 def _seeds(rows: pd.DataFrame) -> str:

@@ -44,7 +44,7 @@ def averaged(
     0.75
     """
     for name, factor in factors.items():
-        values = [factor * each[name] for each in results if each.get(name) is not None]
+        values = [factor * result[name] for result in results if result.get(name) is not None]
         yield name, float(np.mean(values)) if values else nan
         yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
 

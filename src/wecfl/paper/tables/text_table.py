@@ -15,18 +15,18 @@ from rich.table import Table
 __all__ = ["NOT_RUN", "TextTable", "markdown_rows"]
 
 NOT_RUN = "not run"
-"""Stands in the place of a score that nobody has computed."""
+"""The text in place of a score that was not computed."""
 
 BOLD = re.compile(r"\*\*(.+?)\*\*")
 LATEX = str.maketrans({"%": r"\%", "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--"})
-"""Characters of our tables that LaTeX writes in another way."""
+"""Characters of our tables that LaTeX writes differently."""
 LEFT_ALIGNED = ("method", "what", "attack", "unseen group")
-"""Heads of columns that hold words."""
+"""The heads of columns that hold words."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Title, heads and rows of text. What stands between ** is printed bold."""
+    """Title, column heads and rows of text. Text between ** is printed bold."""
 
     title: str
     heads: list[str]

@@ -7,25 +7,35 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
+from wecfl.runs.scores import ScoreKind, kind_of
+
 __all__ = ["CURVE_COLORS", "PANEL_HEIGHT", "curves_panel"]
 
 PANEL_HEIGHT = 260
-"""Pixels."""
+"""The height of a panel, in pixels."""
 NAME_GAP = 15
-"""Pixels between the names of two curves."""
+"""The smallest distance between the names of two curves, in pixels."""
 CURVE_COLORS = (
     "#4e79a7", "#e15759", "#59a14f", "#b07aa1", "#f28e2b",
     "#499894", "#9c755f", "#d37295", "#79706e", "#b6992d",
 )  # fmt: skip
-"""Tableau's colours, without those that are too light to write a name in."""
+"""Tableau's colours, without those that are too light for text."""
 
 
-def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerChart:
+def curves_panel(
+    records: pd.DataFrame, score: str, *, title: str, kind: ScoreKind | None = None
+) -> alt.LayerChart:
     """A score over the rounds: one line for each `name`, the mean of its rows, named at its end."""
     names = records["name"].unique().tolist()
     curves = records.groupby(["name", "round"], sort=False)[score].mean().reset_index()
     color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=CURVE_COLORS))
-    top = min(1.0, 1.05 * curves[score].max())
+    kind = kind or kind_of(score)
+    low, top = 0.0, 1.05 * curves[score].max()
+    if kind.percent:
+        top = min(1.0, top)
+    elif not curves[score].min() >= 0:  # R² has no lower end
+        low, top = curves[score].min(), max(curves[score].max(), 0.0)
+    form = ".1%" if kind.percent else ".4~g"
     lines = (
         alt.Chart(curves, title=title)
         .mark_line(strokeWidth=2.5, point=curves["round"].nunique() == 1)
@@ -33,17 +43,17 @@ def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerC
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
             y=alt.Y(
                 f"{score}:Q",
-                title=score.replace("_f1", "-F1"),
-                axis=alt.Axis(format="%", gridOpacity=0.4),
-                scale=alt.Scale(domain=[0, top], nice=False),
+                title=kind.label,
+                axis=alt.Axis(format="%" if kind.percent else "~g", gridOpacity=0.4),
+                scale=alt.Scale(domain=[low, top], nice=False),
             ),
             color=color,
-            tooltip=["name:N", "round:Q", alt.Tooltip(f"{score}:Q", format=".1%")],
+            tooltip=["name:N", "round:Q", alt.Tooltip(f"{score}:Q", format=form)],
         )
     )
     ends = curves.sort_values("round").groupby("name").tail(1).assign(round=curves["round"].max())
     ends = ends.sort_values(score)
-    ends["place"] = _apart(ends[score].tolist(), gap=NAME_GAP / PANEL_HEIGHT * top)
+    ends["place"] = _apart(ends[score].tolist(), gap=NAME_GAP / PANEL_HEIGHT * (top - low))
     labels = (
         alt.Chart(ends)
         .mark_text(align="left", dx=8, fontSize=12)
@@ -54,7 +64,7 @@ def curves_panel(records: pd.DataFrame, score: str, *, title: str) -> alt.LayerC
 
 
 def _apart(values: Sequence[float], gap: float) -> list[float]:
-    """Rising values, moved as little as possible so that neighbours are `gap` apart.
+    """Ascending values, moved as little as possible so that neighbours are `gap` apart.
 
     >>> _apart([0.0, 5.0, 5.0, 9.0], gap=2)
     [0.0, 4.0, 6.0, 9.0]

@@ -24,7 +24,7 @@ FORMATS: dict[str, Literal["png", "svg", "pdf", "html"]] = {
 
 
 def format_of(path: Path) -> Literal["png", "svg", "pdf", "html"]:
-    """The kind of file that the suffix asks for.
+    """The kind of file, by the suffix of the path.
 
     >>> format_of(Path("chart.gif"))
     Traceback (most recent call last):
@@ -46,7 +46,7 @@ def styled(chart: AnyChart) -> AnyChart:
 
 
 def save(chart: AnyChart, path: Path | str) -> Path:
-    """Write the chart as the suffix says. HTML holds its own scripts and works offline."""
+    """Write the chart to a file whose suffix says its kind. HTML works offline."""
     path = Path(path)
     kind = format_of(path)
     try:

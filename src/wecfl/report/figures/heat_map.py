@@ -13,7 +13,7 @@ from wecfl.core.types import F64
 __all__ = ["COLOR_LEVELS", "heat_map"]
 
 COLOR_LEVELS = 1000
-"""Steps from the least to the greatest value: finer than an eye can tell, and short to write."""
+"""The number of steps from the smallest to the largest value: finer than an eye can see."""
 
 
 def heat_map(
@@ -30,10 +30,10 @@ def heat_map(
 ) -> alt.LayerChart:
     """One coloured cell for each pair of `names`, with its value under the pointer.
 
-    `matrix` (n, n) is symmetric: its lower triangle alone is written down, and drawn twice. Cell i
-    of an axis fills [i, i + 1]; `labels` are the texts along both axes by their place, and `seams`
-    the places where lines cross the map. `dataset` names the data; it must differ between the maps
-    of one figure.
+    `matrix` (n, n) is symmetric, so the file holds only its lower triangle, which is drawn twice.
+    Cell i of an axis fills [i, i + 1]. `labels` are the texts along both axes by their place, and
+    `seams` are the places where lines cross the map. `dataset` is the name of the data, which must
+    differ between the maps of one figure.
 
     >>> chart = heat_map(np.array([[1.0, 0.5], [0.5, 1.0]]), ["a", "b"], colors=alt.Scale(),
     ...                  labels={0.5: "a", 1.5: "b"})
@@ -45,7 +45,9 @@ def heat_map(
     triangle = levels[np.tril_indices(n)].tolist()
     numbered = [{"i": i, "name": name} for i, name in enumerate(names)]
     known = alt.InlineData(values=numbered, name=f"{dataset}-names")
-    known_again = alt.NamedData(name=f"{dataset}-names")  # the same, not written down twice
+    known_again = alt.NamedData(
+        name=f"{dataset}-names"
+    )  # the same names, which the file holds once
     value = f"{low!r} + datum.data * {(high - low) / COLOR_LEVELS!r}"
     base = (
         alt.Chart()

@@ -1,4 +1,4 @@
-"""The overview of finished runs: accuracy over the rounds, and hidden groups against clusters."""
+"""The overview of finished runs: their headlines, and hidden groups against clusters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from wecfl.folder.readers import read_clients, read_metrics
 from wecfl.report.figures.curves import PANEL_HEIGHT, curves_panel
 from wecfl.report.figures.files import AnyChart, styled
 from wecfl.report.tables.results import named_runs
+from wecfl.runs.scores import ScoreKind, kind_of
 
 __all__ = ["overview"]
 
@@ -20,31 +21,39 @@ __all__ = ["overview"]
 def overview(folders: Sequence[Path]) -> AnyChart:
     """How well clients are served over the rounds, and which hidden groups were found.
 
-    Left: accuracy per round, one line per experiment (the mean over its seeds). Right: how many
-    clients of each hidden group ended in each cluster, for the run that found the most groups (the
-    most accurate of those); left out if the groups are unknown.
+    On the left is the headline over the rounds, one panel for each task and one line per experiment
+    (the mean over its seeds). On the right is how many clients of each hidden group ended in each
+    cluster, for the run that found the most groups (of several, the best). It is left out if the
+    groups are unknown.
     """
     runs = named_runs(folders)
-    panels: list[alt.LayerChart | alt.Chart] = [_curves(runs)]
-    for _, best in (
-        runs.dropna(subset="clusters").sort_values(["clusters", "accuracy"])[-1:].iterrows()
-    ):
+    heads = [next(iter(scores.items())) for scores in runs["scores"]]
+    panels: list[alt.LayerChart | alt.Chart] = [
+        _curves(runs[[head == each for each in heads]], head[0], kind_of(*head))
+        for head in dict.fromkeys(heads)
+    ]
+    sign = [-1 if better == "lower" else 1 for _, better in heads]
+    merit = [
+        s * runs[name].iloc[i] for i, (s, (name, _)) in enumerate(zip(sign, heads, strict=True))
+    ]
+    ranked = runs.assign(merit=merit).dropna(subset="clusters").sort_values(["clusters", "merit"])
+    for _, best in ranked[-1:].iterrows():
         members = read_clients(best["folder"])
         if members["group"].notna().all() and members["cluster"].nunique() > 1:
             panels.append(_groups(members, best["name"]))
     return styled(alt.hconcat(*panels, spacing=30).resolve_scale(color="independent"))
 
 
-def _curves(runs: pd.DataFrame) -> alt.LayerChart:
+def _curves(runs: pd.DataFrame, score: str, kind: ScoreKind) -> alt.LayerChart:
     records = [
-        {"name": name, "round": record["round"], "accuracy": record["accuracy"]}
+        {"name": name, "round": record["round"], score: record.get(score)}
         for name, folder in zip(runs["name"], runs["folder"], strict=True)
         for record in read_metrics(folder)
     ]
     if not records:
         raise RunFolderError(f"nothing to draw: {runs['folder'].iloc[0]} holds no complete round")
     return curves_panel(
-        pd.DataFrame(records), "accuracy", title="Accuracy on the clients' own test data"
+        pd.DataFrame(records), score, title=f"{kind.title} on the clients' own test data", kind=kind
     )
 
 

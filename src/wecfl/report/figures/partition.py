@@ -21,7 +21,8 @@ def bars(panels: Sequence[Panel], *, names: Sequence[str] = ()) -> alt.ConcatCha
     """One bar per client, as long as its number of samples, coloured by class; two panels a row.
 
     `names` are the names of the classes in the legend (default 0, 1, …). Clients with groups are
-    drawn group by group, with a gap between groups. `wecfl.data.split.counts` makes the counts.
+    drawn group by group, with a gap between groups. `wecfl.data.client_rows.class_counts` makes the
+    counts.
 
     >>> chart = bars([("two clients", np.array([[3, 0], [1, 4]]), None)])
     >>> [rows] = chart.to_dict()["datasets"].values()

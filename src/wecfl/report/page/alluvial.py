@@ -57,7 +57,7 @@ class Alluvial:
 
 
 def telling_rounds(labels: Int, max_columns: int = 8) -> list[int]:
-    """The rounds (from 0) worth a column: the first, the last, and those in which most moved.
+    """The rounds (from 0) to show: the first, the last, and those in which most clients moved.
 
     >>> telling_rounds(np.array([[0, 0], [0, 1], [0, 1], [0, 1], [1, 1], [1, 1]]))
     [0, 1, 4, 5]

@@ -11,6 +11,7 @@ import numpy as np
 from wecfl.core.types import F64, Int
 from wecfl.report.page.line_charts import COLOR_COUNT, Spec, as_spec
 from wecfl.runs.json_values import json_number
+from wecfl.runs.scores import ScoreKind
 
 __all__ = ["client_map", "spread_apart"]
 
@@ -24,19 +25,21 @@ def client_map(
     *,
     labels: Int,
     groups: Int | None,
-    accuracy: F64,
+    scores: F64,
+    kind: ScoreKind,
     names: Sequence[str],
     sizes: Int,
 ) -> Spec:
     """The clients as dots. The signal `t` moves them: t = 1.5 is half way from frame 1 to frame 2.
 
     The signal `by` colours them by `cluster` or `group`. Clients that have just moved to another
-    cluster have a ring. `planes` holds one (m, 2) per frame; `labels` and `accuracy` (NaN if it is
-    unknown) are (frames, m).
+    cluster have a ring. `planes` holds one (m, 2) per frame; `labels` and `scores` (NaN where they
+    are unknown), which are of that `kind`, are (frames, m).
 
     >>> spec = client_map(
     ...     [np.eye(2)] * 2, labels=np.zeros((2, 2), int), groups=None,
-    ...     accuracy=np.array([[1, np.nan], [1, 0.5]]), names=["a", "b"], sizes=np.array([5, 6]))
+    ...     scores=np.array([[1, np.nan], [1, 0.5]]), kind=ScoreKind("accuracy", percent=True),
+    ...     names=["a", "b"], sizes=np.array([5, 6]))
     >>> [p["value"] for p in spec["params"] if p["name"] in "XA"]
     [[[1398, 102], [1398, 102]], [[1.0, None], [1.0, 0.5]]]
     """
@@ -49,7 +52,13 @@ def client_map(
         "Y": whole[:, :, 1].tolist(),
         "L": np.asarray(labels).tolist(),
         "G": None if groups is None else np.asarray(groups).tolist(),
-        "A": [[json_number(a, decimals=3) for a in frame] for frame in accuracy],
+        "A": [
+            [
+                json_number(a, **({"decimals": 3} if kind.percent else {"significant": 4}))
+                for a in frame
+            ]
+            for frame in scores
+        ],
         "names": list(names),
         "samples": np.asarray(sizes).tolist(),
     }
@@ -69,7 +78,7 @@ def client_map(
             moved="L[round(t)][datum.i] != L[max(round(t) - 1, 0)][datum.i]",
             client="names[datum.i]",
             samples="samples[datum.i]",
-            accuracy="A[round(t)][datum.i]",
+            score="A[round(t)][datum.i]",
             spoken="'client ' + datum.client + ', cluster ' + datum.cluster",
         )
         .encode(
@@ -80,7 +89,8 @@ def client_map(
     tooltip = [
         alt.Tooltip("client:N"), alt.Tooltip("cluster:O"),
         *([alt.Tooltip("group:O")] if groups is not None else []),
-        alt.Tooltip("samples:Q"), alt.Tooltip("accuracy:Q", format=".1%"),
+        alt.Tooltip("samples:Q"),
+        alt.Tooltip("score:Q", title=kind.label, format=".1%" if kind.percent else ".4~g"),
     ]  # fmt: skip
     hue = alt.Scale(
         domain=list(range(COLOR_COUNT)), range=[f"var(--c{c})" for c in range(COLOR_COUNT)]

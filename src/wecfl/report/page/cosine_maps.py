@@ -17,7 +17,7 @@ from wecfl.report.page.run_data import RunData
 __all__ = ["CosineMap", "cosine_maps"]
 
 MAX_MAPPED_CLIENTS = 200
-"""Of more clients, every second, third, ... is shown."""
+"""The largest number of clients on a map. If there are more, every second, third, … is shown."""
 
 
 @dataclass(frozen=True, slots=True)

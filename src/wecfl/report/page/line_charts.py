@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 COLOR_COUNT = 10
-"""Colours of the page. Cluster k has colour k mod 10 and shape k div 10."""
+"""The number of colours of the page. Cluster k has colour k mod 10 and shape k div 10."""
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3))
 """Line i has dashes i mod 4, so that lines differ without colour and show where they coincide."""
 Series = Mapping[str, Sequence[float | None]]

@@ -18,24 +18,25 @@ from wecfl.report.page.line_charts import (
     line_chart,
     stroke,
 )
+from wecfl.report.tables.results import MAX_SHOWN_SCORES
 from wecfl.runs.json_values import leaves
 from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS, Record
+from wecfl.runs.scores import scores_of
 
 __all__ = ["Chart", "choice_charts", "objective_charts"]
 
 MAX_DRAWN_CHOICES = 6
 """The largest number of rounds whose choice of K is drawn."""
 DESCRIPTIONS = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
-SCORES = ("accuracy", "macro_f1")
 SHOWN_ELSEWHERE = {
     "round",
-    *SCORES,
     "ari",
     "nmi",
     "clusters",
     "sizes",
     "seconds",
     "clients",
+    "cluster_scores",
     "notes",
 }
 """Keys of a record that are not drawn here: the page shows them in other ways."""
@@ -55,14 +56,15 @@ class Chart:
 
 
 def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
-    """F, R, B and the learning rate beside their bounds; and all else that was measured."""
+    """F, R, B and the learning rate beside their bounds; then everything else that was measured."""
     rounds = [record["round"] for record in records]
     first = _drawn("F", _series([record.get("F") for record in records]), rounds, DESCRIPTIONS["F"])
     for make_chart in (_r_chart, _b_chart, _rate_chart):
         first += make_chart(records, rounds)
     more = []
+    curves = {name for record in records for name in scores_of(record)[:MAX_SHOWN_SCORES]}
     for key in dict.fromkeys(key for record in records for key in record):
-        if key not in SHOWN_ELSEWHERE | OBJECTIVES:
+        if key not in SHOWN_ELSEWHERE | OBJECTIVES | curves:
             for name, values in _series([record.get(key) for record in records]).items():
                 more += _drawn(
                     f"{key} {name}".strip(), {name: values}, rounds, DESCRIPTIONS.get(key, "")
@@ -92,11 +94,12 @@ def _b_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
     strokes = [stroke(i) for i in range(len(series))]  # the colours of the clusters
     if len(series) > COLOR_COUNT:
         spans: dict[str, Callable[[list[float]], float]] = {
-            "largest": max, "median": lambda each: float(np.median(each)), "least": min,
+            "largest": max, "median": lambda values: float(np.median(values)), "least": min,
         }  # fmt: skip
-        known = [[value for value in each or () if value is not None] for each in found]
+        known = [[value for value in values or () if value is not None] for values in found]
         series = {
-            name: [span(each) if each else None for each in known] for name, span in spans.items()
+            name: [span(values) if values else None for values in known]
+            for name, span in spans.items()
         }
         strokes = [stroke(i) for i in range(len(series))]
     about = "clusterability of each cluster, before or after L, whichever is larger"
@@ -145,8 +148,8 @@ def choice_charts(records: Sequence[Record]) -> list[Chart]:
         }
         return [
             chart
-            for name, each in series.items()
-            for chart in _drawn(f"{name.capitalize()} update", each, rounds, "norm, by cluster")
+            for name, lines in series.items()
+            for chart in _drawn(f"{name.capitalize()} update", lines, rounds, "norm, by cluster")
         ]
     shown = chosen
     if len(chosen) > MAX_DRAWN_CHOICES:
@@ -225,8 +228,10 @@ def _theory(records: Sequence[Record], key: str) -> list[Any]:
 
 def _median_client(records: Sequence[Record], key: str) -> list[float | None]:
     """The median over the clients in each round; None where nothing is known."""
-    each = [[v for v in record["clients"].get(key) or () if v is not None] for record in records]
-    return [float(np.median(values)) if values else None for values in each]
+    by_round = [
+        [v for v in record["clients"].get(key) or () if v is not None] for record in records
+    ]
+    return [float(np.median(values)) if values else None for values in by_round]
 
 
 def _positive(values: Sequence[float | None]) -> list[float | None]:

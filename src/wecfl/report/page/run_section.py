@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import tomli_w
 
 from wecfl.core.types import Int
@@ -26,7 +27,9 @@ from wecfl.report.page.objective_charts import Chart, choice_charts, objective_c
 from wecfl.report.page.run_data import RunData
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.newcomers import newcomer_cells
+from wecfl.report.tables.results import MAX_SHOWN_SCORES
 from wecfl.report.tsne import MIN_CLIENTS, tsne_planes
+from wecfl.runs.scores import ScoreKind, headline_of, kind_of, summary_scores
 
 __all__ = ["RunSection", "TrackRounds", "run_section"]
 
@@ -55,19 +58,37 @@ class ClusterCard:
     """Hidden group, its clients in this cluster, all its clients; empty if groups are unknown."""
     classes: list[float]
     """The share of each class in the training samples; empty if it is unknown."""
-    accuracy: list[float]
-    """The accuracy of each client; empty if no round was completed."""
+    score: str
+    """The name of the headline."""
+    kind: ScoreKind
+    scores: list[float]
+    """The headline of each client; empty if no round was completed."""
+    together: str
+    """The headline of the cluster, from the tallies of its clients together; empty if unknown."""
+    span: tuple[float, float]
+    """The ends of the axis that the scores are drawn on, the same for all clusters."""
     members: list[Any]
 
     @property
     def median(self) -> float:
-        """The median of the members' accuracies."""
-        return float(np.median(self.accuracy))
+        """The median of the members' scores."""
+        return float(np.median(self.scores))
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What is written at the ends of the axis."""
+        low, high = ("0 %", "100 %") if self.kind.percent else map(self.kind.text, self.span)
+        return low, high
+
+    def at(self, score: float) -> float:
+        """Where a score lies on the axis, from 4 to 196."""
+        low, high = self.span
+        return 4 + 192 * ((score - low) / (high - low) if high > low else 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSection:
-    """All that the page says about one run."""
+    """Everything that the page says about one run."""
 
     name: str
     lead: str
@@ -79,7 +100,7 @@ class RunSection:
     moves: Alluvial | None
     moved: str
     choice: list[Chart]
-    """Charts that show why there are as many clusters as there are."""
+    """Charts that show why the server chose this number of clusters."""
     cards: list[ClusterCard]
     newcomers: tuple[list[str], list[list[str]]] | None
     """Heads and rows of a table; None if no client was kept out of the training."""
@@ -139,13 +160,16 @@ def run_section(
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """The figures that a reader looks for first."""
+    """The numbers that a reader looks for first."""
     summary = run.summary
     facts = [
-        ("accuracy", _percent(summary["accuracy"])),
-        ("macro-F1", _percent(summary["macro_f1"])),
-        ("groups found", str(summary["clusters"])),
+        (kind_of(name, better).label, kind_of(name, better).text(summary[name]))
+        for name, better in list(summary_scores(summary).items())[:MAX_SHOWN_SCORES]
     ]
+    if summary.get("worst_decile") is not None:
+        kind = headline_of(summary)[1]
+        facts.append((f"{kind.label} of the worst tenth", kind.text(summary["worst_decile"])))
+    facts.append(("groups found", str(summary["clusters"])))
     if summary["ari"] is not None:
         facts.append(("ARI", f"{summary['ari']:.2f}"))
     if run.several and "settled" in summary:
@@ -182,11 +206,14 @@ def _motion(
         kept = [*kept[:early], *(kept[i] for i in np.unique(thinned))]
     distances = (run.trace(t)[0] for t in track(kept))
     at = np.array(kept) - 1
+    headline, kind = headline_of(run.summary)
+    unknown = [None] * len(run.clients)  # in rounds of an earlier version, which had other scores
     spec = client_map(
         tsne_planes(distances, run.summary["seed"]),
         labels=run.labels[at],
         groups=run.groups,
-        accuracy=np.array([run.records[t]["clients"]["accuracy"] for t in at], np.float64),
+        scores=np.array([run.records[t]["clients"].get(headline, unknown) for t in at], np.float64),
+        kind=kind,
         names=run.clients["client"].tolist(),
         sizes=run.sizes,
     )
@@ -197,7 +224,8 @@ def _note(run: RunData, t: int) -> str:
     record, labels = run.records[t], run.labels
     moved = int((labels[t] != labels[t - 1]).sum()) if t else 0
     found = record["clusters"]
-    words = [f"accuracy {_percent(record['accuracy'])}"]
+    headline, kind = headline_of(run.summary)
+    words = [f"{kind.label} {kind.text(record.get(headline))}"]
     words += [f"ARI {record['ari']:.2f}"] if record["ari"] is not None else []
     words += [f"{found} cluster{'s' * (found != 1)}"]
     return ", ".join(words + ([f"{moved} moved"] if moved else []))
@@ -205,6 +233,9 @@ def _note(run: RunData, t: int) -> str:
 
 def _cards(run: RunData) -> list[ClusterCard]:
     held, groups = run.held, run.groups
+    score, kind = headline_of(run.summary)
+    known = run.clients[score].dropna() if score in run.clients else pd.Series(dtype=float)
+    pooled = run.records[-1].get("cluster_scores", []) if run.records else []
     cards = []
     for label in np.unique(run.clients["cluster"]):
         inside = np.flatnonzero(run.clients["cluster"] == label)
@@ -221,12 +252,12 @@ def _cards(run: RunData) -> list[ClusterCard]:
                 samples=int(own["samples"].sum()),
                 groups=groups_inside,
                 classes=(counts / max(counts.sum(), 1)).tolist(),
-                accuracy=own["accuracy"].dropna().tolist() if "accuracy" in own else [],
+                score=score,
+                kind=kind,
+                scores=known.loc[known.index.intersection(own.index)].tolist(),
+                together=kind.text(pooled[label]) if label < len(pooled) else "",
+                span=(0.0, 1.0) if kind.percent or known.empty else (known.min(), known.max()),
                 members=own.to_dict("records"),
             )
         )
     return cards
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"

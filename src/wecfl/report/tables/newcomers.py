@@ -6,10 +6,11 @@ from math import isnan
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
+from wecfl.report.tables.cells import cell
 from wecfl.runs.newcomers import By
+from wecfl.runs.scores import kind_of
 
 __all__ = ["newcomer_cells", "rich_newcomers"]
 
@@ -24,8 +25,11 @@ def newcomer_cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str
     """
     grouped = "group" in newcomers and bool(newcomers["group"].notna().all())
     measure = "distance" if by == "update" else "loss"
+    columns = newcomers.columns.tolist()
+    score = columns[columns.index("novel") + 1]  # the headline
+    kind = kind_of(score)
     heads = ["client", "samples", *(["group"] if grouped else []), "cluster", "confidence",
-             measure, "limit", "novel", "accuracy %"]  # fmt: skip
+             measure, "limit", "novel", kind.head]  # fmt: skip
     return heads, [
         [
             str(row["client"]),
@@ -36,7 +40,7 @@ def newcomer_cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str
             _number(row["distance"], ".3g"),
             _number(row["limit"], ".3g"),
             "yes" if row["novel"] else "no",
-            f"{100 * row['accuracy']:.1f}",
+            kind.number(row[score]),
         ]
         for row in newcomers.to_dict("records")
     ]
@@ -49,7 +53,7 @@ def rich_newcomers(newcomers: pd.DataFrame, by: By) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head in ("client", "novel") else "right")
     for line, novel in zip(lines, newcomers["novel"], strict=True):
-        table.add_row(*map(escape, line), style="bold" if novel else None)
+        table.add_row(*map(cell, line), style="bold" if novel else None)
     return table
 
 

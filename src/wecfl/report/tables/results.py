@@ -9,23 +9,28 @@ from typing import Any, Literal
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
-from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
+from wecfl.from_config import INCIDENTAL_KEYS
+from wecfl.report.tables.cells import cell
 from wecfl.runs.json_values import leaves
+from wecfl.runs.scores import ScoreKind, kind_of, summary_scores
 
-__all__ = ["experiments", "named_runs", "result_cells", "results", "rich_results", "score"]
+__all__ = ["experiments", "first_scores", "named_runs", "result_cells", "results", "rich_results",
+           "score", "text_columns"]  # fmt: skip
 
 Summary = Mapping[str, Any]
 """`summary.json`, with the configuration as its `config`."""
 
 COLUMNS = {
-    "method", "k", "accuracy", "macro_f1", "ari", "accuracy_std", "macro_f1_std", "ari_std",
-    "clusters", "rounds", "seeds", "seconds", "unfinished",
+    "method", "k", "ari", "ari_std", "worst_decile", "worst_decile_std", "clusters", "rounds",
+    "seeds", "seconds", "unfinished", "scores",
 }  # fmt: skip
-"""Columns that `results` always has. Others are choices in which the experiments differ."""
+"""Columns that `results` always has, beside those of the scores. Others are choices in which the
+experiments differ."""
+MAX_SHOWN_SCORES = 2
+"""Scores of a task that a table shows: the headline and the next one."""
 
 
 def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]]:
@@ -61,60 +66,109 @@ def _differs(frame: pd.DataFrame, choice: str) -> bool:
 def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
     """Experiments as rows: runs that differ by their seed alone are averaged.
 
-    Scores are fractions; columns `accuracy_std`, `macro_f1_std` and `ari_std` are the standard
-    deviations over seeds (missing for one seed). Choices in which the experiments differ come as
-    columns of their own, and `unfinished` counts runs that were stopped.
+    Shares are fractions; columns `accuracy_std`, `ari_std` and so on are the standard deviations
+    over seeds (missing for one seed). Choices in which the experiments differ come as columns of
+    their own, `unfinished` counts runs that were stopped, and `scores` names the scores of the
+    experiment's task.
     """
     frame, key = experiments(runs)
     grouped = frame.groupby(key, sort=False)
-    scores = ["accuracy", "macro_f1", "ari"]
+    scores = [*_all_scores(frame), "worst_decile", "ari"]
     table = grouped[[*scores, "clusters", "seconds"]].mean()
     spread = grouped[scores].std().add_suffix("_std")
     counts = grouped.agg(
-        rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum")
-    )
+        rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum"),
+        scores=("scores", "first"),
+    )  # fmt: skip
     return table.join([spread, counts]).reset_index().drop(columns="planned")
 
 
 def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table as texts: best accuracy first, scores in percent.
+    """Heads and rows of the table as texts: the best first, shares in percent.
 
-    Rounds are a column only if experiments differ in them, seeds only if there are several: the
-    table must fit a narrow terminal.
+    The scores are the headline of each task and the one after it, and the mean headline of the
+    tenth of the clients that fares worst. Rounds are a column only if experiments differ in them,
+    seeds only if there are several: the table must fit a narrow terminal.
     """
-    extra = [column for column in frame.columns if column not in COLUMNS]
+    kinds, shown, extra = _all_scores(frame), first_scores(frame), _choices(frame)
     counts = [
         name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
     ]
-    scores = ["accuracy %", "macro-F1 %", "groups found", "ARI"]
-    return ["method", "K", *extra, *scores, *counts, "seconds"], [
+    worst = ["worst tenth"] if frame["worst_decile"].notna().any() else []
+    heads = [*(kinds[name].head for name in shown), *worst, "groups found", "ARI"]
+    return ["method", "K", *extra, *heads, *counts, "seconds"], [
         [
             row["method"] + (" (stopped)" if row["unfinished"] else ""),
             str(row["k"]),
             *(row[column] for column in extra),
-            score(row["accuracy"], row["accuracy_std"], 100),
-            score(row["macro_f1"], row["macro_f1_std"], 100),
+            *(_cell(row, name, kinds[name]) for name in shown),
+            *([kinds[next(iter(row["scores"]))].number(row["worst_decile"], 2)] if worst else []),
             "–" if isnan(row["clusters"]) else f"{row['clusters']:.3g}",
             score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
             f"{row['seconds']:.1f}",
         ]
-        for row in frame.sort_values("accuracy", ascending=False).to_dict("records")
+        for row in _best_first(frame).to_dict("records")
     ]
+
+
+def first_scores(frame: pd.DataFrame) -> list[str]:
+    """The scores that the table of `results` shows, the headline of the first task first."""
+    named = [list(scores)[:MAX_SHOWN_SCORES] for scores in frame["scores"]]
+    return list(dict.fromkeys(name for names in named for name in names))
+
+
+def _choices(frame: pd.DataFrame) -> list[str]:
+    """The columns that hold choices in which the experiments differ."""
+    scores = _all_scores(frame)
+    usual = {*COLUMNS, *scores, *(f"{name}_std" for name in scores)}
+    return [column for column in frame.columns if column not in usual]
+
+
+def _all_scores(frame: pd.DataFrame) -> dict[str, ScoreKind]:
+    """How each score of the runs is written."""
+    return {
+        name: kind_of(name, better) for scores in frame["scores"] for name, better in scores.items()
+    }
+
+
+def _best_first(frame: pd.DataFrame) -> pd.DataFrame:
+    """By the headline, experiments of one task after those of another."""
+    orders = []
+    for headline in dict.fromkeys(next(iter(scores)) for scores in frame["scores"]):
+        own = frame[[next(iter(scores)) == headline for scores in frame["scores"]]]
+        rising = own["scores"].iloc[0][headline] == "lower"
+        orders.append(own.sort_values(headline, ascending=rising))
+    return pd.concat(orders)
+
+
+def _cell(row: Mapping[Any, Any], name: str, kind: ScoreKind) -> str:
+    """A score of an experiment; shares have two digits, as in the paper's tables."""
+    if kind.percent:
+        return score(row[name], row[f"{name}_std"], 100)
+    if isnan(row[name]):
+        return "–"
+    spread = row[f"{name}_std"]
+    return f"{row[name]:.4g}" + ("" if isnan(spread) else f" ± {spread:.2g}")
 
 
 def rich_results(frame: pd.DataFrame) -> Table:
     """The table for the terminal."""
     heads, lines = result_cells(frame)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    numbers = heads.index("accuracy %")
+    numbers = text_columns(frame)
     for i, head in enumerate(heads):
-        wraps = head == "groups found"
+        wraps = head in ("groups found", "worst tenth")
         side: Literal["left", "right"] = "left" if i < numbers else "right"
         table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
     for line in lines:
-        table.add_row(*map(escape, line))
+        table.add_row(*map(cell, line))
     return table
+
+
+def text_columns(frame: pd.DataFrame) -> int:
+    """How many columns of the table of `results` hold texts; the headline comes after them."""
+    return 2 + len(_choices(frame))
 
 
 def _experiment_name(run: pd.Series[str], choices: Sequence[str]) -> str:
@@ -139,16 +193,18 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     }
     # Without hidden groups there is no ARI, and without a complete round no score at all. NaN
     # keeps the column one of numbers.
+    known = summary_scores(summary)
     scores = {
-        key: float("nan") if summary[key] is None else summary[key]
-        for key in ("accuracy", "macro_f1", "ari", "clusters")
+        key: float("nan") if (value := summary.get(key)) is None else value
+        for key in (*known, "worst_decile", "ari", "clusters")
     }
     choices["config.engine"] = summary.pop(
         "engine", "unknown"
-    )  # the one that ran, whatever was asked for
+    )  # the engine that ran, which may differ from the one that was asked for
     return {
         **summary,
         **scores,
+        "scores": known,
         **choices,
         "folder": run if isinstance(run, Path) else None,
         "planned": config.get("rounds", summary["rounds"]),

@@ -1,0 +1,31 @@
+"""What a client says when the server greets it, and whether it can take part at all."""
+
+from __future__ import annotations
+
+from flwr.app import Message
+
+from wecfl.bilevel.local import digest
+from wecfl.core.task import Task
+from wecfl.flower.messages import PROTOCOL_VERSION, Refused, fingerprint, read_config
+from wecfl.flower.roster import Place
+from wecfl.layout import Layout
+from wecfl.tasks import described
+
+__all__ = ["read_hello"]
+
+
+def read_hello(message: Message, node: int, layout: Layout, task: Task) -> Place:
+    """The place that a client asks for; raise `Refused` if it has other code, model or task."""
+    hello = read_config(
+        message, name=str, samples=int, tests=int, key=int, classes=int, layout=str, protocol=int,
+        programs=str, task=str,
+    )  # fmt: skip
+    if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
+        raise Refused("it knows other programs than the server: install the same version of wecfl")
+    if hello["layout"] != fingerprint(layout):
+        raise Refused("its model has other tensors than the server's")
+    if hello["classes"] != task.outputs:
+        raise Refused(f"it has {hello['classes']} classes, expected {task.outputs}")
+    if hello["task"] != described(task):
+        raise Refused(f"its task is {hello['task']}, expected {described(task)}")
+    return Place(hello["name"], node, hello["key"], hello["samples"], hello["tests"])

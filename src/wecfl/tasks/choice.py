@@ -1,0 +1,229 @@
+"""Which task it is: by name and options, as a configuration writes it, or by the data themselves.
+
+A task is written as `regression` or `regression(loss=huber, delta=2)`. `auto` looks at the targets:
+
+- float targets are numbers: regression;
+- whole numbers, truth values and texts with at most `MAX_CLASSES` distinct values are labels:
+  classification. With more distinct values it is an error, since they may be numbers as well;
+- several columns of zeros and ones are multi-label.
+
+The headline of a classification follows the balance of its classes. They count as imbalanced if
+naming the most frequent class every time would be right more than half of the way from chance, 1/C,
+to always; of two classes, if one has more than three quarters of the training samples. Then the
+headline is the AUC of two classes, and the balanced accuracy of more.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from wecfl.core.clients import Clients
+from wecfl.core.task import Task
+from wecfl.data.federation import Federation
+from wecfl.data.targets import Targets
+from wecfl.errors import ConfigError, unknown
+from wecfl.tasks.classification import ClassHeadline, Classification
+from wecfl.tasks.custom import Custom
+from wecfl.tasks.regression import Regression
+from wecfl.tasks.yes_or_no import Binary, MultiLabel
+
+__all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "asked_for", "described",
+           "fitted", "named", "parsed", "register"]  # fmt: skip
+
+MAX_CLASSES = 50
+"""Distinct whole numbers that are taken for labels without being told so."""
+
+TASKS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (Classification, Binary, MultiLabel, Regression)
+}
+"""The tasks that can be named in a configuration."""
+
+REGISTERED: dict[str, Custom] = {}
+"""Tasks with code of the user's own, by the names they were registered under."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedTask:
+    """A task on its data."""
+
+    task: Task
+    clients: Federation | Clients
+    """With the targets in the form that the task needs, where they are here."""
+    text: str
+    """The task by name and options, without what follows from the data."""
+    reason: str = ""
+    """Why it is this task, in one line; empty if the user named it."""
+
+
+def register(name: str, task: Custom) -> Custom:
+    """Make a task of your own known by a name, for a configuration or a run over a network.
+
+    Over a network, do it in the code of the server and of every client, with the same name: only
+    the name travels.
+
+    >>> from wecfl.tasks.custom import Metric
+    >>> metric = Metric("zero", lambda outputs, targets: 0.0)
+    >>> task = register("doctest", Custom(Regression(), metrics=(metric,)))
+    >>> parsed("doctest") is task, described(task)
+    (True, 'doctest')
+    """
+    if not name.isidentifier() or name in (*TASKS, "auto", Custom.name):
+        raise ConfigError(f"a task of your own needs a name of one new word, got {name!r}")
+    REGISTERED[name] = replace(task, label=name)
+    return REGISTERED[name]
+
+
+def named(name: str, **options: Any) -> Task:
+    """The task of that name.
+
+    >>> named("regression", loss="huber")
+    Regression(loss='huber', delta=1.0, quantile=0.5, outputs=0)
+    """
+    if name in REGISTERED and not options:
+        return REGISTERED[name]
+    if name == Custom.name:
+        raise ConfigError(
+            "a task with code of your own can't be read from a text: give it in Python, or "
+            "register it under a name (wecfl.tasks.register)"
+        )
+    if name not in TASKS:
+        raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED}))
+    known = [field.name for field in fields(TASKS[name])]
+    for option in options:
+        if option not in known:
+            raise ConfigError(unknown(f"option of the task {name}", option, known))
+    task: Task = TASKS[name](**options)
+    return task
+
+
+def parsed(text: str) -> Task:
+    """The task that a text names.
+
+    >>> parsed("regression(loss=quantile, quantile=0.9)").quantile
+    0.9
+    >>> parsed("regresion")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown task 'regresion'; did you mean 'regression'?
+    """
+    name, _, inside = text.strip().partition("(")
+    options: Mapping[str, Any] = {}
+    if inside and name.strip() != Custom.name:
+        try:
+            call = ast.parse(f"task({inside}", mode="eval").body
+            if not isinstance(call, ast.Call) or call.args:
+                raise ValueError("positional")
+            options = {str(each.arg): _value(each.value) for each in call.keywords}
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ConfigError(
+                f"a task is written as NAME or NAME(OPTION=VALUE, …), got {text!r}"
+            ) from None
+    return named(name.strip(), **options)
+
+
+def _value(node: ast.expr) -> Any:
+    """A number, a text with or without quotes, or a list of them."""
+    if isinstance(node, ast.Name):
+        return node.id
+    value = ast.literal_eval(node)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def described(task: Task) -> str:
+    """The text that names a task: `parsed` reads it back. Options with default values are left out.
+
+    >>> described(Regression(loss="huber", delta=2.0)), described(Classification())
+    ('regression(loss=huber, delta=2.0)', 'classification')
+    """
+    if isinstance(task, Custom):
+        loss = [] if task.loss is None else [f"loss={_name_of(task.loss)}"]
+        names = [f"metrics=[{', '.join(each.name for each in task.metrics)}]"] * bool(task.metrics)
+        parts = ", ".join([f"of={described(task.of)}", *loss, *names])
+        return task.label or f"{task.name}({parts})"
+    value: Any = task
+    options = {
+        field.name: option
+        for field in fields(value)
+        if field.init and (option := getattr(task, field.name)) != field.default
+    }
+    written = ", ".join(f"{name}={_written(option)}" for name, option in options.items())
+    return f"{task.name}({written})" if written else task.name
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _written(option: object) -> str:
+    if isinstance(option, tuple):
+        return f"[{', '.join(map(_written, option))}]"
+    return option if isinstance(option, str) else repr(option)
+
+
+def fitted(task: Task | str, federation: Federation) -> FittedTask:
+    """The task on these data; `auto` chooses one, and other texts are `parsed`.
+
+    >>> xs, ys = [np.zeros((4, 1))] * 2, [[0.5, 1.5, 2.0, 0.0]] * 2
+    >>> found = fitted("auto", Federation.from_arrays(xs, ys))
+    >>> found.task.name, found.reason
+    ('regression', 'regression, for float targets (else say task=classification)')
+    """
+    asked, reason = asked_for(task, federation.y)
+    if reason:
+        logging.getLogger("wecfl").info("wecfl: task: %s", reason)
+    ready, held = asked.fit(federation)
+    if isinstance(ready, Classification | Binary) and ready.headline == "auto":
+        ready = replace(ready, headline=_headline(held))
+    return FittedTask(ready, held, described(asked), reason)
+
+
+def _headline(federation: Federation) -> ClassHeadline:
+    """The first score for classes as they are held by the clients."""
+    held = np.bincount(federation.y[np.concatenate(federation.train)])
+    classes = max(int(np.count_nonzero(held)), 2)
+    if held.max() / held.sum() <= (1 / classes + 1) / 2:
+        return "auto"  # the accuracy
+    return "auc" if federation.classes == 2 else "balanced_accuracy"
+
+
+def asked_for(task: Task | str, y: Targets) -> tuple[Task, str]:
+    """The task, before it is fitted; for `auto` the one that the targets suggest, and why.
+
+    >>> asked_for("auto", np.array([0, 1, 1]))[1]
+    'classification, for 2 distinct whole numbers (else say task=regression)'
+    """
+    if not isinstance(task, str):
+        return task, ""
+    return _chosen(y) if task == "auto" else (parsed(task), "")
+
+
+def _chosen(y: Targets) -> tuple[Task, str]:
+    if y.dtype.kind == "f":
+        several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
+        return (
+            Regression(),
+            f"regression{several}, for float targets (else say task=classification)",
+        )
+    distinct = np.unique(y)
+    if y.ndim == 2:
+        if not np.isin(distinct, (0, 1)).all():
+            raise ConfigError(
+                f"the targets are {y.shape[1]} whole numbers for each sample, which are not all 0 "
+                "or 1: say task regression, or give one label for each sample"
+            )
+        several = f"{y.shape[1]} answers of 0 or 1"
+        return MultiLabel(), f"multi-label, for {several} (else say task=regression)"
+    if len(distinct) > MAX_CLASSES:
+        raise ConfigError(
+            f"the targets are whole numbers with {len(distinct)} distinct values from "
+            f"{distinct[0]} to {distinct[-1]}, which may be labels or numbers: say task "
+            "classification or task regression"
+        )
+    whole = f"{len(distinct)} distinct whole numbers"
+    return Classification(), f"classification, for {whole} (else say task=regression)"

@@ -1,0 +1,163 @@
+"""A task with a loss or metrics of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from wecfl.core.task import Task
+from wecfl.core.types import F64, Int
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError
+from wecfl.tasks import targets as forms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Custom", "Loss", "Metric"]
+
+Loss = Callable[[Any, Any], Any]
+"""Gets the outputs (n, d) and the targets of n samples as torch tensors; returns n losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A score of your own: a function of the outputs (n, d) and the targets of a client's samples.
+
+    Both are NumPy arrays. What leaves the client is the number that the function returns, and n.
+    The score of a cluster is the mean over its clients, weighted by n.
+    """
+
+    name: str
+    function: Callable[[Any, Any], float]
+    better: Literal["higher", "lower"] = "higher"
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigError(f"the name of a metric is one word, got {self.name!r}")
+        if self.better not in ("higher", "lower"):
+            raise ConfigError(f"better must be 'higher' or 'lower', got {self.better!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """Another task with your own `loss`, or with `metrics` in front of its scores, or with both.
+
+    The task `of` says what targets look like and how many outputs a model has. Your loss is
+    computed by torch; without one, the loss is that of `of`, on any engine. Over a network code
+    never travels: there the task must be known by a name at both ends (`wecfl.tasks.register`).
+
+    >>> from wecfl.tasks import Regression
+    >>> def within_one(outputs, targets): return np.mean(abs(outputs - targets) < 1)
+    >>> task = Custom(Regression(outputs=1), metrics=(Metric("within_one", within_one),))
+    >>> tally = task.tally(np.array([[0.5], [4.0]]), np.zeros((2, 1)), np.zeros(2, int), clients=1)
+    >>> {name: score.round(2).tolist() for name, score in task.scores(tally).items()}
+    {'within_one': [0.5], 'rmse': [2.85], 'r2': [nan], 'mae': [2.25]}
+    """
+
+    of: Task
+    loss: Loss | None = None
+    metrics: tuple[Metric, ...] = ()
+    label: str = ""
+    """The name under which it was registered."""
+
+    name: ClassVar[str] = "custom"
+
+    def __post_init__(self) -> None:
+        if self.loss is None and not self.metrics:
+            raise ConfigError("a custom task needs a loss or metrics of its own")
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two metrics have the same name: {', '.join(names)}")
+
+    @property
+    def kernel(self) -> Mapping[str, Any] | None:
+        """That of the other task, unless the loss is your own."""
+        return self.of.kernel if self.loss is None else None
+
+    @property
+    def outputs(self) -> int:
+        """As many as the other task has."""
+        return self.of.outputs
+
+    def fit(self, federation: Federation) -> tuple[Custom, Federation]:
+        """As the other task."""
+        of, held = self.of.fit(federation)
+        return replace(self, of=of), held
+
+    def shape(self, outputs: int) -> tuple[int, ...]:
+        """One row: the tally of the other task, and n·value and n for each metric."""
+        return (prod(self.of.shape(outputs)) + 2 * len(self.metrics),)
+
+    def losses(self, outputs: F64, targets: Any) -> F64:
+        """(n,), by torch in double precision if the loss is your own."""
+        if self.loss is None:
+            return self.of.losses(outputs, targets)
+        from torch import from_numpy, no_grad  # noqa: PLC0415
+
+        with no_grad():
+            found: F64 = self._each(from_numpy(outputs), from_numpy(targets)).double().numpy()
+        return found
+
+    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self.loss is not None
+        each: Tensor = self.loss(outputs, targets)
+        if getattr(each, "shape", None) != (len(outputs),):
+            raise ConfigError(
+                f"a loss must give one number per sample, ({len(outputs)},), got "
+                f"{tuple(getattr(each, 'shape', ())) or each!r}"
+            )
+        return each
+
+    def objective(
+        self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
+    ) -> Any:
+        """The mean or sum of the losses as a torch tensor, which can be differentiated."""
+        if self.loss is None:
+            return self.of.objective(outputs, targets, reduction)
+        each = self._each(outputs, targets)
+        return each.sum() if reduction == "sum" else each.mean()
+
+    def tally(self, outputs: F64, targets: Any, owners: Int, clients: int) -> F64:
+        """(m, …), one row for each client."""
+        tallies = self.of.tally(outputs, targets, owners, clients).reshape(clients, -1)
+        own = np.zeros((clients, 2 * len(self.metrics)))
+        for client in np.unique(owners):
+            mine = owners == client
+            for j, metric in enumerate(self.metrics):
+                value = float(metric.function(outputs[mine], targets[mine]))
+                if np.isfinite(value):  # a metric that is undefined for this client has no weight
+                    own[client, 2 * j : 2 * j + 2] = value * mine.sum(), mine.sum()
+        return np.concatenate([tallies, own], axis=1)
+
+    @property
+    def lower(self) -> frozenset[str]:
+        """Those of the other task, and your own that are better low."""
+        own = {metric.name for metric in self.metrics if metric.better == "lower"}
+        return (self.of.lower - {metric.name for metric in self.metrics}) | own
+
+    def complaint(self, tally: F64, most: int) -> str:
+        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
+        first, own = self._parts(tally[None])
+        return self.of.complaint(first[0], most) or forms.wrong_counts(own[0, :, 1].max(
+            initial=0, keepdims=True
+        ), most)  # fmt: skip
+
+    def scores(self, tallies: F64) -> dict[str, F64]:
+        """Your metrics (m,), and the scores of the other task."""
+        first, own = self._parts(tallies)
+        count = own[:, :, 1]
+        values = np.divide(own[:, :, 0], count, out=np.full(count.shape, np.nan), where=count > 0)
+        mine = {metric.name: values[:, j] for j, metric in enumerate(self.metrics)}
+        others = self.of.scores(first)
+        return mine | {name: score for name, score in others.items() if name not in mine}
+
+    def _parts(self, tallies: F64) -> tuple[F64, F64]:
+        """The tallies of the other task, and (m, metrics, 2)."""
+        shape = self.of.shape(self.outputs)
+        first, own = np.split(tallies, [prod(shape)], axis=1)
+        return first.reshape(len(tallies), *shape), own.reshape(len(tallies), len(self.metrics), 2)
