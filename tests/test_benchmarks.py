@@ -78,10 +78,10 @@ sys.exit(CODE)
 """
     (tmp_path / "kills.py").write_text(script.replace("CODE", str(code)))
     soak = module("soak")
-    stood, total = soak.kills(times=2, names=["wecfl"], script=tmp_path / "kills.py")
+    stood, total = soak.kills(times=2, names=["wecfl"], cases={}, script=tmp_path / "kills.py")
     assert (stood.verdict, stood.values) == (verdict, [2 - code])
     assert total.values == [4 - 2 * code]
-    assert ("failed in pair 2" in total.detail) == bool(code)
+    assert ("failed in configuration 2" in total.detail) == bool(code)
 
 
 def test_soak_tells_growth_from_what_comes_and_goes(module: Callable[[str], ModuleType]) -> None:

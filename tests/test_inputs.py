@@ -65,7 +65,7 @@ def test_the_limits_of_a_process_count(kind: int, column: int) -> None:
         assert "limit of its" in bound
         assert len(bytearray(usable // 2)) == usable // 2
         with pytest.raises(MemoryError):
-            bytearray(usable + (1 << 20))
+            bytearray(usable + GIGABYTE // 4)
     finally:
         setrlimit(kind, (soft, hard))
 

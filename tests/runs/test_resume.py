@@ -95,12 +95,16 @@ def test_kills_change_nothing() -> None:
     command = [sys.executable, "tests/kills.py", "--times", "2", "--rounds", "4"]
     path = os.pathsep.join(["tests", *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [*command, "--method", *MEMORY], cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": path},
+        [*command, "--method", *MEMORY, "--case", "several", "ledger"],
+        cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = {each["method"]: each for each in map(ast.literal_eval, done.stdout.splitlines())}
-    assert {method: each["kept"] for method, each in told.items()} == MEMORY
+    lines = list(map(ast.literal_eval, done.stdout.splitlines()))
+    told = {each.get("method") or each["case"]: each for each in lines}
+    assert {method: told[method]["kept"] for method in MEMORY} == MEMORY
+    assert told["several"]["clusters"] == [1, 2, 4, 6]
+    assert told["ledger"]["in ledgers"] >= told["ledger"]["sent"] >= 3 * 4
     assert told["cfl-adam"]["clusters"] == [1, 2, 4, 6]  # parted when they had moments to leave
     assert told["wecfl-adam"]["clusters"] == [2] * 4  # of one that all began in
     assert all(each["kills"] >= 2 for each in told.values())

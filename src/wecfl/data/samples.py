@@ -196,11 +196,10 @@ def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Arr
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
-    ...     file = Path(place) / "ward.npz"
-    ...     np.savez(file, x=np.zeros((3, 2)), y=np.arange(3))
-    ...     [arrays] = read_npz_files([file])
-    >>> arrays["x"].shape
-    (3, 2)
+    ...     file = Path(place) / "a.npz"
+    ...     np.savez(file, x=np.zeros((3, 2)), y=[0, 1, 0])
+    ...     [held["x"].shape for held in read_npz_files([file, file])]
+    [(3, 2), (3, 2)]
     """
     needed = 0
     for path in paths:
