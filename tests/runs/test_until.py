@@ -157,3 +157,22 @@ def test_wrong_values_are_refused(fed: Federation) -> None:
     with pytest.raises(ConfigError, match="under privacy"):
         Rounds(5, NoGain()).check(tested=False)
     Experiment(fed, wecfl.methods.fedavg, rounds=Rounds(5, NoGain())).check()
+
+
+def test_of_several_methods_those_that_ended_by_the_rule_are_left_alone(
+    wecfl: "Wecfl", tmp_path: Path
+) -> None:
+    flags = (
+        "--clients 6 --groups 2 --clusters 2 --steps 3 --model logistic --lr 0 --rounds 9 "
+        "--no-objectives --until score --patience 2 --method fedavg,wecfl --out runs"
+    )
+    assert wecfl("run", *flags.split()).code == 0
+    (tmp_path / "runs" / "wecfl" / "summary.json").unlink()
+    assert wecfl("resume", "runs").code == 0
+    for name in ("fedavg", "wecfl"):
+        assert summary_of(tmp_path / "runs" / name)["rounds"] == 3
+    again = wecfl("resume", "runs")
+    assert again.code == 2
+    assert "have ended" in again.err
+    assert wecfl("resume", "runs", "--until", "rounds", "--rounds", "4").code == 0
+    assert summary_of(tmp_path / "runs" / "fedavg")["rounds"] == 4
