@@ -23,6 +23,11 @@ NB_MODULE(_native, m) {
             nb::arg("kind"), nb::kw_only(), nb::arg("place") = "", nb::arg("kernel") = 0,
             nb::arg("stride") = 1, nb::arg("pad") = 0, nb::arg("inputs") = -1, nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
             nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f);
+    nb::class_<Optimizer>(m, "Optimizer")
+        .def(nb::init<const std::string&, std::vector<int64_t>, double, double, double, double, double>(),
+             nb::arg("name"), nb::arg("stops"), nb::kw_only(), nb::arg("momentum") = 0.,
+             nb::arg("weight_decay") = 0., nb::arg("beta2") = 0.999, nb::arg("eps") = 1e-8,
+             nb::arg("max_gradient") = 0.);
     nb::class_<Runner>(m, "Runner")
         .def(nb::init<const std::vector<Layer>&, const std::vector<int>&, int, int64_t, int64_t,
                       const std::string&, const std::string&, const std::vector<float>&, float>(),
@@ -30,9 +35,9 @@ NB_MODULE(_native, m) {
              nb::arg("isa") = "", nb::arg("loss") = "cross-entropy",
              nb::arg("weights") = std::vector<float>(), nb::arg("smoothing") = 0.f)
         .def_prop_ro("isa", &Runner::isa)
-        .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("momentum").none(),
+        .def("train", &Runner::train, nb::arg("rows").noconvert(), nb::arg("buffers").none(),
              nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(), nb::arg("free").none(),
-             nb::arg("lr").noconvert(), nb::arg("factor"), nb::arg("decay"), nb::arg("x").noconvert(),
+             nb::arg("lr").noconvert(), nb::arg("optimizer"), nb::arg("x").noconvert(),
              nb::arg("y"), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
              nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))
         .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),

@@ -87,13 +87,26 @@ struct Batch {
     int count;
 };
 
+enum class Descent : int { sgd, nesterov, adam, adamw };
+
+// How a step follows from a gradient, with the formulas of torch.optim.
+struct Rule {
+    Descent descent;
+    double momentum, weight_decay, beta2, eps;
+    double max_gradient;  // 0: any
+    bool adaptive() const { return descent == Descent::adam || descent == Descent::adamw; }
+};
+
 struct Update {
-    float* momentum;      // (trainable,) or null
+    float* buffer;        // what the rule keeps from step to step (LocalPlan.buffer), or null
     const float* anchor;  // (width,) or null: the row at the start of the round
     const float* offset;  // (width,) or null
     const float* mu;      // (trainable,) or null
     const bool* free;     // (trainable,) or null: all columns move
-    float lr, momentum_factor, weight_decay;
+    float lr;
+    Rule rule;
+    const int64_t* stops;  // the column after the last one of each tensor
+    int64_t tensors;
 };
 
 // Memory for the passes over batches of up to `capacity` blocks of LANES samples. It starts as zeros, and

@@ -43,6 +43,24 @@ inline std::vector<const Backend*> usable_backends() {
 template <class T, int N>
 using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
+// The rule of a plan by the name of its optimizer, and where each trainable tensor ends.
+struct Optimizer {
+    Optimizer(const std::string& name, std::vector<int64_t> stops, double momentum, double weight_decay,
+              double beta2, double eps, double max_gradient)
+        : rule{Descent::sgd, momentum, weight_decay, beta2, eps, max_gradient}, stops(std::move(stops)) {
+        const char* names[] = {"sgd", "nesterov", "adam", "adamw"};
+        const auto found = std::find(std::begin(names), std::end(names), name);
+        demand(found != std::end(names), "there is no optimizer '" + name + "'");
+        rule.descent = Descent(found - names);
+    }
+    // How many numbers it keeps; without momentum, SGD keeps none.
+    int64_t buffer(int64_t trainable) const {
+        return rule.adaptive() ? 2 * trainable + int64_t(stops.size()) : trainable;
+    }
+    Rule rule;
+    std::vector<int64_t> stops;
+};
+
 class Runner {
 public:
     Runner(const std::vector<Layer>& layers, const std::vector<int>& shape, int classes, int64_t trainable,
@@ -60,8 +78,8 @@ public:
     std::string isa() const { return backend_->name; }
 
     // Rows `clients` of `rows` and of everything else that has a row per client are trained in place.
-    void train(Array<float, 2> rows, nb::object momentum, nb::object anchor, nb::object offset, nb::object mu,
-               nb::object free, Array<float, 1> lr, float factor, float decay, Array<const float, 2> x,
+    void train(Array<float, 2> rows, nb::object buffers, nb::object anchor, nb::object offset, nb::object mu,
+               nb::object free, Array<float, 1> lr, const Optimizer& optimizer, Array<const float, 2> x,
                nb::object y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
                Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
         const int64_t m = int64_t(rows.shape(0)), n = int64_t(clients.shape(0)),
@@ -83,9 +101,17 @@ public:
         for (int64_t i = 0; i < n; i++)  // each at most once: threads must not share a row
             demand(clients.data()[i] > (i ? clients.data()[i - 1] : -1) && clients.data()[i] < m,
                    "clients must be rows in rising order");
-        float* all_momentum = nullptr;
-        if (!momentum.is_none())
-            all_momentum = fits(nb::cast<Array<float, 2>>(momentum, false), net.trainable, "momentum");
+        const int64_t buffer_size = optimizer.buffer(net.trainable);
+        float* all_buffers = nullptr;
+        if (!buffers.is_none())
+            all_buffers = fits(nb::cast<Array<float, 2>>(buffers, false), buffer_size, "buffers");
+        demand(all_buffers || optimizer.rule.descent == Descent::sgd, "the optimizer needs buffers");
+        int64_t column = 0;
+        for (const int64_t stop : optimizer.stops) {
+            demand(stop >= column, "stops must rise");
+            column = stop;
+        }
+        demand(column == net.trainable, "stops must end with the last trainable column");
         const float *anchors = read_only(anchor, "anchor"), *offsets_of_rows = read_only(offset, "offset");
         const float* mu_of_columns = of_columns<float>(mu, "mu");
         const bool* free_columns = of_columns<bool>(free, "free");
@@ -109,14 +135,15 @@ public:
                 const int64_t i = clients.data()[j];
                 float* row = rows.data() + i * net.width;
                 std::memcpy(start, row, net.width * sizeof(float));
-                const Update update{all_momentum ? all_momentum + i * net.trainable : nullptr,
+                const Update update{all_buffers ? all_buffers + i * buffer_size : nullptr,
                                     anchors ? anchors + i * net.width : start,
                                     offsets_of_rows ? offsets_of_rows + i * net.width : nullptr,
                                     mu_of_columns,
                                     free_columns,
                                     lr.data()[i],
-                                    factor,
-                                    decay};
+                                    optimizer.rule,
+                                    optimizer.stops.data(),
+                                    int64_t(optimizer.stops.size())};
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
                     if (count == 0) break;  // a client that takes fewer steps

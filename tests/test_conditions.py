@@ -124,7 +124,9 @@ def test_only_those_who_take_part_are_asked_for_their_losses() -> None:
 
 
 def test_stragglers_take_fewer_steps_and_others_all() -> None:
-    steps = [Channel(stragglers=0.4).steps(LocalPlan(steps=5), 50, t) for t in range(40)]
+    steps = [
+        Channel(stragglers=0.4).steps(LocalPlan(steps=5), np.ones(50, int), t) for t in range(40)
+    ]
     counts = np.bincount(np.concatenate([s for s in steps if s is not None]), minlength=6) / 2000
     assert counts[0] == 0
     np.testing.assert_allclose(counts[1:], [0.1, 0.1, 0.1, 0.1, 0.6], atol=0.03)

@@ -7,10 +7,10 @@ import pytest
 
 import wecfl
 from wecfl import Compute, Conditions, Federation, Folder, Measure, Plan, methods
-from wecfl.config import PRESETS, Config
+from wecfl.config import Config
 from wecfl.data.partition import Iid
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
+from wecfl.resolve import PRESETS, resolve
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:

@@ -33,7 +33,13 @@ from wecfl.config import Config
 from wecfl.core import rounds
 from wecfl.data import client_rows, datasets, federation, partition, samples, source
 from wecfl.methods import METHODS
-from wecfl.runs.record import CLUSTERING_KEYS, CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS
+from wecfl.runs.record import (
+    CLUSTERING_KEYS,
+    CONDITION_KEYS,
+    DIAGNOSTIC_KEYS,
+    RECORD_KEYS,
+    SCHEDULE_KEYS,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -125,7 +131,8 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 def test_every_key_of_the_metrics_is_documented() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
-    for key in RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS | CLUSTERING_KEYS:
+    known = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS | CLUSTERING_KEYS | SCHEDULE_KEYS
+    for key in known:
         assert f"| `{key}` |" in page
 
 

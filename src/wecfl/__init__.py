@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from wecfl import errors, models, tasks
 from wecfl._lazy_import import lazy_import
 from wecfl.config import Config
+from wecfl.core import schedule as schedules
+from wecfl.core import until
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from wecfl import methods
     from wecfl.channel.privacy import Privacy
     from wecfl.experiment import Experiment, run, run_config
-    from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
+    from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
 else:  # these import pandas and scikit-learn, which a client over a network does not need
     __getattr__, __dir__ = lazy_import(
@@ -50,6 +52,7 @@ else:  # these import pandas and scikit-learn, which a client over a network doe
                     "Measure",
                     "Newcomers",
                     "Plan",
+                    "Rounds",
                 )
             },
             "run": "wecfl.experiment:run",
@@ -76,6 +79,7 @@ __all__ = [
     "Privacy",
     "RayEngine",
     "Result",
+    "Rounds",
     "State",
     "TorchEngine",
     "errors",
@@ -85,7 +89,9 @@ __all__ = [
     "partitions",
     "run",
     "run_config",
+    "schedules",
     "tasks",
+    "until",
 ]
 
 __version__ = version("wecfl")

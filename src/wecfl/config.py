@@ -12,11 +12,9 @@ from pydantic_core import PydanticCustomError
 from wecfl.errors import ConfigError
 
 __all__ = [
-    "INCIDENTAL_KEYS",
     "METHOD_OPTIONS",
     "PAPER_PARTITIONS",
     "PARTITION_KEYS",
-    "PRESETS",
     "Config",
     "check_whole",
     "one_line",
@@ -25,7 +23,6 @@ __all__ = [
 
 MAX_COUNT = 1_000_000
 """The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
-
 
 MAX_SEED = 2**128 - 1
 
@@ -153,22 +150,67 @@ class Config(BaseModel):
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
     )
+    until: Literal["rounds", "settled", "score"] = Field(
+        "rounds",
+        description="When it ends: after all rounds, or once clusters or the score change no more.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="The number of rounds without a change after which it ends (default: 5).",
+    )
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Changes of F or of the score up to this are none (default: 0.01 of F, 0).",
+    )
     steps: int = Field(
         10,
         ge=1,
         le=MAX_COUNT,
         description="Q, the number of mini-batches that a client trains on in a round.",
     )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Passes over its data that a client makes in a round, in place of --steps.",
+    )
     batch: int = Field(32, ge=1, le=MAX_COUNT, description="The number of samples in a mini-batch.")
     lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
         0.001,
         description="η, the learning rate; theory: Theorem 1's bound, computed in every round.",
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD.")
-    keep_momentum: bool = Field(
-        True, description="Whether clients keep their momentum between rounds."
+    schedule: Literal["constant", "step", "cosine"] = Field(
+        "constant", description="How η changes from round to round, after the --warmup."
     )
-    weight_decay: float = Field(0.0, ge=0, description="The weight decay of SGD.")
+    decay_rounds: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Rounds after which η is --decay times as large (default of cosine: all).",
+    )
+    decay: float | None = Field(
+        None, ge=0, le=1, description="What is left of η then (default: step 0.1, cosine 0)."
+    )
+    warmup: int = Field(
+        0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
+    )
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = Field(
+        "sgd", description="How a step of a client follows from a gradient."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD, and β1 of Adam.")
+    keep_momentum: bool = Field(
+        True, description="Whether clients keep momentum and moments between rounds."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="The weight decay.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="β2 of Adam and AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="ε of Adam and AdamW.")
+    max_gradient: float | None = Field(
+        None, gt=0, description="Shorten longer mini-batch gradients to this norm."
+    )
     batchnorm: Literal["running", "batch"] = Field(
         "running",
         description="What BatchNorm uses in tests: running statistics, or those of each batch.",
@@ -291,12 +333,19 @@ class Config(BaseModel):
         return value
 
     def completed(self) -> Config:
-        """The configuration with the paper's parameters of the partition, where none were given.
+        """The configuration with the defaults that follow from other choices.
+
+        These are the paper's parameters of the partition, and the rounds in which a cosine ends. So
+        more rounds can be added to a run without changing the learning rates of those it had.
 
         >>> Config(partition="clusterwise-nclass").completed().classes_per
         (3, 2)
+        >>> Config(schedule="cosine", rounds=30, warmup=5).completed().decay_rounds
+        25
         """
         usual = PAPER_PARTITIONS.get(self.partition, {})
+        if self.schedule == "cosine" and self.warmup < self.rounds:
+            usual = {**usual, "decay_rounds": self.rounds - self.warmup}
         missing = {key: value for key, value in usual.items() if getattr(self, key) is None}
         return self.model_copy(update=missing)
 
@@ -306,33 +355,6 @@ class Config(BaseModel):
         further = {name: value for name, value in self.options if name not in KEY_OF_OPTION}
         return values | ({"options": further} if further else {})
 
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "clients": 200,
-        "groups": 10,
-        "rounds": 100,
-        "steps": 10,
-        "batch": 32,
-        "lr": 0.001,
-        "momentum": 0.9,
-        "keep_momentum": True,
-        "weight_decay": 0.0,
-        "mu": 0.95,
-        "representation": "head",
-        "importance": "method",
-        "warm_start": True,
-        "loss_batches": 3,
-        "batchnorm": "batch",
-    },
-}
-"""Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
-
-REQUIRES = {
-    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
-}  # fmt: skip
-"""Choices that only have a meaning together with another choice."""
 
 METHOD_OPTIONS = {
     "clusters": "k", "criterion": "criterion", "warm_start": "warm", "eps1": "eps1",
@@ -347,12 +369,6 @@ KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 
 PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about the partition of a data set. They do not apply to a folder of clients."""
-
-INCIDENTAL_KEYS = (
-    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
-    "score_every", "checkpoint_every",
-)  # fmt: skip
-"""Choices that do not change which experiment it is."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
@@ -373,9 +389,8 @@ def one_line(error: ValidationError, known: Container[str] | None = Config.model
     if first["type"] == "missing":
         return f"it has no '{key}'"
     problem = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
-    for other in error.errors()[
-        1:
-    ]:  # of a word that may stand in place of a number, such as auto or theory
+    # Others are of a word that may stand in place of a number, such as auto or theory.
+    for other in error.errors()[1:]:
         same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
         if same and other["type"] == "literal_error":
             problem += f" or {other['ctx']['expected']}"

@@ -48,6 +48,7 @@ from wecfl.options import (
     Measure,
     Newcomers,
     Plan,
+    Rounds,
     check_kinds,
 )
 from wecfl.runs.blueprint import Blueprint
@@ -80,8 +81,8 @@ class Experiment:
     task: Task | str = "auto"
     """What is learned, and how it is judged: a value of `wecfl.tasks`, or its name and options as
     in `regression(loss=huber)`; `auto` follows the targets."""
-    rounds: int = 30
-    """T, the number of communication rounds."""
+    rounds: int | Rounds = 30
+    """T, the number of communication rounds; `Rounds` can also say when to stop before."""
     plan: Plan = DEFAULT_PLAN
     """How clients train in a round."""
     seed: int = 0
@@ -106,7 +107,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
-        check_whole(rounds=(self.rounds, 1), seed=(self.seed, 0))
+        check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
         kinds = {"plan": Plan, "conditions": Conditions, "measure": Measure}
         check_kinds(self, kinds, {"privacy": Privacy, "newcomers": Newcomers})
 
@@ -155,10 +156,9 @@ class Experiment:
 
     @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
-        if self.newcomers is None:
+        if (chosen := self.newcomers) is None:
             return self.fitted.clients, None
-        share, unseen = self.newcomers.share, self.newcomers.unseen
-        return separated(self.fitted.clients, share, unseen, self.seed)
+        return separated(self.fitted.clients, chosen.share, chosen.unseen, self.seed)
 
     @cached_property
     def _module(self) -> Module:
@@ -237,6 +237,8 @@ class Experiment:
         if self.kept_out and self._overspent:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
+        self.measure.check(plan)
+        Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if self._compute:
             if (name := self._compute.engine) not in ENGINES:
                 raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{name}'")
@@ -262,15 +264,14 @@ class Experiment:
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
             engine = started(attack.federation if attack else self.members)
-            trigger_engine = (
-                started(attack.triggered_test) if attack and attack.triggered_test else None
-            )
+            triggered = attack and attack.triggered_test
+            trigger_engine = started(triggered) if triggered else None
             newcomer_engine = started(self.kept_out) if self.kept_out else None
             settings = [
                 Setting(
                     method, engine, self._plan,
                     rng.derive(self.seed, "member", j) if j else self.seed, j, self._rate,
-                    self._channel,
+                    self._channel, self.plan.schedule,
                 )
                 for j in numbers
             ]  # fmt: skip
@@ -278,7 +279,7 @@ class Experiment:
                 settings[0], self.members.groups,
                 objectives=self._objectives,
                 score_every=None if self._protected_by_clients else self.measure.score_every,
-                rounds=self.rounds, attack=attack, trigger_engine=trigger_engine,
+                rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
             yield OpenExperiment(settings, recorder, newcomer_engine)
 
@@ -323,10 +324,9 @@ class Experiment:
         with ExitStack() as stack:
             folder = None
             if place := Folder.of(self.folder):
-                folder = RunFolder(
-                    Path(place.path), every=place.checkpoint_every, resume=place.resume
+                folder = stack.enter_context(
+                    RunFolder(Path(place.path), every=place.checkpoint_every, resume=place.resume)
                 )
-                stack.enter_context(folder)
             opened = stack.enter_context(self.open(members=members, progress=progress))
             return train(self, opened, folder, observe)
 
@@ -363,7 +363,7 @@ def run(
     *,
     model: Model = "auto",
     task: Task | str = "auto",
-    rounds: int = 30,
+    rounds: int | Rounds = 30,
     plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
     conditions: Conditions = DEFAULT_CONDITIONS,

@@ -17,6 +17,8 @@ from wecfl.channel.privacy import Privacy
 from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
+from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
+from wecfl.core.until import NoGain, Settled
 from wecfl.data import partition as partitions
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
@@ -25,12 +27,13 @@ from wecfl.data.source import Dataset
 from wecfl.data.targets import count_targets
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
-from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan
+from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan, Rounds
 from wecfl.tasks import Binary, Classification, parsed
 from wecfl.tasks.choice import asked_for
 
 __all__ = [
     "DATA_KEYS",
+    "INCIDENTAL_KEYS",
     "federation_of",
     "holds_clients",
     "load_pool",
@@ -42,6 +45,12 @@ __all__ = [
 
 DATA_KEYS = {*PARTITION_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
 """The choices that decide which clients there are and what they hold."""
+
+INCIDENTAL_KEYS = (
+    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
+    "score_every", "checkpoint_every",
+)  # fmt: skip
+"""Choices that do not change which experiment it is."""
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
@@ -132,7 +141,10 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
     return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
 
 
-PLAN_KEYS = {"steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay"}
+PLAN_KEYS = {
+    "steps", "batch", "lr", "momentum", "keep_momentum", "weight_decay", "optimizer",
+    "adam_beta2", "adam_eps", "max_gradient", "epochs",
+}  # fmt: skip
 """The keys of the plan, for which a method may have defaults of its own."""
 
 
@@ -140,7 +152,9 @@ def options_of(config: Config) -> dict[str, Any]:
     """The method and the options of a configuration, by the parameter names of `wecfl.run`.
 
     >>> options_of(Config(lr=0.1, participation=0.5))["plan"]
-    Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None)
+    Plan(steps=None, batch=None, lr=0.1, momentum=None, keep_momentum=None, weight_decay=None,
+         optimizer=None, adam_beta2=None, adam_eps=None, max_gradient=None, epochs=None,
+         schedule=None)
     """
     privacy = None
     if config.clip is not None:
@@ -153,8 +167,11 @@ def options_of(config: Config) -> dict[str, Any]:
         "method": method_of(config),
         "model": config.model,
         "task": config.task if config.task == "auto" else parsed(config.task),
-        "rounds": config.rounds,
-        "plan": Plan(**config.model_dump(include=PLAN_KEYS & config.model_fields_set)),
+        "rounds": _rounds(config),
+        "plan": Plan(
+            **config.model_dump(include=PLAN_KEYS & config.model_fields_set),
+            schedule=_schedule(config),
+        ),
         "seed": config.seed,
         "conditions": _conditions(config),
         "privacy": privacy,
@@ -168,6 +185,49 @@ def options_of(config: Config) -> dict[str, Any]:
         ),
         "engine": Compute(config.engine, config.workers, config.ray_address),
     }
+
+
+def _rounds(config: Config) -> Rounds:
+    """The rounds of a configuration, and when they end.
+
+    >>> _rounds(Config(rounds=100, until="settled", patience=3))
+    Rounds(count=100, until=Settled(rounds=3, tolerance=0.01))
+    """
+    names = {"patience": "rounds", "tolerance": "tolerance"}
+    if config.until == "score":
+        names["tolerance"] = "gain"
+    given = {names[key]: getattr(config, key) for key in names if getattr(config, key) is not None}
+    if config.until == "settled":
+        return Rounds(config.rounds, Settled(**given))
+    if config.until == "score":
+        return Rounds(config.rounds, NoGain(**given))
+    if given:
+        raise ConfigError("patience and tolerance need until settled or score, or leave them out")
+    return Rounds(config.rounds)
+
+
+def _schedule(config: Config) -> Schedule | None:
+    """The schedule of a configuration.
+
+    >>> _schedule(Config(schedule="cosine", rounds=30, warmup=5))
+    Warmup(rounds=5, then=CosineDecay(rounds=25, floor=0.0))
+    """
+    config = config.completed()
+    if config.warmup >= config.rounds:
+        raise ConfigError(
+            f"warmup must end before the last round, got {config.warmup} of {config.rounds} rounds"
+        )
+    if config.schedule == "constant":
+        for key in ("decay_rounds", "decay"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key} needs schedule step or cosine, or leave out {key}")
+        return Warmup(config.warmup) if config.warmup else None
+    if config.decay_rounds is None:
+        raise ConfigError("schedule step needs decay_rounds: after how many rounds does η fall?")
+    left = () if config.decay is None else (config.decay,)
+    kind = StepDecay if config.schedule == "step" else CosineDecay
+    falling = kind(config.decay_rounds, *left)
+    return Warmup(config.warmup, falling) if config.warmup else falling
 
 
 def _conditions(config: Config) -> Conditions:
@@ -185,7 +245,7 @@ def _conditions(config: Config) -> Conditions:
 def written(config: Config, method: Method) -> dict[str, Any]:
     """The content of `config.toml`: the choices that applied, which can repeat the run."""
     config = config.completed()
-    idle = PARTITION_KEYS if holds_clients(config) else ()
+    idle = (*(PARTITION_KEYS if holds_clients(config) else ()), *(["steps"] * bool(config.epochs)))
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
     chosen = {key: value for key, value in config.toml().items() if key not in idle}
     return chosen | usual

@@ -58,6 +58,15 @@ class Layout:
 
     entries: tuple[Entry, ...]
 
+    @property
+    def trained_stops(self) -> list[int]:
+        """The column after the last one of each tensor that is trained.
+
+        >>> Layout.of([("w", (2, 3), []), ("b", (2,), [])]).trained_stops
+        [6, 8]
+        """
+        return [entry.stop for entry in self.entries if entry.stop <= self.trainable]
+
     @classmethod
     def of(cls, tensors: Sequence[tuple[str, Sequence[int], Sequence[str]]]) -> Layout:
         """Lay (name, shape, tags) triples side by side, statistics last."""

@@ -12,7 +12,7 @@ wecfl.errors.ConfigError: dropout must lie in [0, 1), got 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,10 @@ from typing import Any, Literal
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
 from wecfl.config import check_whole
 from wecfl.core.channel import Channel
-from wecfl.core.plan import LocalPlan
+from wecfl.core.plan import LocalPlan, OptimizerName
+from wecfl.core.schedule import Schedule
+from wecfl.core.task import Task
+from wecfl.core.until import NoGain, Until
 from wecfl.errors import ConfigError
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "Measure",
     "Newcomers",
     "Plan",
+    "Rounds",
     "check_kinds",
 ]
 
@@ -48,6 +52,7 @@ class Plan:
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
     LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
+              optimizer='sgd', adam_beta2=0.999, adam_eps=1e-08, max_gradient=None, epochs=None,
               done=None)
     """
 
@@ -58,17 +63,40 @@ class Plan:
     lr: float | Literal["theory"] | None = None
     """η, default 0.001; or `theory`: Theorem 1's bound for each client, in every round."""
     momentum: float | None = None
-    """The momentum of SGD; default 0.9."""
+    """The momentum of SGD, and β1 of Adam; default 0.9."""
     keep_momentum: bool | None = None
-    """Whether clients keep their momentum buffer between rounds; default True, as in the paper."""
+    """Whether clients keep their optimizer's buffer (momentum, the moments of Adam) between rounds;
+    default True, as in the paper."""
     weight_decay: float | None = None
-    """The weight decay of SGD; default 0."""
+    """The weight decay; default 0."""
+    optimizer: OptimizerName | None = None
+    """`sgd`, which is the default, `nesterov`, `adam` or `adamw`."""
+    adam_beta2: float | None = None
+    """β2 of Adam; default 0.999."""
+    adam_eps: float | None = None
+    """ε of Adam; default 1e-8."""
+    max_gradient: float | None = None
+    """The largest norm of a mini-batch gradient, to which longer ones are shortened; default: none.
+    """
+    epochs: int | None = None
+    """The number of passes over its data that a client makes in a round, in place of `steps`."""
+    schedule: Schedule | None = None
+    """A function that gives a factor of η for each round (`wecfl.schedules`); None: η stays."""
 
     def __post_init__(self) -> None:
-        counts = {"steps": self.steps, "batch": self.batch}
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"give steps or epochs, and not both: got {self.steps} steps, {self.epochs} epochs"
+            )
+        counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
         check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if isinstance(self.lr, str) and self.lr != "theory":
             raise ConfigError(f"lr must be a number or 'theory', got '{self.lr}'")
+        if self.schedule is not None and not callable(self.schedule):
+            raise ConfigError(
+                f"schedule must be a function of the round, such as schedules.CosineDecay(30), "
+                f"got {self.schedule!r}"
+            )
         self.complete({})
 
     def complete(self, usual: Mapping[str, Any]) -> LocalPlan:
@@ -76,13 +104,59 @@ class Plan:
 
         Where η follows the run (`follows`), the plan's η is not used, and is 0.
         """
-        chosen = {name: value for name, value in asdict(self).items() if value is not None}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        schedule = values.pop("schedule")
+        chosen = {name: value for name, value in values.items() if value is not None}
         rate = {"lr": 0.0} if self.follows(usual) else {}
+        if rate and schedule is not None:
+            raise ConfigError("lr theory sets η in every round: leave out schedule and warmup")
         return LocalPlan(**{**usual, **chosen, **rate})
 
     def follows(self, usual: Mapping[str, Any]) -> bool:
         """Whether η is set in every round by Theorem 1."""
         return (usual.get("lr") if self.lr is None else self.lr) == "theory"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How many rounds a run has at most, and when it ends before that.
+
+    >>> from wecfl.core.until import Settled
+    >>> Rounds(100, until=Settled()).count
+    100
+    """
+
+    count: int = 30
+    """T, the number of communication rounds."""
+    until: Until | None = None
+    """A rule (`wecfl.core.until`) that is asked after each round in which clients are tested; None:
+    the run has all rounds."""
+
+    def __post_init__(self) -> None:
+        check_whole(rounds=(self.count, 1))
+        if self.until is not None and not callable(self.until):
+            raise ConfigError(
+                f"until must be a function of the records, such as Settled(), got {self.until!r}"
+            )
+
+    @classmethod
+    def of(cls, rounds: int | Rounds) -> Rounds:
+        """The rounds themselves, or so many without an earlier end."""
+        return rounds if isinstance(rounds, Rounds) else cls(rounds)
+
+    def judged_by(self, task: Task) -> Rounds:
+        """These rounds, with a rule that knows which scores of the task are better if lower."""
+        if not isinstance(self.until, NoGain):
+            return self
+        return replace(self, until=replace(self.until, lower=self.until.lower | task.lower))
+
+    def check(self, *, tested: bool) -> None:
+        """Raise an error if the end depends on scores, but clients are not `tested`."""
+        if isinstance(self.until, NoGain) and not tested:
+            raise ConfigError(
+                "until score needs the clients' scores, which they keep for themselves under "
+                "privacy: set until to settled or rounds"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +273,14 @@ class Measure:
 
     def __post_init__(self) -> None:
         check_whole(score_every=(self.score_every, 1))
+
+    def check(self, plan: LocalPlan) -> None:
+        """Raise an error if the plan does not allow what is to be measured."""
+        if self.diagnostics and plan.epochs:
+            raise ConfigError(
+                "diagnostics need as many steps at each client, as the theory has it: give steps, "
+                "not epochs"
+            )
 
 
 @dataclass(frozen=True, slots=True)

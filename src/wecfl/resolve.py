@@ -9,13 +9,40 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wecfl.config import KEY_OF_OPTION, PRESETS, REQUIRES, Config, one_line
+from wecfl.config import KEY_OF_OPTION, Config, one_line
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["check_together", "resolve"]
+__all__ = ["PRESETS", "check_together", "resolve"]
 
 MAX_FILE_BYTES = 1_000_000
 """The largest size of a configuration file, in bytes."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "clients": 200,
+        "groups": 10,
+        "rounds": 100,
+        "steps": 10,
+        "batch": 32,
+        "lr": 0.001,
+        "momentum": 0.9,
+        "keep_momentum": True,
+        "weight_decay": 0.0,
+        "mu": 0.95,
+        "representation": "head",
+        "importance": "method",
+        "warm_start": True,
+        "loss_batches": 3,
+        "batchnorm": "batch",
+    },
+}
+"""Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
+
+REQUIRES = {
+    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
+}  # fmt: skip
+"""Choices that only have a meaning together with another choice."""
 
 
 def resolve(
@@ -46,7 +73,12 @@ def resolve(
         written = {
             key: value for key, value in written.items() if key not in ("alpha", "classes_per")
         }
-    values = {**PRESETS[preset], **written, **flags}
+    values: dict[str, Any] = {}
+    for layer in (PRESETS[preset], written, flags):
+        for one, other in (("steps", "epochs"), ("epochs", "steps")):
+            if one in layer:  # what is said last replaces the other
+                values.pop(other, None)
+        values |= layer
     if "options" in written:
         same = flags.get("method", written.get("method")) == written.get("method")
         kept = {

@@ -17,10 +17,11 @@ from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
-from wecfl.folder.readers import read_metrics
+from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.folder.writer import RunFolder, environment
-from wecfl.methods import components, structure
+from wecfl.methods import component_words, components, structure
 from wecfl.models import is_logistic
+from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.newcomers import Assigner, Reference
 from wecfl.runs.record import Record, Recorder
@@ -58,13 +59,10 @@ def train(
 ) -> Result:
     """Run the rounds of an open experiment, and return the result."""
     settings, recorder, engine = opened.settings, opened.recorder, opened.engine
-    setting, rounds, clients = settings[0], experiment.rounds, experiment.members
+    setting, rounds = settings[0], Rounds.of(experiment.rounds).judged_by(engine.task)
+    clients = experiment.members
     saved = folder.saved if folder else None
-    records: list[Record] = read_metrics(folder.path, saved.round) if folder and saved else []
-    if folder and len(records) >= rounds + (not folder.ended):
-        raise ConfigError(
-            f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
-        )
+    records = _earlier(folder, rounds, recorder)
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
     states = saved.states if saved else tuple(map(opening, settings))
     del saved  # so that its matrices are freed when the run moves on
@@ -94,23 +92,27 @@ def train(
     ]
     begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
+    asked, stopped = None, _reason(rounds, records, recorder)
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
-        about = experiment.written or _described(experiment, setting)
-        config = {**about, "task": experiment.fitted.text}
+        config = {
+            **(experiment.written or _described(experiment, setting)),
+            "task": experiment.fitted.text,
+        }
         for watcher in watchers:
             watcher.begin(config, env, clients)
             begun.append(watcher)
-        while len(records) < rounds:
+        while len(records) < rounds.count and not stopped:
             reached = tuple(next(path) for path in paths)
             records.append(recorder.round(reached))
             states = reached
             for watcher in watchers:
-                watcher.round(records[-1], states)
+                asked = watcher.round(records[-1], states) or asked
+            stopped = _reason(rounds, records, recorder, asked)
         if kept_out:
             reference = Reference.of(setting, states[0])
             assigner = Assigner(
@@ -130,20 +132,51 @@ def train(
             partial(experiment.reference, member=setting.member), status,
             folder.path if folder else None, experiment.privacy, reference, newcomers,
             experiment.newcomers.unseen if experiment.newcomers else None,
+            stopped if len(records) < rounds.count else None,
         )  # fmt: skip
         for watcher in begun:
             watcher.end(result)
     return result
 
 
+def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recorder) -> list[Record]:
+    """The records of a run that is resumed; an error if it has come to its end."""
+    if folder is None or folder.saved is None:
+        return []
+    records = read_metrics(folder.path, folder.saved.round)
+    if len(records) >= rounds.count + (not folder.ended):
+        raise ConfigError(
+            f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
+        )
+    stopped = _reason(rounds, records, recorder)
+    if stopped and folder.ended and read_summary(folder.path)["status"] == "finished":
+        raise ConfigError(f"{folder.path} has ended: {stopped}; to continue, set until to rounds")
+    return records
+
+
+def _reason(
+    rounds: Rounds, records: Sequence[Record], recorder: Recorder, asked: str | None = None
+) -> str | None:
+    """Why the run ends after these records, if a watcher has `asked` for it or by the rule."""
+    if not records or not recorder.may_end(records[-1]["round"]):
+        return None
+    found = asked or (rounds.until and rounds.until(records))
+    if not found:
+        return None
+    return found if isinstance(found, str) else f"{component_words(rounds.until)} says so"
+
+
 def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """A description of a run that was made from Python values; it can't be repeated from this."""
-    method, model = setting.method, experiment.model
+    method, model, rounds = setting.method, experiment.model, Rounds.of(experiment.rounds)
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
+    if setting.schedule:
+        plan["schedule"] = component_words(setting.schedule)
     return {
         "method": method.name,
         "clusters": method.k,
-        "rounds": experiment.rounds,
+        "rounds": rounds.count,
+        **({"until": component_words(rounds.until)} if rounds.until else {}),
         "seed": experiment.seed,
         "model": model if isinstance(model, str) else type(model).__name__,
         "plan": {name: value for name, value in plan.items() if value is not None},

@@ -65,7 +65,7 @@ def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: 
     if conditions == "some":
         channel = replace(channel, participation=0.5, stragglers=0.4)
         present = [set(np.flatnonzero(channel.present(M, t)).tolist()) for t in range(ROUNDS)]
-        taken = [channel.steps(plan, M, t) for t in range(ROUNDS)]
+        taken = [channel.steps(plan, np.ones(M, int), t) for t in range(ROUNDS)]
         done = [[int(steps[i]) for steps in taken if steps is not None] for i in range(M)]
     inputs = inputs_of(
         fed, module, rounds=ROUNDS, seed=SEED, steps=plan.steps, batch=plan.batch, lr=plan.lr,

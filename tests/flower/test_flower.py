@@ -25,6 +25,7 @@ from wecfl.config import Config
 from wecfl.core.ask import Ask
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
+from wecfl.core.schedule import Warmup
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply
 from wecfl.errors import ConfigError, EngineError
@@ -84,7 +85,8 @@ def served(nodes: Nodes, tmp_path: Path) -> Iterator[Served]:
             "clients": M, "rounds": 3, "steps": 3, "lr": 0.05, "seed": 3, "clusters": 2,
             "timeout": 5, "enrolment": 0.2, "min_clients": 2, "out": str(tmp_path / "run"),
         }  # fmt: skip
-        config = {key.replace("_", "-"): value for key, value in {**usual, **said}.items()}
+        chosen = {key: value for key, value in {**usual, **said}.items() if value is not None}
+        config = {key.replace("_", "-"): value for key, value in chosen.items()}
         return serve(grid or FakeGrid(nodes), config, make_model, classes=CLASSES, **WAITS)
 
     level = logging.getLogger("wecfl").level
@@ -124,6 +126,21 @@ def test_every_method_comes_to_what_the_simulation_does(
     over = served(method=name, clusters=k, rounds=2)
     same_result(over, simulated(fed, name, k, rounds=2))
     assert over.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
+
+
+def test_optimizer_epochs_schedule_and_the_rule_of_the_end_work_over_the_network(
+    fed: Federation, served: Served, tmp_path: Path
+) -> None:
+    plan: dict[str, Any] = {"steps": None, "epochs": 1, "optimizer": "adam", "max_gradient": 1.0}
+    over = served(method="ditto", clusters=1, rounds=9, lr=0.0, warmup=2, until="score",
+                  patience=2, **plan)  # fmt: skip
+    assert len(over.records) == 3
+    assert "accuracy" in over.summary["stopped"]
+    learned = served(
+        method="ditto", clusters=1, rounds=3, warmup=2, out=str(tmp_path / "two"), **plan
+    )
+    same_result(learned, simulated(fed, "ditto", 1, schedule=Warmup(2), **plan))
+    assert [record["lr"] for record in learned.records] == [0.025, 0.05, 0.05]
 
 
 def test_each_client_gets_the_model_of_its_own_cluster_and_each_model_travels_once(

@@ -57,10 +57,11 @@ def learn(before: State, after: State, sent: Table, plan: LocalPlan) -> State:
 
 
 def check(plan: LocalPlan, layout: Layout) -> None:
-    """Raise an error for momentum: option II needs that the steps are along plain gradients."""
-    if plan.momentum:
+    """Raise an error for momentum and Adam: option II needs steps along the gradients."""
+    if other := plan.not_plain("weight_decay", "max_gradient"):
         raise ConfigError(
-            f"control variates need plain gradient steps: set momentum to 0, got {plan.momentum:g}"
+            f"control variates need plain gradient steps: set optimizer to sgd and momentum to 0, "
+            f"got {other}"
         )
 
 

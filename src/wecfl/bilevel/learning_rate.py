@@ -57,13 +57,12 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
     >>> check_theory(methods.wecfl(k=3), LocalPlan(momentum=0.9))
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: lr theory needs plain gradient steps: set momentum to 0, got 0.9
+    wecfl.errors.ConfigError: lr theory needs plain gradient steps, got momentum 0.9
     """
-    for name in ("momentum", "weight_decay"):
-        if value := getattr(plan, name):
-            raise ConfigError(
-                f"lr theory needs plain gradient steps: set {name} to 0, got {value:g}"
-            )
+    if other := plan.not_plain():
+        raise ConfigError(f"lr theory needs plain gradient steps, got {other}")
+    if plan.epochs:
+        raise ConfigError("lr theory needs as many steps at each client: give steps, not epochs")
     if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
             f"lr theory needs a method that compares clients by their models, in the order "

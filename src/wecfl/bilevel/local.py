@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 MODEL_REPLY = {"model": Field(("P",), update=True)}
-MOMENTUM_FIELD = Field(("trainable",))
+MOMENTUM_FIELD = Field(("buffer",))
 PERSONAL_FIELD = Field(("P",), start="received")
 
 
 def _momentum(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
-    """The field of the momentum buffer, if it is kept between rounds."""
-    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.momentum > 0 else {}
+    """The field of the optimizer's buffer, if it is kept between rounds."""
+    return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.buffered else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,8 @@ class Parts:
         """Raise an error unless both parts have columns and at least one step."""
         layout.columns(self.first)
         layout.columns(f"~{self.first}")
+        if plan.epochs:
+            raise ConfigError("head and body share the steps of a round: give steps, not epochs")
         if not 1 <= self._steps(plan) < plan.steps:
             raise ConfigError(
                 f"head_steps must lie between 1 and {plan.steps - 1}, so that head and body are "

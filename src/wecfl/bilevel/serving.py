@@ -73,8 +73,9 @@ class Tuned:
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
         """The models before and after fine-tuning."""
-        longer = plan if self.steps is None else replace(plan, steps=self.steps, done=None)
-        rows, _ = site.train(sent.own["model"], longer)
+        if self.steps is not None:
+            plan = replace(plan, steps=self.steps, epochs=None, done=None)
+        rows, _ = site.train(sent.own["model"], plan)
         return [sent.own["model"], rows]
 
 

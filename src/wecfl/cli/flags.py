@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, PRESETS, Config
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import holds_clients
 from wecfl.methods import METHODS, options
 from wecfl.report.figures.files import format_of
-from wecfl.resolve import resolve
+from wecfl.resolve import PRESETS, resolve
 
 __all__ = [
     "ConfigFlags",

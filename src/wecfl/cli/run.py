@@ -51,6 +51,10 @@ TrackFlag = Annotated[
 ]
 
 
+UNTIL_KEYS = ("patience", "tolerance")
+"""Choices that have no meaning if a run ends after all its rounds."""
+
+
 def run(
     config: Path | None = None,
     /,
@@ -130,6 +134,10 @@ def resume(
     workers: Annotated[
         int | None, Parameter(help="The number of threads, processes or actors from now on.")
     ] = None,
+    until: Annotated[
+        Literal["rounds", "settled", "score"] | None,
+        Parameter(help="When the run ends, from now on."),
+    ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
         int | None, Parameter(help="Write a checkpoint after every N-th round from now on.")
@@ -149,6 +157,7 @@ def resume(
     """
     flags = {
         "rounds": rounds,
+        "until": until,
         "engine": engine,
         "ray_address": ray_address,
         "workers": workers,
@@ -164,12 +173,15 @@ def resume(
         choices = before.model_dump(exclude_unset=True)
         if engine not in (None, "ray"):
             choices.pop("ray_address", None)
+        if until == "rounds":
+            choices = {key: value for key, value in choices.items() if key not in UNTIL_KEYS}
         chosen = resolve(flags={**choices, **given})
-        if not (several and is_begun(path) and is_finished(path, chosen.rounds)):
+        if not (several and is_begun(path) and is_finished(path, chosen)):
             left[path] = chosen
     if not left:
         raise ConfigError(
-            f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds"
+            f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds, or "
+            f"set until to rounds"
         )
     stopping, bars = terminal.Stopping(), terminal.Bars()
     federations: dict[str, Federation] = {}

@@ -134,7 +134,7 @@ class Channel:
 
     def check(self, plan: LocalPlan, m: int) -> None:
         """Raise an error if this is impossible with the plan or with m clients."""
-        if self.stragglers and plan.steps < 2:
+        if self.stragglers and plan.epochs is None and plan.steps < 2:
             raise ConfigError(f"stragglers need at least 2 steps, got {plan.steps}: raise steps")
         if self.min_cluster > m:
             raise ConfigError(
@@ -154,14 +154,14 @@ class Channel:
             present[np.argsort(draws, kind="stable")[count:]] = False
         return present
 
-    def steps(self, plan: LocalPlan, m: int, round: int) -> Int | None:
-        """(m,), how many of the Q steps each client completes; None: all of them."""
+    def steps(self, plan: LocalPlan, sizes: Int, round: int) -> Int | None:
+        """(m,), how many steps clients with so many samples complete; None: all of them."""
         if not self.stragglers:
             return None
-        draws = self._draws("stragglers", m, round)
+        draws, steps = self._draws("stragglers", len(sizes), round), plan.steps_of(sizes)
         # Below `stragglers` the draw is uniform: it also says how many steps are completed.
-        few = 1 + np.floor(draws / self.stragglers * (plan.steps - 1)).astype(np.int64)
-        return np.where(draws < self.stragglers, few, plan.steps)
+        few = 1 + np.floor(draws / self.stragglers * (steps - 1)).astype(np.int64)
+        return np.where(draws < self.stragglers, few, steps)
 
     def received(
         self,

@@ -23,7 +23,7 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
     the client, and is updated even if the reply is lost.
     """
     method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)
-    steps = channel.steps(setting.plan, m, state.round)
+    steps = channel.steps(setting.plan, engine.sizes, state.round)
     plan = replace(setting.plan, lr=setting.rates(state), done=steps)
     who = np.flatnonzero(channel.present(m, state.round, ask.who))
     extra = ask.send(state, setting) if ask.send else {}
@@ -54,4 +54,7 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
         memory=answers.memory,
         known=without(["outcome"], state.known) | ({} if came is None else {"outcome": came}),
     )
-    return ask.learn(state, after, extra, plan) if ask.learn else after
+    if not ask.learn:
+        return after
+    counted = replace(plan, done=plan.steps_of(engine.sizes) if steps is None else steps)
+    return ask.learn(state, after, extra, counted)

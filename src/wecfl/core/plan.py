@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,13 +12,17 @@ from wecfl import rng
 from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
+from wecfl.layout import Layout
 
-__all__ = ["Correction", "LocalPlan"]
+__all__ = ["Correction", "LocalPlan", "OptimizerName"]
+
+OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
+"""How a step follows from a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """How clients train in one round: Q steps of SGD on mini-batches, with every value known.
+    """How clients train in one round: Q steps on mini-batches, with every value known.
 
     `wecfl.Plan` is what a user chooses; it is completed to this (`wecfl.Plan.complete`).
 
@@ -31,25 +37,97 @@ class LocalPlan:
     lr: float | F32 = 0.001
     """η, the learning rate: one for all clients, or one for each (n,)."""
     momentum: float = 0.9
+    """The factor of the momentum buffer in a step; β1 of Adam."""
     keep_momentum: bool = True
-    """Whether the momentum buffer survives the round, as in the paper's experiment."""
+    """Whether the optimizer's buffer survives the round, as in the paper's experiment."""
     weight_decay: float = 0.0
+    """Times the parameters, it is added to the gradient; AdamW shrinks the parameters instead."""
+    optimizer: OptimizerName = "sgd"
+    """How a step follows from a gradient, with the formulas of `torch.optim`."""
+    adam_beta2: float = 0.999
+    """β2 of Adam and AdamW."""
+    adam_eps: float = 1e-8
+    """ε of Adam and AdamW."""
+    max_gradient: float | None = None
+    """The largest norm of a mini-batch gradient of the loss; longer ones are shortened to it."""
+    epochs: int | None = None
+    """The number of passes over its data that a client makes in a round, in place of `steps`."""
     done: Int | None = None
-    """(n,), how many of the Q steps each client completes; None: all of them."""
+    """(n,), how many of its steps each client completes; None: all of them."""
 
     def __post_init__(self) -> None:
-        check_whole(steps=(self.steps, 1), batch=(self.batch, 1))
+        counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
+        check_whole(**{name: (count, 1) for name, count in counts.items() if count is not None})
         if not np.all(np.isfinite(self.lr)) or np.any(np.asarray(self.lr) < 0):
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.optimizer not in (known := get_args(OptimizerName)):
+            raise ConfigError(f"optimizer must be one of {', '.join(known)}, got {self.optimizer}")
+        if self.optimizer == "nesterov" and not self.momentum:
+            raise ConfigError("nesterov needs momentum: set it above 0, or optimizer to sgd")
+        if not 0 <= self.adam_beta2 < 1:
+            raise ConfigError(f"adam_beta2 must lie in [0, 1), got {self.adam_beta2}")
+        if not 0 < self.adam_eps < inf:
+            raise ConfigError(f"adam_eps must be positive, got {self.adam_eps}")
+        if self.max_gradient is not None and not 0 < self.max_gradient < inf:
+            raise ConfigError(f"max_gradient must be positive, got {self.max_gradient}")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the optimizer keeps second moments as well."""
+        return self.optimizer in ("adam", "adamw")
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the optimizer keeps something from step to step."""
+        return self.adaptive or self.momentum > 0
+
+    def buffer(self, layout: Layout) -> int:
+        """How many numbers the optimizer keeps from step to step.
+
+        With momentum it is one for each trainable column. Adam keeps first moments, then second
+        moments, and then the number of steps that each tensor has taken.
+
+        >>> layout = Layout.of([("w", (2, 3), []), ("b", (2,), [])])
+        >>> LocalPlan(momentum=0).buffer(layout), LocalPlan().buffer(layout)
+        (0, 8)
+        >>> LocalPlan(optimizer="adam").buffer(layout)
+        18
+        """
+        if self.adaptive:
+            return 2 * layout.trainable + len(layout.trained_stops)
+        return layout.trainable if self.buffered else 0
+
+    def not_plain(self, *allowed: str) -> str:
+        """What makes a step differ from w ← w − η·∇L, in words; empty if nothing does.
+
+        >>> LocalPlan(optimizer="adam").not_plain(), LocalPlan(momentum=0).not_plain()
+        ('optimizer adam', '')
+        """
+        if self.optimizer != "sgd":
+            return f"optimizer {self.optimizer}"
+        for name in ("momentum", "weight_decay", "max_gradient"):
+            if name not in allowed and getattr(self, name):
+                return f"{name} {getattr(self, name):g}"
+        return ""
 
     def of(self, who: Int | slice) -> LocalPlan:
         """The plan of some of the clients."""
         lr = self.lr[who] if isinstance(self.lr, np.ndarray) else self.lr
         return replace(self, lr=lr, done=None if self.done is None else self.done[who])
+
+    def steps_of(self, sizes: Int) -> Int:
+        """(n,), the number of steps of clients with so many samples.
+
+        >>> LocalPlan(batch=32, epochs=2).steps_of(np.array([10, 64, 65]))
+        array([2, 4, 6])
+        """
+        if self.epochs is None:
+            return np.full(np.shape(sizes), self.steps)
+        return self.epochs * -(-sizes // self.batch)
 
     def batches(self, size: int, seed: int, round: int, client: int) -> list[Int]:
         """The positions of the samples in the mini-batches that a client uses after `round` rounds.
@@ -59,9 +137,9 @@ class LocalPlan:
         >>> [b.tolist() for b in LocalPlan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
         [[2, 1], [0], [2, 0], [1]]
         """
-        per_pass = -(-size // self.batch)
+        per_pass, steps = -(-size // self.batch), int(self.steps_of(np.array(size)))
         chosen: list[Int] = []
-        for step in range(round * self.steps, (round + 1) * self.steps):
+        for step in range(round * steps, (round + 1) * steps):
             number, position = divmod(step, per_pass)
             if position == 0 or not chosen:
                 shuffled = rng.stream(seed, "shuffle", number, client).permutation(size)

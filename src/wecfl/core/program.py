@@ -49,8 +49,8 @@ class Field:
 
     shape: tuple[int | str, ...]
     """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
-    leading columns that are trained, `K` for the number of models sent, and `tally` for the shape
-    of the task's tally."""
+    leading columns that are trained, `buffer` for what the plan's optimizer keeps, `K` for the
+    number of models sent, and `tally` for the shape of the task's tally."""
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
     """What memory is at the first contact, and again after a result that was not finite: zeros, or
@@ -106,13 +106,13 @@ class Site(Protocol):
         part: slice = ...,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
-        """Train each row: the rows (n, P) and their momentum (n, trainable) after the steps.
+        """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
 
         `part` says which of the round's steps are taken: equal parts see equal batches. Only the
         columns that are `free` (P,) change, including BatchNorm's running statistics; the other
-        columns also keep their momentum. Momentum starts from `velocity`, or from zero; it is None
-        if the plan has no momentum. The rows are written to `out`, which may be `rows`, or else to
-        a new matrix.
+        columns also keep their momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or
+        from zero; it is None if the optimizer has none. The rows are written to `out`, which may be
+        `rows`, or else to a new matrix.
         """
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
@@ -176,6 +176,16 @@ class Job:
             kept["private"] = Field((len(private),), start="received")
         return kept
 
+    def sizes(
+        self, layout: Layout, sent: Sent | None = None, tally: tuple[int, ...] = ()
+    ) -> dict[str, int | tuple[int, ...]]:
+        """What the words in the shape of a `Field` stand for."""
+        models = sent.common.get("models") if sent else None
+        return {
+            "P": layout.width, "trainable": layout.trainable, "buffer": self.plan.buffer(layout),
+            "K": 0 if models is None else len(models), "tally": tally,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
@@ -213,7 +223,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     private, fields = private_columns(layout, job.shared), job.keeps(layout)
     own = dict(sent.own)
     model = own.get("model")
-    sizes = {"P": layout.width, "trainable": layout.trainable}
+    sizes = job.sizes(layout)
     # Copies, since a program may overwrite what it received.
     received = {
         name: np.array(model[:, private] if name == "private" else model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from wecfl.core.components import Rate
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
+from wecfl.core.schedule import Schedule
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
@@ -36,6 +39,8 @@ class Setting:
     """Sets η in every round, in place of the plan's; None: η is that of the plan."""
     channel: Channel = field(default_factory=Channel)
     """Which clients take part, and what reaches the server."""
+    schedule: Schedule | None = None
+    """Gives a factor of the plan's η for each round; None: η stays as it is."""
 
     @property
     def importance(self) -> F64:
@@ -49,12 +54,24 @@ class Setting:
         return found
 
     def rates(self, state: State) -> float | F32:
-        """η of the next local update: that of the plan, or what the distribution has set."""
+        """η of the next local update: by the plan and its schedule, or set by the distribution."""
         if self.rate is None:
-            return self.plan.lr
+            return self.scheduled(state.round)
         if "lr" not in state.known:
             raise ConfigError("a learning rate that follows the run is set in D: D must precede L")
         return state.known["lr"]
+
+    def scheduled(self, round: int) -> float | F32:
+        """η by the plan and its schedule, after `round` rounds."""
+        if self.schedule is None:
+            return self.plan.lr
+        factor: Any = self.schedule(round)
+        if not isinstance(factor, float | int | np.floating) or not 0 <= factor < inf:
+            raise ConfigError(
+                f"schedule must give a finite factor that is not negative, got {factor!r} for "
+                f"round {round + 1}"
+            )
+        return self.plan.lr * float(factor)
 
     def enough(self, labels: Int, k: int) -> Bool:
         """(K,), which clusters have at least `min_cluster` of these labels, enough for a center."""

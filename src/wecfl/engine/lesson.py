@@ -46,10 +46,12 @@ class Walk:
     round: int
     begin: int
     end: int | None
+    epochs: int | None = None
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
-        whole = LocalPlan(self.steps, self.batch).batches(len(own), self.seed, self.round, key)
+        plan = LocalPlan(self.steps, self.batch, epochs=self.epochs)
+        whole = plan.batches(len(own), self.seed, self.round, key)
         return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
 
     def dropout(self, key: int) -> int:
@@ -69,10 +71,10 @@ class Lesson:
     """(n,), how many steps of the round each client takes."""
     lr: F32
     """(n,), the learning rates."""
-    momentum: float
-    weight_decay: float
+    plan: LocalPlan
+    """How a step is made; its own η and number of steps are not used."""
     velocity: F32 | None
-    """(n, trainable), the momentum to start from; None: zero."""
+    """(n, buffer), the optimizer's buffers to start from; None: zero."""
     mu: F32 | None
     """(trainable,), the pull towards the anchor; None: no pull."""
     anchor: F32 | None

@@ -196,7 +196,7 @@ class LocalEngine(BaseEngine):
 
     @abstractmethod
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
-        """The models and the momentum of these clients after the lesson."""
+        """The models and the optimizer's buffers of these clients after the lesson."""
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
@@ -267,14 +267,18 @@ class LocalSite:
         part: slice = slice(None),
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
-        """Take a part of the round's steps of SGD (`wecfl.core.program.Site`)."""
+        """Take a part of the round's steps (`wecfl.core.program.Site`)."""
         n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
-        done = np.broadcast_to(plan.steps if plan.done is None else plan.done, n)
-        if not ((done >= 0) & (done <= plan.steps)).all():
+        buffer = plan.buffer(self.layout)
+        steps = plan.steps_of(self.sizes)
+        done = steps if plan.done is None else np.broadcast_to(plan.done, n)
+        if not ((done >= 0) & (done <= steps)).all():
             raise ConfigError(
-                f"clients must take 0 to {plan.steps} steps, got {done.min()} to {done.max()}"
+                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
             )
-        walk = Walk(plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop)
+        walk = Walk(
+            plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs
+        )
         mu = _array("mu", correction.mu, (trainable,))
         with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
@@ -283,9 +287,8 @@ class LocalSite:
             walk,
             done,
             lr,
-            plan.momentum,
-            plan.weight_decay,
-            _maybe("velocity", velocity, (n, trainable)) if plan.momentum > 0 else None,
+            replace(plan, lr=0.0, done=None),
+            _maybe("velocity", velocity, (n, buffer)) if buffer else None,
             mu if mu.any() else None,
             _maybe("anchor", correction.anchor, (n, width)),
             _maybe("offset", correction.offset, (n, width)),
@@ -347,11 +350,7 @@ def _empty_replies(
     job: Job, layout: Layout, sent: Sent, tally: tuple[int, ...]
 ) -> dict[str, NDArray[Any]]:
     """The replies where no client was asked: tables without rows."""
-    models = sent.common.get("models")
-    sizes: dict[str, int | tuple[int, ...]] = {
-        "P": layout.width, "trainable": layout.trainable, "tally": tally,
-        "K": 0 if models is None else len(models),
-    }  # fmt: skip
+    sizes = job.sizes(layout, sent, tally)
     return {
         name: np.empty((0, *field.sized(sizes)), field.dtype)
         for name, field in job.program.replies.items()

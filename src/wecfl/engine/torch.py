@@ -100,9 +100,8 @@ class TorchEngine(LocalEngine):
         board, n = self._board, len(clients)
         board.models[:n] = lesson.rows
         board.lr[:n], board.steps[:n] = lesson.lr, lesson.done
-        moving = lesson.momentum > 0
-        if moving:
-            board.momentum[:n] = 0 if lesson.velocity is None else lesson.velocity
+        buffer = lesson.plan.buffer(self.layout)
+        board.buffers[:n, :buffer] = 0 if lesson.velocity is None else lesson.velocity
         for target, values in (
             (board.anchor[:n], lesson.anchor), (board.offset[:n], lesson.offset),
             (board.mu, lesson.mu), (board.free, lesson.free),
@@ -113,8 +112,7 @@ class TorchEngine(LocalEngine):
             "train",
             clients,
             walk=asdict(lesson.walk),
-            momentum=lesson.momentum,
-            weight_decay=lesson.weight_decay,
+            plan=asdict(lesson.plan),
             corrected=lesson.mu is not None,
             anchored=lesson.anchor is not None,
             shifted=lesson.offset is not None,
@@ -122,7 +120,7 @@ class TorchEngine(LocalEngine):
         )
         rows = np.empty_like(lesson.rows) if lesson.out is None else lesson.out
         rows[:] = board.models[:n]
-        return rows, board.momentum[:n].copy() if moving else None
+        return rows, board.buffers[:n, :buffer].copy() if buffer else None
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""

@@ -19,11 +19,13 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
+from wecfl.core.plan import LocalPlan
 from wecfl.core.task import Task
 from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Samples, Walk
 from wecfl.engine.local import EVALUATION_BATCH
+from wecfl.engine.torch_optimizer import Descent
 from wecfl.layout import Layout
 from wecfl.models.rows import layout_of, named_tensors
 
@@ -36,7 +38,7 @@ class Board:
 
     # Row i belongs to the i-th of the clients that are asked.
     models: F32  # (m, P), in: start of each client; out: its trained model
-    momentum: F32  # (m, trainable)
+    buffers: F32  # (m, 2 · trainable + tensors), of the optimizer; most need less of it
     anchor: F32  # (m, P)
     offset: F32  # (m, P)
     mu: F32  # (trainable,)
@@ -55,7 +57,7 @@ class Board:
         samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
         return cls(
             models=_shared((m, width)),
-            momentum=_shared((m, trainable)),
+            buffers=_shared((m, LocalPlan(optimizer="adam").buffer(layout))),
             anchor=_shared((m, width)),
             offset=_shared((m, width)),
             mu=_shared((trainable,)),
@@ -117,6 +119,7 @@ class Worker:
             if tensor.requires_grad:
                 tensor.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
         self.params = self.row[: layout.trainable]
+        self.layout = layout
         self.counters = {
             name: buffer.clone()
             for name, buffer in self.model.named_buffers()
@@ -147,16 +150,15 @@ class Worker:
         turn: int,
         *,
         walk: dict[str, Any],
-        momentum: float,
-        weight_decay: float,
+        plan: dict[str, Any],
         corrected: bool,
         anchored: bool,
         shifted: bool,
         held: bool,
     ) -> None:
-        """Take steps v ← momentum·v + g and w ← w − η·v, on the columns that are trained.
+        """Take steps of the plan's optimizer, on the columns that are trained.
 
-        Here g = ∇L + decay·w + mu·(w − anchor) + offset.
+        They are along ∇L, which may be clipped, plus mu·(w − anchor) + offset.
         """
         board, key, steps = self.board, int(self.federation.keys[client]), Walk(**walk)
         self.load(board.models[turn])
@@ -164,26 +166,22 @@ class Worker:
         w, g, trainable = self.params, self.gradient, len(self.params)
         anchor = torch.from_numpy(board.anchor[turn, :trainable]) if anchored else w.clone()
         mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[turn, :trainable])
-        v = torch.from_numpy(board.momentum[turn])
-        still = ~torch.from_numpy(board.free)
-        lr = float(board.lr[turn])
+        free = torch.from_numpy(board.free) if held else None
+        descent = Descent(
+            LocalPlan(**plan), self.layout, float(board.lr[turn]), board.buffers[turn], free
+        )
         self.model.train()
         for rows in steps.batches(self.federation.train[client], key, int(board.steps[turn])):
             g.zero_()
             output = self.model(self.samples(rows))
             loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
             torch.autograd.backward(loss)
-            if weight_decay:
-                g.add_(w, alpha=weight_decay)
+            descent.prepare(w, g)
             if corrected:
                 g.addcmul_(mu, w - anchor)
             if shifted:
                 g.add_(offset)
-            if held:
-                before = w[still], v[still]
-            w.add_(v.mul_(momentum).add_(g) if momentum else g, alpha=-lr)
-            if held:
-                w[still], v[still] = before
+            descent.step(w, g)
         board.models[turn] = self.row.numpy()
 
     @torch.no_grad()

@@ -23,7 +23,15 @@ from wecfl.engine.local import NO_MEMORY
 from wecfl.errors import ConfigError, EngineError
 from wecfl.flower.greeting import read_hello
 from wecfl.flower.mailbox import PATIENCE_SECONDS, Delivery, Mailbox
-from wecfl.flower.messages import Refused, Shapes, SharedArrays, job_config, read_arrays, request
+from wecfl.flower.messages import (
+    ALL_STEPS,
+    Refused,
+    Shapes,
+    SharedArrays,
+    job_config,
+    read_arrays,
+    request,
+)
 from wecfl.flower.network_report import NetworkReport, News
 from wecfl.flower.roster import Roster
 from wecfl.models.rows import layout_of, reinitialized, row_of
@@ -177,7 +185,7 @@ class FlowerEngine:
             raise ConfigError("a soft vote over a network can't keep columns private: share all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}
         lr = np.broadcast_to(job.plan.lr, n)
-        done = np.broadcast_to(job.plan.steps if job.plan.done is None else job.plan.done, n)
+        done = np.broadcast_to(ALL_STEPS if job.plan.done is None else job.plan.done, n)
         common = {name: packed(rows[..., columns]) for name, rows in sent.common.items()}
         contents: dict[int, RecordDict] = {}
         for j, i in enumerate(whom.tolist()):
@@ -217,12 +225,8 @@ class FlowerEngine:
 
     def _shapes(self, job: Job, sent: Sent) -> Shapes:
         """The types and shapes of the arrays that a reply must have."""
-        models = sent.common.get("models")
-        sizes: dict[str, int | tuple[int, ...]] = {
-            "P": len(np.arange(self.layout.width)[self.layout.columns(job.shared)]),
-            "trainable": self.layout.trainable, "tally": self.task.shape(self.outputs),
-            "K": 0 if models is None else len(models),
-        }  # fmt: skip
+        sizes = job.sizes(self.layout, sent, self.task.shape(self.outputs))
+        sizes["P"] = len(np.arange(self.layout.width)[self.layout.columns(job.shared)])
         return {
             name: (field.dtype, field.sized(sizes)) for name, field in job.program.replies.items()
         }

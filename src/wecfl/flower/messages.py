@@ -29,6 +29,7 @@ from wecfl.enrolment import MAX_SAMPLES
 from wecfl.layout import Layout
 
 __all__ = [
+    "ALL_STEPS",
     "PROTOCOL_VERSION",
     "Refused",
     "Shapes",
@@ -49,6 +50,9 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 PROTOCOL_VERSION = 3
 """The version of requests and replies; it must be the same on both sides."""
+
+ALL_STEPS = -1
+"""Asks a client for all steps of the plan; only the client knows how many epochs have."""
 
 NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
@@ -114,7 +118,9 @@ def job_config(job: Job) -> dict[str, Any]:
         "program": json.dumps(encoded(job.program)), "seed": str(job.seed), "round": job.round,
         "tick": job.tick, "shared": job.shared, "keep": job.keep, "steps": plan.steps,
         "batch": plan.batch, "momentum": plan.momentum, "keep_momentum": plan.keep_momentum,
-        "weight_decay": plan.weight_decay,
+        "weight_decay": plan.weight_decay, "optimizer": plan.optimizer,
+        "adam_beta2": plan.adam_beta2, "adam_eps": plan.adam_eps,
+        "max_gradient": plan.max_gradient or 0.0, "epochs": plan.epochs or 0,
     }  # fmt: skip
 
 
@@ -123,7 +129,10 @@ def read_job(config: Mapping[str, Any]) -> Job:
     plan = LocalPlan(
         steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
-        weight_decay=float(config["weight_decay"]), done=np.array([int(config["done"])]),
+        weight_decay=float(config["weight_decay"]), optimizer=config["optimizer"],
+        adam_beta2=float(config["adam_beta2"]), adam_eps=float(config["adam_eps"]),
+        max_gradient=float(config["max_gradient"]) or None, epochs=int(config["epochs"]) or None,
+        done=None if config["done"] == ALL_STEPS else np.array([int(config["done"])]),
     )  # fmt: skip
     return Job(
         decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),

@@ -246,3 +246,5 @@ class RoundLog:
     def end(self, result: Result) -> None:
         """Log how the run ended."""
         log.info("wecfl: %s after %d rounds: %s", result.status, len(result.records), result.folder)
+        if result.stopped:
+            log.info("wecfl: it ended early: %s", result.stopped)

@@ -67,12 +67,16 @@ def is_begun(path: Path) -> bool:
     return all((path / name).is_file() for name in ("config.toml", "env.json"))
 
 
-def is_finished(path: Path, rounds: int) -> bool:
-    """Whether the run in a folder has ended in order, with at least so many rounds."""
+def is_finished(path: Path, config: Config) -> bool:
+    """Whether the run in a folder has ended in order, by its last round or by its rule.
+
+    `config` are the choices with which it would be resumed.
+    """
     if not (path / "summary.json").exists():
         return False
     summary = read_summary(path)
-    return bool(summary["status"] == "finished" and summary["rounds"] >= rounds)
+    stopped = summary.get("stopped") and config_of(path).until == config.until
+    return bool(summary["status"] == "finished" and (stopped or summary["rounds"] >= config.rounds))
 
 
 def read_states(path: Path) -> tuple[State, ...]:

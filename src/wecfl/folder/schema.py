@@ -178,6 +178,7 @@ class SummarySchema(Schema):
     attack: dict[str, Fraction | None] = {}
     privacy: PrivacySchema | None = None
     newcomers: NewcomersSchema | None = None
+    stopped: str = ""
 
     @model_validator(mode="after")
     def _has_scores(self) -> Self:
@@ -249,6 +250,7 @@ class RoundSchema(Schema):
     B: Annotated[dict[UpdateSide, list[float | None]], Field(min_length=2)] | None = None
     theory: TheorySchema | None = None
     notes: dict[str, FiniteNumber | list[FiniteNumber | None] | None] = {}
+    lr: NonNegativeNumber | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

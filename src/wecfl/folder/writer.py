@@ -29,6 +29,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
@@ -41,6 +42,7 @@ import tomli_w
 
 from wecfl.config import Config
 from wecfl.core.clients import Clients
+from wecfl.core.plan import LocalPlan
 from wecfl.core.state import State
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
@@ -70,8 +72,8 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 """The files that get a line in each round."""
 
 CHANGEABLE_KEYS = (
-    "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
-    "network", "structure",
+    "rounds", "until", "patience", "tolerance", "engine", "ray_address", "workers", "data_dir",
+    "trace", "checkpoint_every", "network", "structure",
 )  # fmt: skip
 """The choices that may change when a run is resumed. (`structure` repeats what `components` says,
 and older folders do not have it.)"""
@@ -299,6 +301,8 @@ def _check_same(
     defaults = Config().toml() | {"task": "classification"}
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
+        if key == "plan":
+            was, now = ({**asdict(LocalPlan()), **(plan or {})} for plan in (was, now))
         if was != now:
             raise RunFolderError(
                 f"{path} can't be resumed with {key} = {now!r}: it began with {was!r}"

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from wecfl.core.method import Method
 from wecfl.errors import ConfigError, unknown
-from wecfl.methods.description import components, differences, structure
+from wecfl.methods.description import component_words, components, differences, structure
 from wecfl.methods.one_model import (
     fedadagrad,
     fedadam,
@@ -38,6 +38,7 @@ from wecfl.methods.per_cluster import NumberOfClusters, cfl, fesem, flhc, ifca, 
 __all__ = [
     "METHODS",
     "cfl",
+    "component_words",
     "components",
     "differences",
     "ditto",

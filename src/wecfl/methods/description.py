@@ -9,7 +9,7 @@ from wecfl.bilevel.representation import Columns
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
-__all__ = ["components", "differences", "structure"]
+__all__ = ["component_words", "components", "differences", "structure"]
 
 
 def components(method: Method) -> dict[str, str]:
@@ -20,7 +20,7 @@ def components(method: Method) -> dict[str, str]:
     'Mean(data_size)'
     """
     words = {
-        field: _word(getattr(method, field))
+        field: component_words(getattr(method, field))
         for field in (
             "representation", "distance", "clustering", "importance", "aggregation", "local",
             "serve", "shared", "start", "members",
@@ -62,13 +62,17 @@ def _plain(value: object) -> Any:
     return {"is": type(value).__name__, **plain}
 
 
-def _word(component: object) -> str:
-    """A component in words: a function by its name, a value by its class and options."""
+def component_words(component: object) -> str:
+    """A component in words: a function by its name, a value by its class and options.
+
+    >>> from wecfl.core.schedule import StepDecay, Warmup
+    >>> component_words(Warmup(5, StepDecay(10)))
+    'Warmup(rounds=5, then=StepDecay(rounds=10, factor=0.1))'
+    """
     if not is_dataclass(component) or isinstance(component, Columns):
         return getattr(component, "__name__", None) or str(component)
     options = {field.name: getattr(component, field.name) for field in fields(component)}
     importance = options.pop("importance", None)
-    words = [f"{name}={_word(value)}" for name, value in options.items()]
-    return (
-        f"{type(component).__name__}({', '.join(words + [_word(importance)] * bool(importance))})"
-    )
+    words = [f"{name}={component_words(value)}" for name, value in options.items()]
+    words += [component_words(importance)] if importance else []
+    return f"{type(component).__name__}({', '.join(words)})"

@@ -30,9 +30,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import INCIDENTAL_KEYS, Config, one_line
+from wecfl.config import Config, one_line
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import method_of
+from wecfl.from_config import INCIDENTAL_KEYS, method_of
 from wecfl.resolve import resolve
 
 __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]

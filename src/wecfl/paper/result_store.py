@@ -20,12 +20,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from wecfl.config import INCIDENTAL_KEYS, Config
+from wecfl.config import Config
 from wecfl.core.types import F32
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
 from wecfl.folder.result_schema import ResultSchema
-from wecfl.from_config import method_of
+from wecfl.from_config import INCIDENTAL_KEYS, method_of
 from wecfl.paper.definitions import PlannedRun
 
 __all__ = ["ResultStore", "StoredResult"]

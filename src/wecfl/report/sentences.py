@@ -89,7 +89,7 @@ def choice_words(choice: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What a reader must not overlook: K, adaptation, attacks, privacy, newcomers, refusals.
+    """What a reader must not overlook, from the choice of K to refusals.
 
     `refused` counts, for each client, the rounds in which its reply was refused.
 
@@ -100,6 +100,8 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     8 replies refused: look at client a (7 of 10 rounds)
     """
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
+    if reason := summary.get("stopped"):
+        lines.append(f"stopped after round {summary['rounds']}: {reason}")
     name, kind = headline_of(summary)
     if (before := summary.get("before")) and before[name] is not None:
         lines.append(f"before local adaptation: {score_words(name, before[name])}")

@@ -29,6 +29,7 @@ __all__ = [
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
     "RECORD_KEYS",
+    "SCHEDULE_KEYS",
     "Record",
     "Recorder",
     "served",
@@ -73,6 +74,11 @@ CLUSTERING_KEYS = {
 }
 """A further key of a record, where the clustering decides how many clusters there are."""
 
+SCHEDULE_KEYS = {
+    "lr": "η of the round, if a schedule sets it",
+}
+"""A further key of a record, where the learning rate changes from round to round."""
+
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
@@ -114,6 +120,14 @@ class Recorder:
         self._previous: State | None = None
         self._clear()
 
+    def scores(self, round: int) -> bool:
+        """Whether clients are tested in this round."""
+        return self._every is not None and (round % self._every == 0 or round == self._last)
+
+    def may_end(self, round: int) -> bool:
+        """Whether the run may end here: the scores of its last round are known if any are."""
+        return self._every is None or self.scores(round)
+
     def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
         """Called before the first round, with the assignment and the diagnostics, if any."""
         self._before, self._diagnostics = labels, diagnostics
@@ -141,7 +155,7 @@ class Recorder:
         began = perf_counter()
         state, before = states[0], self._before
         task = self._engine.task
-        tables = self._scores(states) if self._scored(state.round) else {}
+        tables = self._scores(states) if self.scores(state.round) else {}
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
         tally = tables.pop("after", nothing)
         scores = task.scores(tally)
@@ -180,6 +194,8 @@ class Recorder:
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
+        if self._setting.schedule:
+            record["lr"] = self._setting.scheduled(state.round - 1)
         if report := self._engine.network_report():
             record["network"] = report
         if self._attack:
@@ -197,17 +213,16 @@ class Recorder:
         self._clear()
         return record
 
-    def _scored(self, round: int) -> bool:
-        """Whether clients are tested in this round."""
-        return self._every is not None and (round % self._every == 0 or round == self._last)
-
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""
         if len(states) > 1:
             stack = served(states, self._engine.layout, self._method.shared)
             return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
-        plan = replace(self._setting.plan, lr=self._setting.rates(states[0]))
-        return served_tallies(self._engine, self._method, states[0], plan, self._setting.seed)
+        setting, state = self._setting, states[0]
+        # By a schedule, models are adapted with the η of this round: that of the next may be 0.
+        lr = setting.rates(state) if setting.rate else setting.scheduled(state.round - 1)
+        plan = replace(setting.plan, lr=lr)
+        return served_tallies(self._engine, self._method, state, plan, setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
         """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.

@@ -29,7 +29,7 @@ from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, se
 __all__ = ["Result", "Status"]
 
 Status = Literal["finished", "interrupted", "failed"]
-"""How a run ended: all rounds were done, Ctrl-C, or an error."""
+"""How a run ended: by its last round or by a rule, by Ctrl-C, or by an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,8 @@ class Result:
     """A row for each client that was kept out of the training: its data, cluster and scores."""
     unseen: int | None = None
     """The hidden group that was kept out of the training as a whole."""
+    stopped: str | None = None
+    """Why the run ended before its last round; None: it did not."""
 
     @property
     def labels(self) -> Int:
@@ -183,6 +185,8 @@ class Result:
     def _extras(self) -> dict[str, Any]:
         """Further entries of the summary: the choice of K, attacks, privacy and newcomers."""
         extras: dict[str, Any] = last_choice(self.records)
+        if self.stopped:
+            extras["stopped"] = self.stopped
         for name in ("before", "attack"):
             extras |= last_parts(self.records, name)
         spent = [

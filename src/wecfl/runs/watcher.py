@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AfterRound", "OnRound", "Watcher"]
 
-OnRound = Callable[[Record, Sequence[State]], None]
-"""Called after each round with its record and the states (one for each run of a soft vote)."""
+OnRound = Callable[[Record, Sequence[State]], str | None]
+"""Called after each round with its record and the states (one for each run of a soft vote). If it
+returns a text, the reason, the run ends: after this round, or the next one with a test of clients.
+"""
 
 
 @runtime_checkable
@@ -33,8 +35,11 @@ class Watcher(Protocol):
         `config` always holds `method` and `rounds`.
         """
 
-    def round(self, record: Record, states: Sequence[State]) -> None:
-        """After a round: its line of `metrics.jsonl`, and the states (one per soft-voted run)."""
+    def round(self, record: Record, states: Sequence[State]) -> str | None:
+        """After a round: its line of `metrics.jsonl`, and the states (one per soft-voted run).
+
+        It may return a text, the reason to end the run here (`OnRound`).
+        """
 
     def end(self, result: Result) -> None:
         """After the last complete round; `result.status` says how the run ended."""
@@ -53,9 +58,9 @@ class AfterRound:
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
         """Nothing to do."""
 
-    def round(self, record: Record, states: Sequence[State]) -> None:
+    def round(self, record: Record, states: Sequence[State]) -> str | None:
         """Call the function."""
-        self.function(record, states)
+        return self.function(record, states)
 
     def end(self, result: Result) -> None:
         """Nothing to do."""

@@ -141,8 +141,12 @@ def _one_importance(run: RunEvidence) -> Assumption:
 
 def _plain_steps(run: RunEvidence) -> Assumption:
     """A local step is w ← w − η∇l of all columns, and nothing else."""
-    changes = [
-        f"{name} {run.plan[name]:g}" for name in ("momentum", "weight_decay") if run.plan[name]
+    optimizer = run.plan.get("optimizer", "sgd")
+    changes = [] if optimizer == "sgd" else [optimizer]
+    changes += [
+        f"{name} {run.plan[name]:g}"
+        for name in ("momentum", "weight_decay", "max_gradient")
+        if run.plan.get(name)
     ]
     if run.structure and "local" in run.structure:
         plain = run.structure["local"] == {"is": "Train", "mu": 0.0}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wecfl import memory, rng
+from wecfl.core.plan import LocalPlan
 from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
@@ -104,12 +105,12 @@ class NativeEngine(LocalEngine):
         models = memory.empty(lesson.rows.shape) if lesson.out is None else lesson.out
         if models is not lesson.rows:
             models[:] = lesson.rows
-        velocity = None
-        if lesson.momentum > 0:
-            velocity = memory.empty((n, self.layout.trainable))
-            velocity[:] = 0 if lesson.velocity is None else lesson.velocity
+        buffers = None
+        if size := lesson.plan.buffer(self.layout):
+            buffers = memory.empty((n, size))
+            buffers[:] = 0 if lesson.velocity is None else lesson.velocity
         if not busy:
-            return models, velocity
+            return models, buffers
         counts = np.zeros((len(busy), max(map(len, batches))), np.int64)
         for row, taken in zip(counts, (batches[row] for row in busy), strict=True):
             row[: len(taken)] = [len(batch) for batch in taken]
@@ -119,14 +120,13 @@ class NativeEngine(LocalEngine):
         self._call(
             "train",
             models,
-            velocity,
+            buffers,
             lesson.anchor,
             lesson.offset,
             lesson.mu,
             lesson.free,
             lesson.lr,
-            lesson.momentum,
-            lesson.weight_decay,
+            self._optimizer(lesson.plan),
             self._x,
             self._y,
             np.array(busy),
@@ -135,7 +135,18 @@ class NativeEngine(LocalEngine):
             np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
             self.workers,
         )
-        return models, velocity
+        return models, buffers
+
+    def _optimizer(self, plan: LocalPlan) -> _native.Optimizer:
+        return _native.Optimizer(
+            plan.optimizer,
+            self.layout.trained_stops,
+            momentum=plan.momentum,
+            weight_decay=plan.weight_decay,
+            beta2=plan.adam_beta2,
+            eps=plan.adam_eps,
+            max_gradient=plan.max_gradient or 0.0,
+        )
 
     def close(self) -> None:
         """Nothing to do: threads end with each call."""
@@ -202,8 +213,9 @@ class NativeEngine(LocalEngine):
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
         runner.train(
-            ours, None, None, None, None, None, lr, 0.0, 0.0, flat, y, first, order, batches, key, 1
-        )
+            ours, None, None, None, None, None, lr, self._optimizer(LocalPlan(momentum=0.0)),
+            flat, y, first, order, batches, key, 1,
+        )  # fmt: skip
         with one_at_a_time:
             expected, theirs = self._by_torch(torch.from_numpy(x), torch.from_numpy(y), lr[0])
         self._compare("evaluation", logits, expected, 1.0)

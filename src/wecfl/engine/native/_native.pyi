@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 class Layer:
     def __init__(self, kind: str, *, place: str = "", **numbers: float) -> None: ...
 
+class Optimizer:
+    def __init__(self, name: str, stops: list[int], **numbers: float) -> None: ...
+
 class Runner:
     isa: str
     def __init__(

@@ -11,8 +11,8 @@ import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from wecfl.config import INCIDENTAL_KEYS
 from wecfl.folder.readers import read_summary
+from wecfl.from_config import INCIDENTAL_KEYS
 from wecfl.report.tables.cells import cell
 from wecfl.runs.json_values import leaves
 from wecfl.runs.scores import ScoreKind, kind_of, summary_scores
