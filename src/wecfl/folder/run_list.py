@@ -21,6 +21,7 @@ from wecfl.resolve import resolve
 __all__ = ["RUN_LIST_FILE", "read_run_list", "write_run_list"]
 
 RUN_LIST_FILE = "runs.toml"
+"""In a folder of several runs: the choices of each, by the name of its folder."""
 
 
 def write_run_list(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
