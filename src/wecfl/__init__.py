@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wecfl import methods
     from wecfl.channel.privacy import Privacy
     from wecfl.experiment import Experiment, run, run_config
+    from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
     from wecfl.runs.result import Result
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
@@ -39,6 +40,7 @@ else:  # with pandas and scikit-learn, which a client, started for each message,
             "Experiment": "wecfl.experiment:Experiment",
             "Privacy": "wecfl.channel.privacy:Privacy",
             "Result": "wecfl.runs.result:Result",
+            "load": "wecfl.loading:load",
             "methods": "wecfl.methods:",
             **{
                 name: f"wecfl.options:{name}"
@@ -79,6 +81,7 @@ __all__ = [
     "State",
     "TorchEngine",
     "errors",
+    "load",
     "make_engine",
     "methods",
     "models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from wecfl.core.channel import Channel
 from wecfl.core.engine import Engine
 from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
+from wecfl.core.state import State
 from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
+from wecfl.folder.newcomer_reference import write_reference
 from wecfl.folder.readers import read_metrics
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import components, structure
@@ -89,9 +92,11 @@ def train(
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
+    path = folder.path if folder else None
     newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     env = environment() | {
-        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
+        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
+        "model": newcomer_setup.blueprint.written(),
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
         config = experiment.written or _described(experiment, setting)
@@ -120,8 +125,8 @@ def train(
         result = Result(
             setting.method, clients, records, states, newcomer_setup.module, engine.name,
             perf_counter() - began, setting.seed, newcomer_setup,
-            partial(experiment.reference, member=setting.member), status,
-            folder.path if folder else None, experiment.privacy, reference, newcomers,
+            partial(_refer, experiment, setting.member, path), status, path,
+            experiment.privacy, reference, newcomers,
             experiment.newcomers.unseen if experiment.newcomers else None,
         )  # fmt: skip
         for watcher in begun:
@@ -129,10 +134,24 @@ def train(
     return result
 
 
+def _refer(experiment: Experiment, member: int, folder: Path | None, state: State) -> Reference:
+    """What newcomers are compared with, which is kept in the run folder, if there is one."""
+    made = experiment.reference(state, member)
+    if folder:
+        write_reference(made, folder)
+    return made
+
+
 def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """A description of a run that was made from Python values; it can't be repeated from this."""
     method, model = setting.method, experiment.model
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
+    privacy, newcomers = experiment.privacy, experiment.newcomers
+    further = {
+        "batchnorm": experiment.measure.batchnorm,
+        "privacy": asdict(privacy) if privacy else None,
+        "unseen": newcomers.unseen if newcomers else None,
+    }
     return {
         "method": method.name,
         "clusters": method.k,
@@ -143,6 +162,7 @@ def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
         "conditions": _described_conditions(setting.channel),
         "components": components(method),
         "structure": structure(method),
+        "further": {name: value for name, value in further.items() if value is not None},
     }
 
 

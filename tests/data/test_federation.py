@@ -162,7 +162,7 @@ def test_folder(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("ignored")
     fed = Federation.from_folder(tmp_path, seed=3)
     same = Federation.from_arrays(xs, ys, seed=3)
-    assert fed.names == ("a.npz", "b.npz")
+    assert fed.names == ("a", "b")
     np.testing.assert_array_equal(fed.x, same.x)
     np.testing.assert_array_equal(fed.test[1], same.test[1])
 
@@ -183,7 +183,7 @@ def test_folder_at_fault(tmp_path: Path) -> None:
             Federation.from_folder(folder)
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X * np.nan, y=Y)
-    with pytest.raises(DataError, match=r"client b.npz: .*NaN"):
+    with pytest.raises(DataError, match=r"client b: .*NaN"):
         Federation.from_folder(tmp_path)
     np.savez(tmp_path / "b.npz", x=X)
     with pytest.raises(DataError, match=r"b.npz: .*lacks y"):

@@ -7,10 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from wecfl.assigner import assigner_of
 from wecfl.cli import terminal
+from wecfl.config import Config
 from wecfl.data.samples import read_npz
 from wecfl.errors import ConfigError
+from wecfl.folder.readers import read_config
+from wecfl.loading import load
 from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.newcomers import By
 from wecfl.runs.simulated_newcomers import newcomer_table
@@ -45,12 +47,14 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
-    assigner, config = assigner_of(folder, workers)
+    assigner = load(folder, workers=workers).assigner
+    share = read_config(folder).get("holdout", Config().holdout)
     assigned = []
     for file in clients:
         held = read_npz(file)
-        test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
-        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+        test = (held["x_test"], held["y_test"]) if "x_test" in held else share
+        name = str(file.with_suffix(""))
+        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=name))
     frame = newcomer_table(assigned).drop(columns="group")
     if json:
         print(frame.to_json(orient="records", indent=2, force_ascii=False))

@@ -49,7 +49,7 @@ class Federation:
     keys: Int
     """(m,): the client's number for keyed randomness. In a `subset` each client keeps it."""
     names: tuple[str, ...]
-    """The name of each client, for tables and errors."""
+    """The name of each client, by which tables, errors and `wecfl.Result` know it; unique."""
     groups: Int | None = None
     """(m,): the hidden groups that generated the data, where they are known."""
 
@@ -62,6 +62,9 @@ class Federation:
                 raise DataError(
                     f"{field}: expected one value for each of {self.m} clients, got {len(value)}"
                 )
+        if len(set(self.names)) < self.m:
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
         for name, train, test in zip(self.names, self.train, self.test, strict=True):
             if not (len(train) and len(test)):
                 raise DataError(
@@ -72,6 +75,26 @@ class Federation:
     def __len__(self) -> int:
         """The number of clients, m."""
         return len(self.train)
+
+    def __repr__(self) -> str:
+        """One line: clients, samples, classes."""
+        tested = sum(map(len, self.test))
+        return (
+            f"Federation({self.m} clients, {self.sizes.sum()} training and {tested} test samples "
+            f"of shape {self.shape}, {self.classes} classes)"
+        )
+
+    def _repr_html_(self) -> str:
+        """The clients as a table, for notebooks."""
+        from pandas import DataFrame  # noqa: PLC0415  (a client over a network does without)
+
+        columns: dict[str, object] = {
+            "client": self.names, "training samples": self.sizes,
+            "test samples": [len(rows) for rows in self.test],
+        }  # fmt: skip
+        if self.groups is not None:
+            columns["group"] = self.groups
+        return f"<p>{self}</p>{DataFrame(columns).to_html(index=False, max_rows=20)}"
 
     @property
     def m(self) -> int:
@@ -175,7 +198,7 @@ class Federation:
         Traceback (most recent call last):
         wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
         """
-        client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
+        client_names = tuple(map(str, range(len(xs)) if names is None else names))
         if isinstance(test, float | int):
             if not 0 < test < 1:
                 raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
@@ -206,7 +229,7 @@ class Federation:
 
     @classmethod
     def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:
-        """One client per ``.npz`` of a folder, in the order of the files' names.
+        """One client per ``.npz`` of a folder, in the order of the files' names: c0.npz is c0.
 
         Each file holds `x` and `y`; `x_test` and `y_test`, if all files have them, are the test
         samples, otherwise `test` and `seed` say how to draw them (see `from_arrays`).
@@ -232,7 +255,7 @@ class Federation:
             column("x"),
             column("y"),
             test=(column("x_test"), column("y_test")) if all(tested) else test,
-            names=[file.name for file in files],
+            names=[file.stem for file in files],
             seed=seed,
         )
 

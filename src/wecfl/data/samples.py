@@ -28,6 +28,7 @@ __all__ = [
     "Array",
     "NamedArray",
     "as_labels",
+    "as_samples",
     "count_classes",
     "data_errors",
     "fill_pixels",
@@ -103,6 +104,23 @@ def pool(parts: Sequence[NamedArray]) -> F32:
             row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
             raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
     return out
+
+
+def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
+    """(n, *shape), samples to predict, as `pool` makes them; or a `DataError` of one line.
+
+    >>> as_samples("predict", [[1, 2], [3, 4]], (3,))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: predict: x has shape (2, 2), expected (samples, 3)
+    """
+    try:
+        given = np.asarray(x)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{where}: x is no array of numbers: {error}") from None
+    if given.shape[1:] != shape or not given.ndim:
+        expected = ", ".join(map(str, ("samples", *shape)))
+        raise DataError(f"{where}: x has shape {given.shape}, expected ({expected})")
+    return pool([(where, given)]) if len(given) else np.empty((0, *shape), np.float32)
 
 
 def fill_pixels(out: F32, samples: Array) -> None:

@@ -80,8 +80,26 @@ class PlanSchema(Schema):
     """The table `plan`: how clients train."""
 
     steps: Count
+    batch: Count = 0
+    lr: FiniteNumber | Literal["theory"] = 0.0
     momentum: FiniteNumber
     weight_decay: FiniteNumber
+
+
+class PrivacyChoiceSchema(Schema):
+    """What clients do to their updates before they send them."""
+
+    clip: FiniteNumber
+    noise: FiniteNumber
+    delta: FiniteNumber
+
+
+class FurtherSchema(Schema):
+    """The table `further`: what `wecfl.load` needs of a run that was made from Python values."""
+
+    batchnorm: Literal["running", "batch"] = "running"
+    privacy: PrivacyChoiceSchema | None = None
+    unseen: Count | None = None
 
 
 class ConfigSchema(Schema):
@@ -94,6 +112,10 @@ class ConfigSchema(Schema):
     alpha: list[FiniteNumber] = []
     classes_per: list[Count] = []
     rounds: Count = 1
+    clusters: ClusterCount = 1
+    seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
+    structure: dict[str, Any] = {}
+    further: FurtherSchema | None = None
     components: ComponentsSchema | None = None
     plan: PlanSchema | None = None
 

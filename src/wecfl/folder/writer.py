@@ -68,10 +68,10 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 
 CHANGEABLE_KEYS = (
     "rounds", "engine", "ray_address", "workers", "data_dir", "trace", "checkpoint_every",
-    "network", "structure",
+    "network", "structure", "further",
 )  # fmt: skip
-"""The choices that may change when a run is resumed. (`structure` repeats what `components` says,
-and older folders do not have it.)"""
+"""The choices that may change when a run is resumed. (`structure` and `further` say again what
+`components` and `conditions` say, for `wecfl.load`; older folders do not have them.)"""
 
 LARGE_STATE_BYTES = 1 << 28
 """Bytes of state above which a round waits until its checkpoint is written. A smaller checkpoint

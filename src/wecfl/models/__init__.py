@@ -7,7 +7,7 @@
 
 from torch.nn import Module
 
-from wecfl.models.rows import fill, layout_of, reinitialized, row_of
+from wecfl.models.rows import fill, layout_of, outputs_of, reinitialized, row_of
 from wecfl.models.zoo import MODELS, Model, Vote, auto, build, make
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "fill",
     "layout_of",
     "make",
+    "outputs_of",
     "reinitialized",
     "row_of",
 ]

@@ -17,8 +17,9 @@ from wecfl.core.clients import Clients
 from wecfl.core.method import Method
 from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, Int
-from wecfl.errors import ConfigError
-from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.data.samples import as_samples
+from wecfl.errors import ConfigError, unknown
+from wecfl.models import Module, Vote, fill, layout_of, outputs_of
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
 from wecfl.runs.record import Record, served
@@ -41,8 +42,10 @@ class Result:
     ['round', 'accuracy', 'macro_f1', 'ari', 'nmi', 'clusters']
     >>> result.clients.columns.tolist()
     ['client', 'samples', 'group', 'cluster', 'accuracy', 'macro_f1']
-    >>> type(result.model(client=3)).__name__
+    >>> type(result.model(client="3")).__name__
     'Sequential'
+    >>> result
+    Result(wecfl: 6 clients in 2 clusters after 2 rounds, accuracy ... %, finished)
     """
 
     method: Method
@@ -80,20 +83,72 @@ class Result:
         """(K, P), the clusters' models Ω_k as rows (of the first soft-voted run)."""
         return self.states[0].centers
 
-    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """The model of a client, or that of a cluster, ready to predict."""
+    def __repr__(self) -> str:
+        """One line: what was trained, and what came of it."""
+        score, last = self.summary["accuracy"], len(self.records)
+        scored = "" if score is None else f", accuracy {100 * score:.1f} %"
+        return (
+            f"Result({self.method.name}: {len(self.labels)} clients in "
+            f"{len(np.unique(self.labels))} clusters after {last} rounds{scored}, {self.status})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The clients as a table, for notebooks."""
+        return f"<p>{self}</p>{self.clients.to_html(index=False, max_rows=20)}"
+
+    def model(self, *, client: int | str | None = None, cluster: int | None = None) -> Module:
+        """The model of a client, by its name or its number, or that of a cluster."""
         if (client is None) == (cluster is None):
-            raise ConfigError("give either client or cluster: model(client=17) or model(cluster=3)")
-        kind, number = ("client", client) if cluster is None else ("cluster", cluster)
+            raise ConfigError(
+                'give either client or cluster: model(client="site 7") or model(cluster=3)'
+            )
+        kind = "client" if cluster is None else "cluster"
+        number = self._number(client) if isinstance(client, str) else client
+        number = number if cluster is None else cluster
         count = len(self.labels if cluster is None else self.centers)
-        if number is None or not 0 <= number < count:
-            raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number}")
+        if not isinstance(number, int | np.integer) or not 0 <= number < count:
+            raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number!r}")
         rows = [
             self._served(state)[number] if cluster is None else state.centers[number]
             for state in self.states
         ]
         members = [fill(self.architecture, row) for row in rows]
         return members[0] if len(members) == 1 else Vote(members).eval()
+
+    def _number(self, client: str) -> int:
+        """Where the client of this name stands."""
+        names = list(self.federation.names)
+        if client not in names:
+            raise ConfigError(unknown("client", client, names))
+        return names.index(client)
+
+    def predict(
+        self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
+    ) -> Int:
+        """(n,), the class of each sample, as the model of a client or of a cluster predicts it.
+
+        >>> from wecfl import Config, run_config
+        >>> from wecfl.from_config import federation_of
+        >>> config = Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False)
+        >>> result, fed = run_config(config), federation_of(config)
+        >>> mine = fed.test[3]
+        >>> right = (result.predict(fed.x[mine], client="3") == fed.y[mine]).mean()
+        >>> bool(abs(right - result.clients["accuracy"][3]) < 1e-6)
+        True
+        """
+        return np.asarray(self._outputs(x, client, cluster).argmax(axis=1), np.int64)
+
+    def predict_proba(
+        self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
+    ) -> F32:
+        """(n, C), the probability of each class for each sample: the softmax of the logits."""
+        outputs = self._outputs(x, client, cluster)
+        exponents = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        return np.asarray(exponents / exponents.sum(axis=1, keepdims=True), np.float32)
+
+    def _outputs(self, x: ArrayLike, client: int | str | None, cluster: int | None) -> F32:
+        model = self.model(client=client, cluster=cluster)
+        return outputs_of(model, as_samples("predict", x, self.newcomer_setup.blueprint.shape))
 
     def _served(self, state: State) -> F32:
         """(m, P), the models that predict for clients, as far as the server has them."""
