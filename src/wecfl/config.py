@@ -81,7 +81,26 @@ class Config(BaseModel):
 
     dataset: str = Field(
         "digits",
-        description="A name from `wecfl data list`, a .npz file, or a folder of .npz files.",
+        description="A name from `wecfl data list`, a .npz, .csv or .parquet file, or a folder of "
+        ".npz files.",
+    )
+    client_column: str | None = Field(
+        None, description="The column of a table that says which client a row belongs to."
+    )
+    target: str | None = Field(None, description="The column of a table that is to be predicted.")
+    features: tuple[str, ...] | None = Field(
+        None, description="The columns of a table to predict it from (default: all others)."
+    )
+    scale: Literal["auto", "none", "standard", "minmax", "pixels"] = Field(
+        "auto",
+        description="How numbers are scaled, by statistics that clients send; auto: standard for "
+        "tables, else none.",
+    )
+    scale_by: Literal["all", "client"] = Field(
+        "all", description="Scale all clients alike, or each client by its own statistics."
+    )
+    impute: Literal["mean", "median"] | float | None = Field(
+        None, description="What stands for a missing number of a table: mean, median or a number."
     )
     data_dir: str | None = Field(
         None, description="The folder in which data sets are looked for first."
@@ -104,9 +123,9 @@ class Config(BaseModel):
     )
     holdout: float = Field(
         0.2,
-        gt=0,
+        ge=0,
         lt=1,
-        description="The share of test data, where the data come without test data.",
+        description="The share of test data, where the data come without test data; 0: no scores.",
     )
     validation: float | None = Field(
         None,
@@ -289,7 +308,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
 
 REQUIRES = {
-    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
+    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise",
+    "features": "target", "impute": "target", "target": "client_column", "client_column": "target",
 }  # fmt: skip
 """Choices that only have a meaning together with another choice."""
 
@@ -305,7 +325,8 @@ KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 """The key of the configuration for an option of a method."""
 
 PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
-"""Choices about the partition of a data set. They do not apply to a folder of clients."""
+"""Choices about the partition of a data set. They do not apply to a folder of clients, nor to a
+table that says which client a row belongs to."""
 
 INCIDENTAL_KEYS = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",

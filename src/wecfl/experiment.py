@@ -35,7 +35,8 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
-from wecfl.engine import ENGINES, local, make_engine
+from wecfl.data.pipeline import Pipeline
+from wecfl.engine import check_engine, local, make_engine
 from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_new_folder
@@ -231,7 +232,8 @@ class Experiment:
         if self.privacy:
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
-                "objectives": self._objectives,
+                "objectives": self._objectives, "the pipeline (scale, impute, categories)":
+                bool(self._pipeline and self._pipeline.learned),
             })  # fmt: skip
             self.privacy.epsilon(1)  # an error now, and not at the end of the run
         if self.kept_out and not method.whole_centers:
@@ -240,13 +242,7 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         if self._compute:
-            name, known = self._compute.engine, ", ".join(ENGINES)
-            if name not in ENGINES:
-                raise ConfigError(f"engine must be one of {known}, got '{name}'")
-            if not isinstance(members, Federation):
-                raise ConfigError(
-                    f"engine {name} needs the clients' data in a federation, got {members!r}"
-                )
+            check_engine(self._compute.engine, members)
         if (place := Folder.of(self.folder)) and not place.resume:
             check_new_folder(Path(place.path))
 
@@ -354,8 +350,12 @@ class Experiment:
         return NewcomerSetup(
             setting.method, Blueprint.of(self.model, self._module, self.members), self._module,
             setting.plan, setting.seed, local(self._name), self._engine_options, setting.member,
-            self.privacy,
+            self.privacy, self._pipeline,
         )  # fmt: skip
+
+    @property
+    def _pipeline(self) -> Pipeline | None:
+        return self.members.pipeline if isinstance(self.members, Federation) else None
 
 
 def run(

@@ -27,6 +27,7 @@ from wecfl.folder.readers import (
     read_environment,
     read_metrics,
     read_newcomers,
+    read_pipeline,
     read_summary,
     resume_command,
 )
@@ -94,9 +95,9 @@ def load(
     engine = summary.get("engine", saved.manifest.engine if saved else "torch")
     setup = NewcomerSetup(
         choices.method, blueprint, module, choices.plan, choices.seed,
-        local(engine if engine in ("native", "torch") else "auto"),
+        local(engine),
         {"workers": workers, "batchnorm": choices.batchnorm, "batch": choices.plan.batch},
-        privacy=choices.privacy,
+        privacy=choices.privacy, pipeline=read_pipeline(path),
     )  # fmt: skip
     return Result(
         choices.method,

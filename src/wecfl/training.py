@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,10 +14,13 @@ import numpy as np
 import pandas as pd
 
 from wecfl.core.channel import Channel
+from wecfl.core.clients import Clients
 from wecfl.core.engine import Engine
 from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
+from wecfl.data.federation import Federation
+from wecfl.data.remarks import data_remarks
 from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
 from wecfl.folder.newcomer_reference import write_reference
@@ -74,6 +78,7 @@ def train(
     if experiment.measure.diagnostics:
         diagnostics = Diagnostics(setting, states[0], records[-1] if records else None)
     recorder.begin(states[0].labels, diagnostics)
+    _tell(clients)
     # In a soft vote, these see only the first run.
     observers = [each for each in (observe, diagnostics and diagnostics.step) if each]
     watchers = [
@@ -92,8 +97,7 @@ def train(
     status: Status = "failed"
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
-    path = folder.path if folder else None
-    newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
+    newcomer_setup, path = experiment.newcomer_setup(setting), folder.path if folder else None
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
         "model": newcomer_setup.blueprint.written(),
@@ -109,7 +113,7 @@ def train(
             states = reached
             for watcher in watchers:
                 watcher.round(records[-1], states)
-        if kept_out:
+        if kept_out := experiment.kept_out:
             reference = Reference.of(setting, states[0])
             assigner = Assigner(
                 newcomer_setup, reference, np.stack([state.centers for state in states])
@@ -132,6 +136,12 @@ def train(
         for watcher in begun:
             watcher.end(result)
     return result
+
+
+def _tell(clients: Clients) -> None:
+    """Log what the user should know about the data."""
+    for line in data_remarks(clients) if isinstance(clients, Federation) else ():
+        logging.getLogger("wecfl").warning("wecfl: %s", line)
 
 
 def _refer(experiment: Experiment, member: int, folder: Path | None, state: State) -> Reference:

@@ -159,7 +159,7 @@ def test_what_a_newcomer_may_not_be(result: Result) -> None:
         ((x[:, :2], y), r"shape \(4,\).* \(2,\)"),
         ((x, y + 1), "out of range, expected 0 … 2"),
         ((x * np.nan, y), "NaN"),
-        ((x[:1], y[:1]), "at least 2"),
+        ((x[:0], y[:0]), "at least 1"),
         ((x * 1e30, y), "not finite"),
     ):
         with pytest.raises((DataError, wecfl.errors.EngineError), match=problem):

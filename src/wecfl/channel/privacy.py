@@ -153,8 +153,8 @@ noise protects: choose a method that clusters by models
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(
-            f"{' and '.join(asked)} would ask clients for losses or gradients in the clear, "
-            f"which no noise protects: leave that out, or leave out clip"
+            f"{' and '.join(asked)} would ask clients for losses, gradients or statistics in the "
+            f"clear, which no noise protects: leave that out, or leave out clip"
         )
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():

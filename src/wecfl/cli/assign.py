@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.config import Config
+from wecfl.data.frames import read_frame
 from wecfl.data.samples import read_npz
-from wecfl.errors import ConfigError
+from wecfl.data.source import TABLE_ENDINGS
+from wecfl.errors import ConfigError, DataError, unknown
 from wecfl.folder.readers import read_config
 from wecfl.loading import load
 from wecfl.report.tables.newcomers import rich_newcomers
@@ -23,7 +26,10 @@ __all__ = ["assign"]
 def assign(
     folder: Path,
     /,
-    *clients: Annotated[Path, Parameter(help="One .npz file with x and y for each newcomer.")],
+    *clients: Annotated[
+        Path,
+        Parameter(help="One file for each newcomer: .npz with x and y, or a table as of the run."),
+    ],
     by: Annotated[
         By,
         Parameter(
@@ -48,10 +54,11 @@ def assign(
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
     assigner = load(folder, workers=workers).assigner
-    share = read_config(folder).get("holdout", Config().holdout)
+    about = read_config(folder)
+    share = about.get("holdout", Config().holdout)
     assigned = []
     for file in clients:
-        held = read_npz(file)
+        held = _table(file, about) if file.suffix in TABLE_ENDINGS else read_npz(file)
         test = (held["x_test"], held["y_test"]) if "x_test" in held else share
         name = str(file.with_suffix(""))
         assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=name))
@@ -60,3 +67,13 @@ def assign(
         print(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
         terminal.wide(rich_newcomers(frame, by))
+
+
+def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a newcomer: its features and its target."""
+    frame, target = read_frame(file), about.get("target")
+    if target is None:
+        raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
+    if target not in frame:
+        raise DataError(f"{file}: " + unknown("column", target, frame.columns))
+    return {"x": frame, "y": frame[target]}

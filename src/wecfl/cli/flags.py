@@ -61,7 +61,7 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     idle = [name for name in PARTITION_KEYS if name in given]
     if idle and holds_clients(chosen):
         raise ConfigError(
-            f"{chosen.dataset} holds one file per client, so nothing is to be shared out: "
+            f"{chosen.dataset} says what each client holds, so nothing is to be shared out: "
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen

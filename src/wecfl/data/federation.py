@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.core.types import F32, Int
+from wecfl.data.client_arrays import Arrays, checked_clients, cut_clients, rows_of
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
 from wecfl.data.partition import Partition
-from wecfl.data.samples import NamedArray, as_labels, count_classes, holdout, pool, read_npz
+from wecfl.data.samples import count_classes, holdout, pool, read_npz
 from wecfl.data.source import Dataset
-from wecfl.errors import ConfigError, DataError, PartitionError
+from wecfl.errors import DataError, PartitionError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from wecfl.data.pipeline import Impute, Pipeline, Scale, ScaleBy
 
 __all__ = ["Federation"]
-
-Arrays: TypeAlias = Sequence[ArrayLike]
-"""One array per client."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +55,8 @@ class Federation:
     """The name of each client, by which tables, errors and `wecfl.Result` know it; unique."""
     groups: Int | None = None
     """(m,): the hidden groups that generated the data, where they are known."""
+    pipeline: Pipeline | None = None
+    """How the samples were made from tables or pixels; None: they are used as they were given."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -66,10 +71,10 @@ class Federation:
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
         for name, train, test in zip(self.names, self.train, self.test, strict=True):
-            if not (len(train) and len(test)):
+            if not len(train):
                 raise DataError(
-                    f"client {name}: {len(train)} training and {len(test)} test samples, expected "
-                    "at least one of each; leave the client out or give it more data"
+                    f"client {name}: no training samples ({len(test)} for testing), expected at "
+                    "least one; leave the client out or give it more data"
                 )
 
     def __len__(self) -> int:
@@ -148,6 +153,7 @@ class Federation:
             self.keys[chosen],
             tuple(self.names[i] for i in chosen),
             None if self.groups is None else self.groups[chosen],
+            self.pipeline,
         )
 
     def validating(self, share: float, seed: int = 0) -> Federation:
@@ -175,6 +181,27 @@ class Federation:
             test=tuple(rows[held] for rows, (_, held) in pairs),
         )
 
+    def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
+        """The same clients with scaled samples, and the pipeline that does it to others.
+
+        The statistics are of the training samples: of all clients merged, or each `client`'s own.
+        `pixels` may be 0 … 255, or in [−1, 1] already, as those that were given as uint8.
+
+        >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
+        >>> fed.scaled("minmax").x.ravel().tolist(), fed.scaled("minmax", "client").x[:, 0].tolist()
+        ([0.0, 0.333..., 0.666..., 1.0], [0.0, 1.0, 0.0, 1.0])
+        """
+        from wecfl.data.fitting import scaled_samples  # noqa: PLC0415  (with scikit-learn)
+
+        if self.pipeline:
+            raise DataError("these samples have a pipeline already: say there how to scale them")
+        held = {
+            name: (train, test)
+            for name, train, test in zip(self.names, self.train, self.test, strict=True)
+        }
+        x, pipeline = scaled_samples(self.x, held, scale, by)
+        return replace(self, x=x, pipeline=pipeline)
+
     @classmethod
     def from_arrays(
         cls,
@@ -190,30 +217,26 @@ class Federation:
         """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the labels `ys[i]`.
 
         `test` is the share of each client's samples that is kept for testing (stratified, drawn
-        for `seed`), or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to
-        [−1, 1], other numbers are used as they are. `classes` defaults to the largest label + 1.
+        for `seed`), or a pair (xs, ys) of test samples. A client with one sample trains and is not
+        tested; with 0 nobody is. uint8 samples are pixels and are scaled to [−1, 1], other numbers
+        are used as they are. `classes` defaults to the largest label + 1.
 
         >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
         >>> Federation.from_arrays(xs, ys)
         Traceback (most recent call last):
-        wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
+        wecfl.errors.DataError: client 1: x holds NaN or Inf in column 0 (sample 0); ...
         """
         client_names = tuple(map(str, range(len(xs)) if names is None else names))
         if isinstance(test, float | int):
-            if not 0 < test < 1:
-                raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
-            parts, labels = _checked(client_names, xs, ys, classes, min_samples=2)
-            cuts = [
-                holdout(y, test, rng.stream(seed, "holdout", 0, i)) for i, y in enumerate(labels)
-            ]
-            rows = _rows(labels)
+            parts, labels = checked_clients(client_names, xs, ys, classes)
+            cuts, rows = cut_clients(labels, test, seed), rows_of(labels)
             trains = [own[cut] for own, (cut, _) in zip(rows, cuts, strict=True)]
             tests = [own[cut] for own, (_, cut) in zip(rows, cuts, strict=True)]
         else:
-            parts, labels = _checked(client_names, xs, ys, classes)
-            more_parts, more_labels = _checked(client_names, *test, classes, side=" (test)")
+            parts, labels = checked_clients(client_names, xs, ys, classes)
+            more_parts, more_labels = checked_clients(client_names, *test, classes, side=" (test)")
             parts, labels = parts + more_parts, labels + more_labels
-            rows = _rows(labels)
+            rows = rows_of(labels)
             trains, tests = rows[: len(client_names)], rows[len(client_names) :]
         y = np.concatenate(labels)
         return cls(
@@ -226,6 +249,94 @@ class Federation:
             names=client_names,
             groups=None if groups is None else np.asarray(groups, np.int64),
         )
+
+    @classmethod
+    def from_dict(
+        cls, clients: Mapping[str, Any], *, test: float = 0.2, seed: int = 0
+    ) -> Federation:
+        """Your own clients by name: each a pair (x, y), or a mapping as a ``.npz`` holds it.
+
+        >>> Federation.from_dict({"site 7": (np.zeros((5, 2)), [0, 1, 0, 1, 0])})
+        Federation(1 clients, 4 training and 1 test samples of shape (2,), 2 classes)
+        """
+        held = [
+            dict(each) if isinstance(each, Mapping) else dict(zip("xy", each, strict=True))
+            for each in clients.values()
+        ]
+        for name, each in zip(clients, held, strict=True):
+            if not {"x", "y"} <= each.keys():
+                raise DataError(f"client {name}: expected x and y, got {', '.join(each)}")
+        return cls._of_held(list(clients), held, test, seed)
+
+    @classmethod
+    def _of_held(
+        cls, names: Sequence[str], held: Sequence[Mapping[str, ArrayLike]], test: float, seed: int
+    ) -> Federation:
+        """Clients that hold x and y, and either all or none x_test and y_test."""
+        tested = ["x_test" in each for each in held]
+        if any(tested) and not all(tested):
+            raise DataError(
+                f"client {names[tested.index(False)]}: lacks x_test and y_test, which client "
+                f"{names[tested.index(True)]} has; give them to all clients or to none"
+            )
+
+        def column(key: str) -> Arrays:
+            return [each[key] for each in held]
+
+        return cls.from_arrays(
+            column("x"), column("y"), names=names, seed=seed,
+            test=(column("x_test"), column("y_test")) if held and all(tested) else test,
+        )  # fmt: skip
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        client: str,
+        target: str,
+        features: Sequence[str] | None = None,
+        group: str | None = None,
+        scale: Scale = "standard",
+        scale_by: ScaleBy = "all",
+        impute: Impute | None = None,
+        test: float = 0.2,
+        seed: int = 0,
+    ) -> Federation:
+        """A table: the column `client` says whose a row is, `target` what is to be predicted.
+
+        Columns of numbers are scaled (`wecfl.data.pipeline`), columns of text are encoded one-hot.
+        The statistics for that are of the training samples: what clients may send, merged.
+
+        Args:
+            frame: One row per sample.
+            client: The column with the names of the clients.
+            target: The column to predict: texts, or classes 0, 1, 2, ….
+            features: The columns to predict it from; by default all others.
+            group: A column with the hidden group of each client, if it is known.
+            scale: `standard`, `minmax` or `none`.
+            scale_by: Scale `all` clients alike, or each `client` by its own statistics.
+            impute: What stands for a missing number: `mean`, `median` or a constant. A further
+                feature says where it was missing. Without it a missing value is an error.
+            test: The share of each client's rows that is kept for testing.
+            seed: Which rows these are follows from it.
+
+        >>> import pandas as pd
+        >>> people = pd.DataFrame({"commune": ["a"] * 5 + ["b"] * 5, "age": range(10),
+        ...                        "sex": ["f", "m"] * 5, "insured": ["no", "yes"] * 5})
+        >>> Federation.from_frame(people, client="commune", target="insured").pipeline.features
+        ['age', 'sex = f', 'sex = m']
+
+        """
+        from wecfl.data.frames import client_tables  # noqa: PLC0415  (with pandas)
+
+        held = client_tables(frame, client, target, features, group)
+        pipeline = held.fitted(cut_clients(held.labels, test, seed), scale, scale_by, impute)
+        made = cls.from_arrays(
+            held.transformed(pipeline), held.labels, test=test, names=held.names,
+            groups=held.groups, classes=len(held.classes) if held.classes else None, seed=seed,
+        )  # fmt: skip
+        return replace(made, pipeline=pipeline)
 
     @classmethod
     def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:
@@ -241,23 +352,7 @@ class Federation:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
         clients = [read_npz(file) for file in files]
-        tested = ["x_test" in client for client in clients]
-        if any(tested) and not all(tested):
-            raise DataError(
-                f"{files[tested.index(False)]}: lacks x_test and y_test, which "
-                f"{files[tested.index(True)].name} has; give them to all clients or to none"
-            )
-
-        def column(key: str) -> Arrays:
-            return [client[key] for client in clients]
-
-        return cls.from_arrays(
-            column("x"),
-            column("y"),
-            test=(column("x_test"), column("y_test")) if all(tested) else test,
-            names=[file.stem for file in files],
-            seed=seed,
-        )
+        return cls._of_held([file.stem for file in files], clients, test, seed)
 
     @classmethod
     def from_dataset(
@@ -282,8 +377,9 @@ class Federation:
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n = data.n_train
         held = split_samples(
-            partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed
-        )
+            partition, data.y[:n], data.y[n:], classes=data.classes, clients=clients, seed=seed,
+            min_test=min(1, len(data.y) - n),
+        )  # fmt: skip
         test, y = tuple(rows + n for rows in held.test), data.y
         if held.names is not None:
             y = y.copy()  # every sample has one holder, so its label can be changed in place
@@ -300,37 +396,3 @@ class Federation:
             names=tuple(map(str, range(clients))),
             groups=held.groups,
         )
-
-
-def _checked(
-    names: Sequence[str],
-    xs: Arrays,
-    ys: Arrays,
-    classes: int | None,
-    *,
-    min_samples: int = 1,
-    side: str = "",
-) -> tuple[list[NamedArray], list[Int]]:
-    """Each client's samples and labels; a client needs at least `min_samples`."""
-    if not names:
-        raise DataError("there are no clients; give at least one array of samples")
-    if not len(names) == len(xs) == len(ys):
-        raise DataError(
-            f"expected samples, labels and a name for each client, "
-            f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
-        )
-    parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
-    for where, x in parts:
-        if len(x) < min_samples:
-            raise DataError(
-                f"{where}: {len(x)} samples, expected at least {min_samples}; "
-                "leave the client out or give it more data"
-            )
-    pairs = zip(parts, ys, strict=True)
-    return parts, [as_labels(where, y, len(x), classes) for (where, x), y in pairs]
-
-
-def _rows(labels: Sequence[Int]) -> list[Int]:
-    """For each part its rows in the pool of all parts."""
-    ends = np.cumsum([len(y) for y in labels])
-    return np.split(np.arange(ends[-1]), ends[:-1])

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wecfl.core.types import F32, Int
+from wecfl.core.types import F32, Bool, Int
 from wecfl.errors import DataError
 
 __all__ = [
@@ -43,6 +43,8 @@ NamedArray: TypeAlias = tuple[str, Array]
 """An array and what to call it in an error."""
 
 
+MAX_NAMED_COLUMNS = 10
+"""The largest number of columns that an error names."""
 FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError)
 """What gzip, tarfile and the reading of bytes raise for a damaged file."""
 NPZ_ERRORS = (KeyError, SyntaxError, MemoryError, RuntimeError, LZMAError, TokenError,
@@ -101,9 +103,23 @@ def pool(parts: Sequence[NamedArray]) -> F32:
         start, end = end, end + len(part)
         fill_pixels(out[start:end], part)
         if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
-            row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
-            raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
+            raise DataError(_not_finite(where, np.isfinite(out[start:end])))
     return out
+
+
+def _not_finite(where: str, finite: Bool) -> str:
+    """Where samples hold NaN or Inf, and what to do about it."""
+    row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+    columns = ""
+    if finite.ndim == 2:
+        found = np.flatnonzero(~finite.all(axis=0))
+        shown = ", ".join(map(str, found[:MAX_NAMED_COLUMNS]))
+        more = f" and {len(found) - MAX_NAMED_COLUMNS} more" * (len(found) > MAX_NAMED_COLUMNS)
+        columns = f" in column{'s' * (len(found) > 1)} {shown}{more}"
+    return (
+        f"{where}: x holds NaN or Inf{columns} (sample {row}); drop such samples, or fill them in: "
+        "Federation.from_frame(…, impute='median') does so"
+    )
 
 
 def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
@@ -191,6 +207,8 @@ def count_classes(y: Int, where: str = "") -> int:
 def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
     """Rows for training, and a stratified `share` of all rows for testing; each gets at least one.
 
+    A single row is for training, and with a share of 0 all rows are.
+
     The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
     up to one sample.
 
@@ -199,6 +217,8 @@ def holdout(y: Int, share: float, generator: np.random.Generator) -> tuple[Int, 
     (16, np.int64(2), np.int64(2))
     """
     n = len(y)
+    if n < 2 or not share:
+        return np.arange(n), np.arange(0)
     count = min(max(round(share * n), 1), n - 1)
     order = generator.permutation(n)
     order = order[np.argsort(y[order], kind="stable")]

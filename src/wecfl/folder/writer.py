@@ -9,6 +9,7 @@
     assignments.csv      one line per round: the cluster of each client
     classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores
+    pipeline.json        how samples are made from a table or pixels (`wecfl.data.pipeline`), if so
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
     newcomers.csv        one line per client that was kept out of the training, if there are any
@@ -41,13 +42,14 @@ import tomli_w
 from wecfl.config import Config
 from wecfl.core.clients import Clients
 from wecfl.core.state import State
+from wecfl.data.federation import Federation
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import FOLDER_FORMAT, Checkpoint, Manifest
 from wecfl.folder.files import TEMPORARY_SUFFIX, replace_file, replace_tensors, sync
 from wecfl.folder.lock import LOCK_FILE, Lock
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
-from wecfl.folder.readers import read_environment, resume_command
+from wecfl.folder.readers import PIPELINE_FILE, read_environment, resume_command
 from wecfl.runs.record import Record
 
 if TYPE_CHECKING:
@@ -188,6 +190,8 @@ class RunFolder:
                     index = pd.Index(clients.names, name="client")
                     table = pd.DataFrame(held.T, index).to_csv(lineterminator="\n")
                     self._write("classes.csv", table)
+                if isinstance(clients, Federation) and clients.pipeline:
+                    self._write(PIPELINE_FILE, _json(clients.pipeline.written(), indent=2) + "\n")
             ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
             for file in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
                 file.unlink(missing_ok=True)

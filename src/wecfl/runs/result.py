@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from wecfl.channel.privacy import Privacy
 from wecfl.core.clients import Clients
 from wecfl.core.method import Method
 from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, Int
+from wecfl.data.pipeline import Pipeline
 from wecfl.data.samples import as_samples
 from wecfl.errors import ConfigError, unknown
 from wecfl.models import Module, Vote, fill, layout_of, outputs_of
@@ -124,8 +125,11 @@ class Result:
 
     def predict(
         self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
-    ) -> Int:
+    ) -> NDArray[Any]:
         """(n,), the class of each sample, as the model of a client or of a cluster predicts it.
+
+        Samples are as they were given for the training: rows of the same table (a DataFrame, or
+        lists of values), or arrays. Classes have their names, if they had names.
 
         >>> from wecfl import Config, run_config
         >>> from wecfl.from_config import federation_of
@@ -136,7 +140,9 @@ class Result:
         >>> bool(abs(right - result.clients["accuracy"][3]) < 1e-6)
         True
         """
-        return np.asarray(self._outputs(x, client, cluster).argmax(axis=1), np.int64)
+        numbers: Int = self._outputs(x, client, cluster).argmax(axis=1).astype(np.int64)
+        names = self.pipeline.classes if self.pipeline else None
+        return numbers if names is None else np.asarray(np.array(names)[numbers])
 
     def predict_proba(
         self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
@@ -148,7 +154,18 @@ class Result:
 
     def _outputs(self, x: ArrayLike, client: int | str | None, cluster: int | None) -> F32:
         model = self.model(client=client, cluster=cluster)
+        if self.pipeline:
+            name = client if client is None or isinstance(client, str) else self._name(client)
+            x = self.pipeline.transform(x, name)
         return outputs_of(model, as_samples("predict", x, self.newcomer_setup.blueprint.shape))
+
+    def _name(self, client: int) -> str:
+        return self.federation.names[client]
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """How samples are made from tables or pixels; None: they are used as they are given."""
+        return self.newcomer_setup.pipeline
 
     def _served(self, state: State) -> F32:
         """(m, P), the models that predict for clients, as far as the server has them."""

@@ -12,6 +12,7 @@ from wecfl.core.clients import Clients
 from wecfl.core.types import Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
+from wecfl.metrics import weighted
 from wecfl.runs.newcomers import Assignment
 
 __all__ = ["newcomer_summary", "newcomer_table", "separated"]
@@ -78,15 +79,16 @@ def newcomer_summary(
     known = bool(newcomers["group"].notna().all())
     from_unseen = (newcomers["group"] == unseen) & (unseen is not None)
     seen, novel = newcomers[~from_unseen], newcomers[from_unseen]
-    hits = (members["accuracy"] * members["samples"]).groupby(members["cluster"]).sum()
-    usual = hits / members.groupby("cluster")["samples"].sum()
+    tested = members[members["accuracy"].notna()]
+    hits = (tested["accuracy"].astype(float) * tested["samples"]).groupby(tested["cluster"]).sum()
+    usual = hits / tested.groupby("cluster")["samples"].sum()
     right = None
     if known and len(seen):
         main = members.groupby("cluster")["group"].agg(lambda group: group.mode().iloc[0])
         right = float((seen["cluster"].map(main) == seen["group"]).mean())
 
     def mean(values: pd.Series[float]) -> float | None:
-        return float(np.average(values, weights=seen["samples"])) if len(seen) else None
+        return weighted(values.to_numpy(np.float64), seen["samples"].to_numpy())
 
     found = {
         "right": right,

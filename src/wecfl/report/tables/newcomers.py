@@ -36,7 +36,7 @@ def newcomer_cells(newcomers: pd.DataFrame, by: By = "update") -> tuple[list[str
             _number(row["distance"], ".3g"),
             _number(row["limit"], ".3g"),
             "yes" if row["novel"] else "no",
-            f"{100 * row['accuracy']:.1f}",
+            _number(row["accuracy"] and 100 * row["accuracy"], ".1f"),
         ]
         for row in newcomers.to_dict("records")
     ]
