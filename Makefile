@@ -16,8 +16,8 @@ $(READY): pyproject.toml constraints.txt $(wildcard native/*)
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e ".[dev]"
 	@touch $@
 
-run: $(READY)  ## find the hidden groups: FedAvg against WeCFL on digits (under a minute)
-	@$(BIN)/wecfl run --method fedavg,wecfl
+run: $(READY)  ## find the hidden groups: WeCFL beside one model and a model each, on digits (under a minute)
+	@$(BIN)/wecfl run --baselines
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -118,11 +118,18 @@ def test_the_first_example_says_what_it_prints(
 ) -> None:
     """Accuracies to a point: bits depend on the instruction set."""
     monkeypatch.chdir(tmp_path)
-    app("run --method fedavg,wecfl", result_action="return_value", exit_on_error=False)
+    app("run --baselines", result_action="return_value", exit_on_error=False)
     printed = capsys.readouterr().out
-    for method in ("wecfl", "fedavg"):
+    for method in ("wecfl", "fedavg", "local", "fedavg-ft"):
         row = rf"^ {method} +\d+ +([\d.]+) +[\d.]+ +(\d+) +([\d.]+)"
         said, found = re.search(row, README, re.M), re.search(row, printed, re.M)
         assert said and found
         assert float(found[1]) == pytest.approx(float(said[1]), abs=1)
         assert found.groups()[1:] == said.groups()[1:]
+    told = (
+        r"serves (\d+) of (\d+)\s+clients better than one model .*?worst decile.*?wecfl ([\d.]+) %"
+    )
+    said, found = (re.search(told, text, re.S) for text in (README, printed))
+    assert said and found
+    for mine, its in zip(said.groups(), found.groups(), strict=True):
+        assert float(mine) == pytest.approx(float(its), abs=2)

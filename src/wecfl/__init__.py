@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan
     from wecfl.runs.result import Result
+    from wecfl.runs.verdict import verdict
 else:  # with pandas and scikit-learn, which a client, started for each message, does without
     __getattr__, __dir__ = lazy_import(
         __name__,
@@ -56,6 +57,7 @@ else:  # with pandas and scikit-learn, which a client, started for each message,
             },
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
+            "verdict": "wecfl.runs.verdict:verdict",
         },
     )
 
@@ -89,6 +91,7 @@ __all__ = [
     "run",
     "run_config",
     "tasks",
+    "verdict",
 ]
 
 __version__ = version("wecfl")

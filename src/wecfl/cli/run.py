@@ -32,6 +32,7 @@ from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
 from wecfl.report.trackers import TRACKERS, tracker
 from wecfl.resolve import resolve
+from wecfl.runs.verdict import BASELINES, verdict
 from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -59,6 +60,14 @@ def run(
         Path | None, Parameter(help="Also draw the result, as .png, .svg, .pdf or .html.")
     ] = None,
     track: TrackFlag = (),
+    baselines: Annotated[
+        bool,
+        Parameter(
+            help="Also run one model for all (fedavg), a model for each client (local) and one "
+            "that each fine-tunes (fedavg-ft), and say which clients are served better.",
+            negative="",
+        ),
+    ] = False,
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
     **options: MethodOptionFlag,
 ) -> None:
@@ -75,6 +84,10 @@ def run(
     """
     chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
+    if baselines:
+        asked = [name.strip() for name in chosen.method.split(",")]
+        further = [name for name in BASELINES if name not in asked]
+        chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
     for each in configs:
         options_of(each)  # so that errors are reported before data are loaded
@@ -178,6 +191,9 @@ def _run_all(
     for result in finished:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")
+    if len(finished) > 1 and any(result.method.name in BASELINES for result in finished):
+        for found in verdict(finished):
+            terminal.show(str(found))
 
 
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:

@@ -88,7 +88,7 @@ def newcomer_summary(
         right = float((seen["cluster"].map(main) == seen["group"]).mean())
 
     def mean(values: pd.Series[float]) -> float | None:
-        return weighted(values.to_numpy(np.float64), seen["samples"].to_numpy())
+        return weighted(np.asarray(values, np.float64), seen["samples"].to_numpy())
 
     found = {
         "right": right,
