@@ -136,7 +136,8 @@ class Config(BaseModel):
 
     model: str = Field(
         "auto",
-        description="The model: cnn-fashion, cnn-cifar, mlp, logistic, or auto (by the data).",
+        description="The model: cnn-fashion, cnn-cifar, mlp, logistic, auto (by the data), or your "
+        "own, FILE.py:NAME, which runs the code of that file.",
     )
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."

@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 
 import wecfl
+from helpers import serving
+from wecfl.endpoint import make_app
 from wecfl.folder.cluster_models import export_model
 from wecfl.folder.readers import read_pipeline
 from wecfl.runs.result import Result
@@ -54,6 +56,12 @@ def inputs(result: Result, frame: pd.DataFrame) -> dict[str, Any]:
     return given | ({"categories": frame[texts].to_numpy(object)} if texts else {})
 
 
+def asked(frame: pd.DataFrame, client: str) -> dict[str, Any]:
+    """A request to the endpoint; JSON has no NaN, but null."""
+    rows = json.loads(frame.drop(columns=["site", "sick"]).to_json(orient="records"))
+    return {"client": client, "rows": rows}
+
+
 def softmax(logits: Any) -> Any:
     exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponents / exponents.sum(axis=1, keepdims=True)
@@ -85,6 +93,11 @@ def test_from_the_flag_to_the_served_model(wecfl: Wecfl) -> None:
         session = onnxruntime.InferenceSession("m.onnx")
         [logits] = session.run(["logits"], inputs(result, own))
         np.testing.assert_allclose(softmax(logits), shares, atol=1e-6)
+        with serving(make_app(result)) as ask:
+            status, told = ask("/predict", asked(own, client))
+        assert status == 200
+        np.testing.assert_allclose(told["probabilities"], softmax(logits), atol=1e-6)
+        assert told["predictions"] == named.tolist()
     assert np.mean(hits) > 0.8
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["numbers"]) == ["pressure", "admitted", "private"]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
+from wecfl.cli.flags import OwnModelFlag
 from wecfl.config import Config
 from wecfl.data.frames import read_frame
 from wecfl.data.samples import read_npz
@@ -16,6 +17,7 @@ from wecfl.data.source import TABLE_ENDINGS
 from wecfl.errors import ConfigError, DataError, unknown
 from wecfl.folder.readers import read_config
 from wecfl.loading import load
+from wecfl.models.own import own_model
 from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.newcomers import By
 from wecfl.runs.simulated_newcomers import newcomer_table
@@ -39,6 +41,7 @@ def assign(
     ] = "update",
     json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
     workers: Annotated[int | None, Parameter(help="The number of threads or processes.")] = None,
+    model: OwnModelFlag = None,
 ) -> None:
     """Find the cluster of each newcomer in a finished run, and test that cluster's model on it.
 
@@ -53,7 +56,7 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
-    assigner = load(folder, workers=workers).assigner
+    assigner = load(folder, workers=workers, model=model and own_model(model)).assigner
     about = read_config(folder)
     share = about.get("holdout", Config().holdout)
     assigned = []

@@ -21,6 +21,7 @@ __all__ = [
     "DataDirFlag",
     "ExperimentFlags",
     "MethodOptionFlag",
+    "OwnModelFlag",
     "PresetFlag",
     "check_figure",
     "check_place",
@@ -52,6 +53,13 @@ DataDirFlag = Annotated[
     Path | None, Parameter(help="The folder in which to look for data sets first.")
 ]
 """A folder with data sets."""
+
+
+OwnModelFlag = Annotated[
+    str | None,
+    Parameter(help="Your own model, FILE.py:NAME. This runs the code of that file."),
+]
+"""A model of the user's own, in a file that is run."""
 
 
 def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> Config:

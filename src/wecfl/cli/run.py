@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from wecfl.cli.flags import (
     DataDirFlag,
     ExperimentFlags,
     MethodOptionFlag,
+    OwnModelFlag,
     PresetFlag,
     check_figure,
     config_from_flags,
@@ -27,6 +29,7 @@ from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of, refused_of, resume_command
 from wecfl.folder.writer import check_new_folder
 from wecfl.from_config import holds_clients, options_of
+from wecfl.models.own import is_own, own_model
 from wecfl.report.figures.overview import overview
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
@@ -95,8 +98,12 @@ def run(
     tracked = [[tracker(name, folder) for name in track] for folder in folders]
     federation = terminal.federation(chosen)
     stopping, bars = terminal.Stopping(), terminal.Bars()
+    model = own_model(chosen.model) if is_own(chosen.model) else chosen.model
     experiments = [
-        Experiment.of(each, federation, folder=folder, watch=[bars, *trackers, stopping])
+        replace(
+            Experiment.of(each, federation, folder=folder, watch=[bars, *trackers, stopping]),
+            model=model,
+        )
         for each, folder, trackers in zip(configs, folders, tracked, strict=True)
     ]
     for experiment in experiments:
@@ -134,6 +141,7 @@ def resume(
         int | None, Parameter(help="Write a checkpoint every so many rounds from now on.")
     ] = None,
     track: TrackFlag = (),
+    model: OwnModelFlag = None,
 ) -> None:
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
@@ -155,6 +163,14 @@ def resume(
     }
     given = {name: value for name, value in flags.items() if value is not None}
     before = config_of(folder).model_dump(exclude_unset=True)
+    was = before.get("model", "auto")
+    if is_own(was) and model is None:
+        raise ConfigError(
+            f"the model of {folder} is in a file of code, which is only run if you say so: give it "
+            f"again, --model {was}"
+        )
+    if model is not None and model != was:
+        raise ConfigError(f"{folder} can't be resumed with --model {model}: it began with {was}")
     if engine not in (None, "ray"):
         before.pop("ray_address", None)
     chosen = resolve(flags={**before, **given})
@@ -162,6 +178,8 @@ def resume(
     watch: list[Watcher] = [bars, *(tracker(name, folder) for name in track), stopping]
     federation = terminal.federation(chosen)
     experiment = Experiment.of(chosen, federation, folder=folder, resume=True, watch=watch)
+    if model is not None:
+        experiment = replace(experiment, model=own_model(model))
     _run_all([experiment], [folder], bars, stopping)
 
 

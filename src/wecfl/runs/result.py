@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, se
 
 __all__ = ["Result", "Status"]
 
+MODELS_KEPT = 64
+"""How many models a result keeps to predict with; `model` always builds a new one."""
 Status = Literal["finished", "interrupted", "failed"]
 """How a run ended: all rounds were done, Ctrl-C, or an error."""
 
@@ -99,18 +101,27 @@ class Result:
 
     def model(self, *, client: int | str | None = None, cluster: int | None = None) -> Module:
         """The model of a client, by its name or its number, or that of a cluster."""
+        return self._built(*self._which(client, cluster))
+
+    def _which(
+        self, client: int | str | None, cluster: int | None
+    ) -> tuple[Literal["client", "cluster"], int]:
+        """A client or a cluster, and its number."""
         if (client is None) == (cluster is None):
             raise ConfigError(
                 'give either client or cluster: model(client="site 7") or model(cluster=3)'
             )
-        kind = "client" if cluster is None else "cluster"
+        kind: Literal["client", "cluster"] = "client" if cluster is None else "cluster"
         number = self._number(client) if isinstance(client, str) else client
         number = number if cluster is None else cluster
         count = len(self.labels if cluster is None else self.centers)
         if not isinstance(number, int | np.integer) or not 0 <= number < count:
             raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number!r}")
+        return kind, int(number)
+
+    def _built(self, kind: Literal["client", "cluster"], number: int) -> Module:
         rows = [
-            self._served(state)[number] if cluster is None else state.centers[number]
+            self._served(state)[number] if kind == "client" else state.centers[number]
             for state in self.states
         ]
         members = [fill(self.architecture, row) for row in rows]
@@ -141,7 +152,7 @@ class Result:
         True
         """
         numbers: Int = self._outputs(x, client, cluster).argmax(axis=1).astype(np.int64)
-        names = self.pipeline.classes if self.pipeline else None
+        names = self.class_names
         return numbers if names is None else np.asarray(np.array(names)[numbers])
 
     def predict_proba(
@@ -153,14 +164,23 @@ class Result:
         return np.asarray(exponents / exponents.sum(axis=1, keepdims=True), np.float32)
 
     def _outputs(self, x: ArrayLike, client: int | str | None, cluster: int | None) -> F32:
-        model = self.model(client=client, cluster=cluster)
+        kind, number = self._which(client, cluster)
         if self.pipeline:
-            name = client if client is None or isinstance(client, str) else self._name(client)
+            name = self.federation.names[number] if kind == "client" else None
             x = self.pipeline.transform(x, name)
-        return outputs_of(model, as_samples("predict", x, self.newcomer_setup.blueprint.shape))
+        samples = as_samples("predict", x, self.newcomer_setup.blueprint.shape)
+        return outputs_of(self._predicting(kind, number), samples)
 
-    def _name(self, client: int) -> str:
-        return self.federation.names[client]
+    @cached_property
+    def _predicting(self) -> Callable[[Literal["client", "cluster"], int], Module]:
+        """Builds the models that predict, and keeps those that were last used."""
+        return lru_cache(MODELS_KEPT)(self._built)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes 0, 1, 2, …; None: they are numbers."""
+        names = self.pipeline.classes if self.pipeline else None
+        return None if names is None else list(names)
 
     @property
     def pipeline(self) -> Pipeline | None:
