@@ -87,14 +87,29 @@ def _component(part: str, plain: Any) -> Any:
     """A component from its plain value; None for steps that only `base` has."""
     if part in ("opening", "steps"):
         return None if "Ask(" in plain else literal_eval(plain)
-    if part in ("shared", "start", "members") or not isinstance(plain, dict | str):
+    if part in ("shared", "start", "members"):
+        _check_type(part, plain, "int" if part == "members" else "str")
+        return plain
+    if not isinstance(plain, dict | str):
         return plain
     name = plain if isinstance(plain, str) else plain["is"]
     known = next((getattr(room, name) for room in ROOMS if name in room.__all__), None)
     if isinstance(plain, str):
         return plain if known is None and part == "option" else _known(part, name, known)
+    found = _known(part, name, known)
     options = {key: _component("option", value) for key, value in plain.items() if key != "is"}
-    return _known(part, name, known)(**options)
+    for each in fields(found):
+        _check_type(f"{each.name} of {name}", options.get(each.name), each.type)
+    return found(**options)
+
+
+def _check_type(what: str, value: Any, kind: Any) -> None:
+    """Raise a `TypeError` for an option that is not of the simple type that its field has."""
+    simple: dict[Any, tuple[type, ...]] = {
+        "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)
+    }  # fmt: skip
+    if value is not None and not isinstance(value, simple.get(kind, (object,))):
+        raise TypeError(f"{what} must be {kind}, got {value!r}")
 
 
 def _known(part: str, name: str, found: Any) -> Any:
