@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 import wecfl
+from wecfl.config import Config
 from wecfl.data.federation import Federation
 from wecfl.data.fitting import fit_pipeline
+from wecfl.data.frames import read_frame
 from wecfl.data.pipeline import Pipeline
 from wecfl.data.statistics import ColumnMoments, medians
 from wecfl.errors import ConfigError, DataError
+from wecfl.from_config import federation_of
 
 
 def people(n: int = 240, missing: float = 0.1, seed: int = 0) -> pd.DataFrame:
@@ -280,9 +284,6 @@ def test_a_constant_column_does_no_harm() -> None:
 
 
 def test_tables_in_files(tmp_path: Path) -> None:
-    from wecfl.config import Config
-    from wecfl.from_config import federation_of
-
     people().to_csv(tmp_path / "people.csv", index=False)
     config = Config(
         dataset=str(tmp_path / "people.csv"), client_column="commune", target="insured",
@@ -294,3 +295,25 @@ def test_tables_in_files(tmp_path: Path) -> None:
     )
     np.testing.assert_allclose(made.x, same.x, rtol=1e-6, atol=1e-6)
     assert made.names == same.names
+
+
+def test_parquet_needs_pyarrow(tmp_path: Path) -> None:
+    file = tmp_path / "people.parquet"
+    if find_spec("pyarrow") is None:
+        file.write_bytes(b"PAR1")
+        with pytest.raises(DataError, match="pyarrow"):
+            read_frame(file)
+        return
+    people().to_parquet(file)
+    pd.testing.assert_frame_equal(read_frame(file), people(), check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00a", b"a,b\n1,2,3\n4,5\n", b'a,"b\n1,2', b"\x00" * 50]
+)
+def test_files_that_hold_no_table(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "people.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        Federation.from_frame(read_frame(file), client="commune", target="insured")
+    assert "\n" not in str(caught.value)

@@ -125,6 +125,8 @@ def _not_finite(where: str, finite: Bool) -> str:
 def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
     """(n, *shape), samples to predict, as `pool` makes them; or a `DataError` of one line.
 
+    If the shape is empty, it is not known, and not checked.
+
     >>> as_samples("predict", [[1, 2], [3, 4]], (3,))
     Traceback (most recent call last):
     wecfl.errors.DataError: predict: x has shape (2, 2), expected (samples, 3)
@@ -133,7 +135,7 @@ def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
         given = np.asarray(x)
     except ValueError as error:  # lists of different lengths
         raise DataError(f"{where}: x is no array of numbers: {error}") from None
-    if given.shape[1:] != shape or not given.ndim:
+    if (shape and given.shape[1:] != shape) or not given.ndim:
         expected = ", ".join(map(str, ("samples", *shape)))
         raise DataError(f"{where}: x has shape {given.shape}, expected ({expected})")
     return pool([(where, given)]) if len(given) else np.empty((0, *shape), np.float32)

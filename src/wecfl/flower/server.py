@@ -34,7 +34,8 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
-    "attack", "attackers", "attack_strength", "engine", "workers", "model",
+    "attack", "attackers", "attack_strength", "engine", "workers", "model", "client_column",
+    "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 

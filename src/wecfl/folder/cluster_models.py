@@ -175,8 +175,9 @@ def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
 def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint | None:
     """From the metadata of the file; in an early folder, from a data set that is known by name."""
     if about:
-        keys = ("model", "shape", "classes")
-        if missing := [key for key in keys if not about.get(key, "").strip()]:
+        keys = ("model", "classes")  # over a network the shape of a sample is not known: empty
+        missing = [key for key in keys if not about.get(key, "").strip()]
+        if missing := missing + ["shape"] * ("shape" not in about):
             raise ValueError(f"its metadata lack {', '.join(missing)}")
         return Blueprint.read(about)
     source, model = SOURCES.get(config.get("dataset", "")), config.get("model", "auto")

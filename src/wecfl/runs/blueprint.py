@@ -22,7 +22,7 @@ class Blueprint:
     model: str
     """A name of `wecfl.models.MODELS`, or the class of the user's own module."""
     shape: tuple[int, ...]
-    """The shape of a sample."""
+    """The shape of a sample; empty if it is not known, as over a network."""
     classes: int
 
     @classmethod
@@ -41,7 +41,7 @@ class Blueprint:
     def read(cls, about: Mapping[str, str]) -> Blueprint:
         """The blueprint from such metadata."""
         shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
-        if min(*shape, classes) < 1:
+        if min((*shape, classes)) < 1:
             raise ValueError(
                 f"a model needs a positive shape and number of classes, got {shape} and {classes}"
             )
