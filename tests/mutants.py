@@ -185,7 +185,7 @@ MUTANTS = (
     # -- folder -----------------------------------------------------------------------------------
     mutant(
         "folder", "one checkpoint less is kept",
-        'sorted(place.glob("*.json"))[:-', 'sorted(place.glob("*.json"))[: 1 - ',
+        "_manifests(folder)[:-KEPT_CHECKPOINTS]", "_manifests(folder)[: 1 - KEPT_CHECKPOINTS]",
         "tests/runs/test_resume.py",
     ),
     mutant(
@@ -195,7 +195,7 @@ MUTANTS = (
     ),
     mutant(
         "folder", "lines after the checkpoint stay when a run goes on",
-        "os.truncate(file, length)", "pass",
+        "os.truncate(self._path, self.length)", "pass",
         "tests/runs/test_resume.py",
     ),
     mutant(
