@@ -28,6 +28,7 @@ METHODS = {
     "ifca": (wecfl.methods.ifca(3), 3, 0.0),
     "fesem": (wecfl.methods.fesem(3), 3, 0.0),
     "wecfl": (wecfl.methods.wecfl(3), 3, 0.0),
+    "pulled wecfl": (wecfl.methods.wecfl(3, pull=0.95), 3, 0.95),
 }
 
 
@@ -55,7 +56,10 @@ def twins(name: str, architecture: str) -> tuple[Any, list[nn.Module]]:
     given = start(architecture)
     inits = [given, *(reinitialized(given, SEED, j) for j in range(1, k))]
     plan = LocalPlan(steps=7, batch=16, lr=0.05)
-    return twin(name, federation(), inits, plan, rounds=ROUNDS, seed=SEED, mu=mu)
+    return twin(
+        name.removeprefix("pulled "), federation(), inits, plan, rounds=ROUNDS, seed=SEED, mu=mu,
+        common=name.startswith("pulled"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])

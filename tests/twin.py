@@ -27,9 +27,13 @@ def twin(
     rounds: int,
     seed: int,
     mu: float,
+    common: bool = False,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[list[int], Modules]:
-    """Run the named method from K = len(inits) clusters; the labels and the clients' models."""
+    """Run the named method from K = len(inits) clusters; the labels and the clients' models.
+
+    With `common`, mu pulls every client towards the mean of all clients.
+    """
     m, ifca = len(fed), name == "ifca"
     centers = [deepcopy(inits[j if ifca else 0]) for j in range(len(inits))]
     labels = [least_loss(centers, fed, i) if ifca else 0 for i in range(m)]
@@ -37,9 +41,13 @@ def twin(
     sgd = partial(torch.optim.SGD, lr=float(plan.lr), momentum=plan.momentum)
     optimizers = [sgd(client.parameters()) for client in clients]
     for t in range(rounds):
+        everybody = deepcopy(clients[0])
+        average(everybody, clients, list(fed.sizes))
         for i in range(m):
             batches = plan.batches(len(fed.train[i]), seed, t, i)
-            local_update(clients[i], optimizers[i], fed, [fed.train[i][b] for b in batches], mu)
+            anchor = everybody if common else deepcopy(clients[i])
+            rows = [fed.train[i][b] for b in batches]
+            local_update(clients[i], optimizers[i], fed, rows, mu=mu, pull_to=anchor)
         if name in ("wecfl", "fesem"):
             labels = kmeans(clients, len(centers), fed.sizes if name == "wecfl" else None)
         updates = [head(clients[i]) - head(centers[labels[i]]) for i in range(m)]
@@ -65,13 +73,18 @@ def twin(
 
 
 def local_update(
-    client: nn.Module, optimizer: Any, fed: Federation, batches: Any, mu: float
+    client: nn.Module,
+    optimizer: Any,
+    fed: Federation,
+    batches: Any,
+    *,
+    mu: float,
+    pull_to: nn.Module,
 ) -> None:
-    received = deepcopy(client)
     client.train()
     for rows in batches:
         loss = cross_entropy(client(torch.from_numpy(fed.x[rows])), torch.from_numpy(fed.y[rows]))
-        for w, anchor in zip(client.parameters(), received.parameters(), strict=True):
+        for w, anchor in zip(client.parameters(), pull_to.parameters(), strict=True):
             loss = loss + mu / 2 * ((w - anchor.detach()) ** 2).sum()
         optimizer.zero_grad()
         torch.autograd.backward(loss)

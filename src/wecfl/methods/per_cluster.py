@@ -7,9 +7,11 @@ from typing import Literal
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.common_pull import PULLED_TOGETHER
 from wecfl.bilevel.distance import component
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
+from wecfl.bilevel.local import Train
 from wecfl.bilevel.representation import Losses
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
@@ -20,11 +22,14 @@ NumberOfClusters = int | Literal["auto"]
 """A number of clusters, or "auto": the server chooses it."""
 
 
-def wecfl(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both") -> Method:
+def wecfl(
+    k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both", pull: float = 0.0
+) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
     With `warm`, K-means also starts from the previous centers, so that F never rises. If k is
-    "auto", the server chooses K by `criterion`.
+    "auto", the server chooses K by `criterion`. `pull` is the μ of a pull towards the mean of all
+    clients, which is in the authors' code but not in the paper (`wecfl.bilevel.common_pull`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -33,16 +38,21 @@ def wecfl(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both")
     """
     kmeans = KMeans(warm=warm)
     clustering = Auto(kmeans, criterion) if k == "auto" else kmeans
-    return fedavg.replace(name="wecfl", k=k, clustering=clustering)
+    method = fedavg.replace(name="wecfl", k=k, clustering=clustering)
+    if pull == 0:
+        return method
+    return method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
 
 
-def fesem(k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both") -> Method:
+def fesem(
+    k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both", pull: float = 0.0
+) -> Method:
     """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
     """
-    like = wecfl(k, warm, criterion)
+    like = wecfl(k, warm, criterion, pull)
     return like.replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
 
 
