@@ -152,6 +152,7 @@ class BowlSite:
         velocity: F32 | None = None,
         free: Bool | None = None,
         part: slice = slice(None),
+        repeat: int = 1,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         models = rows.astype(np.float64)

@@ -24,6 +24,7 @@ from wecfl.bilevel import (
     local,
     objectives,
     optimizer,
+    programs,
     serving,
 )
 from wecfl.bilevel import representation as representations
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
-    optimizer, evaluation, serving, control_variates, learning_rate,
+    optimizer, evaluation, serving, control_variates, learning_rate, programs,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
     federation, partition, client_rows, source,
 ]  # fmt: skip

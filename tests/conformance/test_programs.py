@@ -10,7 +10,6 @@ from torch import nn
 
 from wecfl import Federation, methods
 from wecfl.bilevel.local import (
-    PROGRAMS,
     Alone,
     ClusterLosses,
     Ditto,
@@ -19,11 +18,8 @@ from wecfl.bilevel.local import (
     Risk,
     Score,
     Train,
-    decoded,
-    digest,
-    encoded,
-    register,
 )
+from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.serving import Personal, Tuned
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, private_columns

@@ -40,9 +40,9 @@ def offset(state: State, setting: Setting) -> Table:
     return {"offset": (means[labels] - controls).astype(np.float32)}
 
 
-def learn(before: State, after: State, sent: Table, plan: LocalPlan) -> State:
+def learn(before: State, after: State, sent: Table, setting: Setting) -> State:
     """The state with new c_i of the clients that were heard; the others keep theirs."""
-    heard, m = after.heard, len(after.labels)
+    heard, m, plan = after.heard, len(after.labels), setting.plan
     steps = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
     length = steps * np.asarray(plan.lr, np.float64) * np.ones(m)
     heard &= length > 0  # without a step there is no gradient

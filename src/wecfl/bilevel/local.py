@@ -1,29 +1,30 @@
 """The programs of clients: those that train (the L-step), and those that evaluate models.
 
-Each is a frozen dataclass, whose fields are options that are sent as JSON. `PROGRAMS` holds the
-programs that a client knows by name. `register` adds your own, on the server and at every client.
+Each is a frozen dataclass, whose fields are options that are sent as JSON. Clients know them by
+name (`wecfl.bilevel.programs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from hashlib import sha256
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.bilevel.serving import SERVINGS, Center
+from wecfl.bilevel.serving import Center
 from wecfl.core.components import Serving
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Split, Table
-from wecfl.errors import ConfigError, unknown
+from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
 __all__ = [
-    "PROGRAMS",
+    "MODEL_REPLY",
+    "MOMENTUM_FIELD",
+    "PERSONAL_FIELD",
     "Alone",
     "ClusterLosses",
     "Ditto",
@@ -32,10 +33,8 @@ __all__ = [
     "Risk",
     "Score",
     "Train",
-    "decoded",
-    "digest",
-    "encoded",
-    "register",
+    "kept",
+    "momentum_field",
 ]
 
 MODEL_REPLY = {"model": Field(("P",), update=True)}
@@ -43,8 +42,12 @@ MOMENTUM_FIELD = Field(("buffer",))
 PERSONAL_FIELD = Field(("P",), start="received")
 
 
-def _momentum(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
-    """The field of the optimizer's buffer, if it is kept between rounds."""
+def momentum_field(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
+    """The field of the optimizer's buffer, if it is kept between rounds.
+
+    >>> list(momentum_field(LocalPlan())), list(momentum_field(LocalPlan(keep_momentum=False)))
+    (['momentum'], [])
+    """
     return {name: MOMENTUM_FIELD} if plan.keep_momentum and plan.buffered else {}
 
 
@@ -71,7 +74,7 @@ class Train:
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""
-        return _momentum(plan)
+        return momentum_field(plan)
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Every plan and every model fits."""
@@ -85,7 +88,7 @@ class Train:
         rows, velocity = site.train(
             rows, plan, correction=correction, velocity=memory.get("momentum"), out=rows
         )
-        return {"model": rows}, _kept(memory, momentum=velocity)
+        return {"model": rows}, kept(memory, momentum=velocity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class Alone:
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The client's own model, and its momentum buffer."""
-        return {"personal": PERSONAL_FIELD, **_momentum(plan)}
+        return {"personal": PERSONAL_FIELD, **momentum_field(plan)}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Every plan and every model fits."""
@@ -110,7 +113,7 @@ class Alone:
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the client's own model."""
         rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
-        return {}, _kept(memory, personal=rows, momentum=velocity)
+        return {}, kept(memory, personal=rows, momentum=velocity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,8 @@ class Ditto:
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The personal model, and a momentum buffer for each of the two models."""
-        personal = {"personal": PERSONAL_FIELD, **_momentum(plan, "personal_momentum")}
-        return {**personal, **_momentum(plan)}
+        personal = {"personal": PERSONAL_FIELD, **momentum_field(plan, "personal_momentum")}
+        return {**personal, **momentum_field(plan)}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Every plan and every model fits."""
@@ -150,8 +153,8 @@ class Ditto:
             velocity=memory.get("personal_momentum"),
         )  # fmt: skip
         rows, velocity = site.train(received, plan, velocity=memory.get("momentum"), out=received)
-        kept = _kept(memory, personal=personal, personal_momentum=drift, momentum=velocity)
-        return {"model": rows}, kept
+        after = kept(memory, personal=personal, personal_momentum=drift, momentum=velocity)
+        return {"model": rows}, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class Parts:
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""
-        return _momentum(plan)
+        return momentum_field(plan)
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Raise an error unless both parts have columns and at least one step."""
@@ -205,7 +208,7 @@ class Parts:
             rows, velocity = site.train(
                 rows, plan, velocity=velocity, free=free, part=part, out=rows
             )
-        return {"model": rows}, _kept(memory, momentum=velocity)
+        return {"model": rows}, kept(memory, momentum=velocity)
 
 
 class _Evaluation:
@@ -295,64 +298,10 @@ class Score:
         return dict(zip(self.serve.moments, tables, strict=True)), {}
 
 
-PROGRAMS: dict[str, type[Program]] = {
-    kind.name: kind for kind in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
-}
-"""The programs that clients know, by name."""
+def kept(memory: Table, **after: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    """The new values of the fields that were declared as memory.
 
-Kind = TypeVar("Kind", bound=type[Program])
-
-
-def register(program: Kind) -> Kind:
-    """Register your own program under its name; a client that runs it must register it too."""
-    if PROGRAMS.setdefault(program.name, program) is not program:
-        raise ConfigError(f"another program is registered as '{program.name}': choose another name")
-    return program
-
-
-def encoded(value: Any) -> Any:
-    """A program or a serving as JSON: its name, its version and its options.
-
-    >>> encoded(Train(mu=0.5))
-    {'name': 'train', 'version': 1, 'mu': 0.5}
+    >>> kept({"a": np.zeros(1)}, a=np.ones(1), b=np.ones(1))
+    {'a': array([1.])}
     """
-    if not hasattr(value, "name"):
-        return value
-    options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
-    return {"name": value.name, "version": value.version, **options}
-
-
-def decoded(value: Any) -> Any:
-    """The program or serving that was `encoded`; an error if it is unknown or of another version.
-
-    >>> decoded({"name": "train", "version": 1, "mu": 0.5})
-    Train(mu=0.5)
-    """
-    if not isinstance(value, dict):
-        return value
-    known: dict[str, Any] = {**PROGRAMS, **SERVINGS}
-    given = dict(value)
-    name, version = given.pop("name", None), given.pop("version", None)
-    if name not in known:
-        raise ConfigError(unknown("program", str(name), known))
-    kind = known[name]
-    if version != kind.version:
-        raise ConfigError(
-            f"{name} has version {kind.version} here, but version {version} is asked for: "
-            f"install the same release on both sides"
-        )
-    options = {option.name for option in fields(kind)}
-    if other := {*given} - options:
-        raise ConfigError(unknown(f"option of {name}", sorted(other)[0], options))
-    return kind(**{key: decoded(option) for key, option in given.items()})
-
-
-def digest() -> str:
-    """A digest that is equal if two sides know the same programs in the same versions."""
-    known = sorted((name, kind.version) for name, kind in {**PROGRAMS, **SERVINGS}.items())
-    return sha256(repr(known).encode()).hexdigest()[:16]
-
-
-def _kept(memory: Table, **after: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
-    """The new values of the fields that were declared as memory."""
     return {name: rows for name, rows in after.items() if name in memory and rows is not None}

@@ -20,10 +20,10 @@ __all__ = ["Ask", "Learn", "Send", "Steps"]
 Send = Callable[[State, "Setting"], Table]
 """Makes what clients are sent beside their model: named arrays (m, …), from state and setting."""
 
-Learn = Callable[[State, State, Table, LocalPlan], State]
+Learn = Callable[[State, State, Table, "Setting"], State]
 """Makes the next state from the replies. It is called with the state before the exchange, the state
-with the replies, what clients were sent beside their model, and the plan with each client's η and
-number of steps."""
+with the replies, what clients were sent beside their model, and the setting, whose plan here has
+each client's η and number of steps."""
 
 
 @dataclass(frozen=True, slots=True)

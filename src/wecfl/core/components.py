@@ -137,7 +137,8 @@ class Clustering(Protocol):
 class Aggregation(Protocol):
     """The M-step: one center for each cluster; a cluster without members keeps its center.
 
-    What it has to remember about a cluster is in `state.cluster`.
+    What it has to remember about a cluster is in `state.cluster`, and what it has to remember once
+    for all of them in `state.whole`.
     """
 
     def __call__(

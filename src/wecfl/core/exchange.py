@@ -57,4 +57,4 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
     if not ask.learn:
         return after
     counted = replace(plan, done=plan.steps_of(engine.sizes) if steps is None else steps)
-    return ask.learn(state, after, extra, counted)
+    return ask.learn(state, after, extra, replace(setting, plan=counted))

@@ -104,15 +104,17 @@ class Site(Protocol):
         velocity: F32 | None = None,
         free: Bool | None = None,
         part: slice = ...,
+        repeat: int = 1,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
 
-        `part` says which of the round's steps are taken: equal parts see equal batches. Only the
-        columns that are `free` (P,) change, including BatchNorm's running statistics; the other
-        columns also keep their momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or
-        from zero; it is None if the optimizer has none. The rows are written to `out`, which may be
-        `rows`, or else to a new matrix.
+        `part` says which of the round's steps are taken: equal parts see equal batches. Each batch
+        is used for `repeat` steps, which count as one. Only the columns that are `free` (P,)
+        change, including BatchNorm's running statistics; the other columns also keep their
+        momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or from zero; it is None
+        if the optimizer has none. The rows are written to `out`, which may be `rows`, or else to a
+        new matrix.
         """
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
@@ -253,8 +255,9 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
         )
     if not job.keep:
         return reply, {}
-    if private is not None and "model" in reply:
-        after = {**after, "private": reply["model"][:, private]}
+    if private is not None:
+        own_columns = reply["model"][:, private] if "model" in reply else kept["private"]
+        after = {**after, "private": own_columns}
     results = [reply[name] for name, field in job.program.replies.items() if field.update]
     bad = ~_finite(n, results + [after[name] for name in received if name in after])
     if bad.any():

@@ -84,7 +84,7 @@ def maximization(state: State, setting: Setting) -> State:
     )
     if (private := private_columns(engine.layout, setting.method.shared)) is not None:
         after.centers[:, private] = state.centers[:, private]  # clients keep these columns
-    whole = without(["moved"], state.whole)
+    whole = without(["moved"], after.whole)
     return state.replace(centers=after.centers, cluster=after.cluster, whole=whole)
 
 

@@ -47,12 +47,15 @@ class Walk:
     begin: int
     end: int | None
     epochs: int | None = None
+    repeat: int = 1
+    """How many steps are taken on a mini-batch before the next one."""
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
         plan = LocalPlan(self.steps, self.batch, epochs=self.epochs)
         whole = plan.batches(len(own), self.seed, self.round, key)
-        return [own[chosen] for chosen in whole[self.begin : self.end][: max(done - self.begin, 0)]]
+        taken = whole[self.begin : self.end][: max(done - self.begin, 0)]
+        return [own[chosen] for chosen in taken for _ in range(self.repeat)]
 
     def dropout(self, key: int) -> int:
         """The seed of a client's Dropout."""

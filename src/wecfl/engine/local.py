@@ -265,6 +265,7 @@ class LocalSite:
         velocity: F32 | None = None,
         free: Bool | None = None,
         part: slice = slice(None),
+        repeat: int = 1,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         """Take a part of the round's steps (`wecfl.core.program.Site`)."""
@@ -277,8 +278,9 @@ class LocalSite:
                 f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
             )
         walk = Walk(
-            plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs
-        )
+            plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs,
+            repeat,
+        )  # fmt: skip
         mu = _array("mu", correction.mu, (trainable,))
         with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from platformdirs import user_state_path
 from torch import nn
 
-from wecfl.bilevel.local import digest
+from wecfl.bilevel.programs import digest
 from wecfl.core.program import Job, Sent
 from wecfl.core.task import Task
 from wecfl.core.types import F32

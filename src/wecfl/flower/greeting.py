@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Message
 
-from wecfl.bilevel.local import digest
+from wecfl.bilevel.programs import digest
 from wecfl.core.task import Task
 from wecfl.flower.messages import PROTOCOL_VERSION, Refused, fingerprint, read_config
 from wecfl.flower.roster import Place

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from wecfl.bilevel.local import decoded, encoded
+from wecfl.bilevel.programs import decoded, encoded
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job
 from wecfl.core.state import Reply

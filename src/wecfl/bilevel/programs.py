@@ -1,0 +1,84 @@
+"""The programs that clients know by name, and how a program travels.
+
+A program is sent as its registered name, its version and its options in JSON, never as code.
+`register` adds your own, on the server and at every client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from wecfl.bilevel.local import (
+    Alone,
+    ClusterLosses,
+    Ditto,
+    Gradients,
+    Parts,
+    Risk,
+    Score,
+    Train,
+)
+from wecfl.bilevel.serving import SERVINGS
+from wecfl.core.program import Program
+from wecfl.errors import ConfigError, unknown
+
+__all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
+
+PROGRAMS: dict[str, type[Program]] = {
+    kind.name: kind for kind in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
+}
+"""The programs that clients know, by name."""
+
+Kind = TypeVar("Kind", bound=type[Program])
+
+
+def register(program: Kind) -> Kind:
+    """Register your own program under its name; a client that runs it must register it too."""
+    if PROGRAMS.setdefault(program.name, program) is not program:
+        raise ConfigError(f"another program is registered as '{program.name}': choose another name")
+    return program
+
+
+def encoded(value: Any) -> Any:
+    """A program or a serving as JSON: its name, its version and its options.
+
+    >>> encoded(Train(mu=0.5))
+    {'name': 'train', 'version': 1, 'mu': 0.5}
+    """
+    if not hasattr(value, "name"):
+        return value
+    options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
+    return {"name": value.name, "version": value.version, **options}
+
+
+def decoded(value: Any) -> Any:
+    """The program or serving that was `encoded`; an error if it is unknown or of another version.
+
+    >>> decoded({"name": "train", "version": 1, "mu": 0.5})
+    Train(mu=0.5)
+    """
+    if not isinstance(value, dict):
+        return value
+    known: dict[str, Any] = {**PROGRAMS, **SERVINGS}
+    given = dict(value)
+    name, version = given.pop("name", None), given.pop("version", None)
+    if name not in known:
+        raise ConfigError(unknown("program", str(name), known))
+    kind = known[name]
+    if version != kind.version:
+        raise ConfigError(
+            f"{name} has version {kind.version} here, but version {version} is asked for: "
+            f"install the same release on both sides"
+        )
+    options = {option.name for option in fields(kind)}
+    if other := {*given} - options:
+        raise ConfigError(unknown(f"option of {name}", sorted(other)[0], options))
+    return kind(**{key: decoded(option) for key, option in given.items()})
+
+
+def digest() -> str:
+    """A digest that is equal if two sides know the same programs in the same versions."""
+    known = sorted((name, kind.version) for name, kind in {**PROGRAMS, **SERVINGS}.items())
+    return sha256(repr(known).encode()).hexdigest()[:16]
