@@ -58,8 +58,10 @@ INLINE void in_tiles(int width, F tile) {
     while (width - x >= XB && (width - x - XB == 0 || width - x - XB >= HALF || XB <= 2))
         next(Constant<XB>{});
     while (width - x >= HALF) next(Constant<HALF>{});
-    while (width - x >= 2) next(Constant<2>{});
-    while (x < width) next(Constant<1>{});
+    if constexpr (HALF > 2)
+        while (width - x >= 2) next(Constant<2>{});
+    if constexpr (HALF > 1)
+        while (x < width) next(Constant<1>{});
 }
 
 // Rows [from, to) of all output channels: done(o, y − from, x, value). Tiles of 12 accumulators: 12 of
