@@ -556,6 +556,28 @@ def test_the_installed_command_and_its_exit_code(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_world_is_described_resumed_and_shared_by_newcomers(wecfl: Wecfl, tmp_path: Path) -> None:
+    world = (
+        "--partition", "iid", "--transform", "rotation", "noise(deviation=0.2, by=client)",
+        "--mixture", "0.1", "--groups", "4", "--clients", "16", "--newcomers", "0.25",
+        "--lr", "0.05", "--clusters", "4",
+    )  # fmt: skip
+    once = wecfl("run", *world, "--rounds", "2", "--out", "once")
+    assert once.code == 0
+    assert "iid, rotation, noise(deviation=0.2, by=client), mixed 10 %: 16 clients in 4 groups" in (
+        once.out
+    )
+    assert wecfl("run", *world, "--rounds", "1", "--out", "twice").code == 0
+    assert wecfl("resume", "twice", "--rounds", "2").code == 0
+    for name in ("clients.csv", "newcomers.csv"):
+        assert (tmp_path / "once" / name).read_text() == (tmp_path / "twice" / name).read_text()
+    assert wecfl("report", "once", "--out", "page.html").code == 0
+    assert "noise(deviation=0.2, by=client)" in (tmp_path / "page.html").read_text()
+    for bad in ("rotation(step=400)", "turn", "rotation(90)"):
+        refused = wecfl("run", "--partition", "iid", "--transform", bad)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
 def test_k_need_not_be_given(wecfl: Wecfl, tmp_path: Path) -> None:
     few = ("--clients", "12", "--groups", "3", "--lr", "0.05", "--steps", "5", "--rounds", "2")
     found = wecfl("run", "--clusters", "auto", *few, "--seed", "2", "--out", tmp_path / "a")

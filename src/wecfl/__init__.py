@@ -24,6 +24,7 @@ from wecfl.core.method import Method
 from wecfl.core.plan import Correction
 from wecfl.core.state import State
 from wecfl.data import partition as partitions
+from wecfl.data import transforms
 from wecfl.data.federation import Federation
 from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
 from wecfl.layout import Layout
@@ -91,6 +92,7 @@ __all__ = [
     "run_config",
     "schedules",
     "tasks",
+    "transforms",
     "until",
 ]
 

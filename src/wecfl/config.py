@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from wecfl.errors import ConfigError
@@ -15,9 +15,9 @@ __all__ = [
     "METHOD_OPTIONS",
     "PAPER_PARTITIONS",
     "PARTITION_KEYS",
+    "WORLD_KEYS",
     "Config",
     "check_whole",
-    "one_line",
 ]
 
 
@@ -123,7 +123,18 @@ class Config(BaseModel):
         10,
         ge=1,
         le=MAX_COUNT,
-        description="The number of hidden groups in a cluster-wise partition.",
+        description="The number of hidden groups in a cluster-wise partition or transform.",
+    )
+    transform: tuple[str, ...] | None = Field(
+        None,
+        description="How clients see the same samples differently, such as rotation or "
+        "'noise(by=client)'; several can be given.",
+    )
+    mixture: float | None = Field(
+        None,
+        gt=0,
+        le=0.5,
+        description="Each client swaps this share of its samples with clients of other groups.",
     )
     holdout: float = Field(
         0.2,
@@ -370,6 +381,9 @@ KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
 """Choices about the partition of a data set. They do not apply to a folder of clients."""
 
+WORLD_KEYS = ("transform", "mixture")
+"""Choices about what is done to the clients' samples."""
+
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
     "clientwise-nclass": {"classes_per": (2,)},
@@ -377,22 +391,3 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clusterwise-nclass": {"classes_per": (3, 2)},
 }
 """The paper's parameters of its four partitions, used where none are given."""
-
-
-def one_line(error: ValidationError, known: Container[str] | None = Config.model_fields) -> str:
-    """The first problem of pydantic's report, in one line."""
-    first = error.errors()[0]
-    # For a union, such as that of lr, pydantic also names the member that failed.
-    key = ".".join(
-        str(p) for p in first["loc"] if known is None or p in known or isinstance(p, int)
-    )
-    if first["type"] == "missing":
-        return f"it has no '{key}'"
-    problem = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
-    # Others are of a word that may stand in place of a number, such as auto or theory.
-    for other in error.errors()[1:]:
-        same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
-        if same and other["type"] == "literal_error":
-            problem += f" or {other['ctx']['expected']}"
-    got = repr(first["input"])
-    return f"{key and key + ': '}{problem}, got {got if len(got) <= 40 else got[:40] + '…'}"

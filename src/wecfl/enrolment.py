@@ -25,8 +25,8 @@ from typing import Annotated
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import one_line
 from wecfl.errors import ConfigError
+from wecfl.validation import one_line
 
 __all__ = [
     "DEFAULT_MAX_REPLY",

@@ -14,12 +14,13 @@ from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.channel.privacy import Privacy
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
+from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, Config
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
 from wecfl.core.until import NoGain, Settled
 from wecfl.data import partition as partitions
+from wecfl.data import transforms
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
@@ -36,6 +37,7 @@ __all__ = [
     "INCIDENTAL_KEYS",
     "federation_of",
     "holds_clients",
+    "idle_keys",
     "load_pool",
     "method_of",
     "options_of",
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 
-DATA_KEYS = {*PARTITION_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
+DATA_KEYS = {*PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
 """The choices that decide which clients there are and what they hold."""
 
 INCIDENTAL_KEYS = (
@@ -57,6 +59,11 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
     """The clients of a configuration; from `pool`, if its data set is already loaded."""
     config = config.completed()
     federation = _all_data(config, pool)
+    if config.transform:
+        changes = map(transforms.parsed, config.transform)
+        federation = federation.transformed(*changes, groups=config.groups, seed=config.seed)
+    if config.mixture:
+        federation = federation.mixed(config.mixture, config.seed)
     return (
         federation.validating(config.validation, config.seed) if config.validation else federation
     )
@@ -99,6 +106,17 @@ def holds_clients(config: Config) -> bool:
     """Whether the data set is a folder of clients, which needs no partition."""
     name = config.dataset
     return bool(name) and name not in SOURCES and Path(name).is_dir()
+
+
+def idle_keys(config: Config) -> tuple[str, ...]:
+    """The choices about a partition that have no effect, since the clients are given.
+
+    >>> idle_keys(Config(dataset="digits"))
+    ()
+    """
+    if not holds_clients(config):
+        return ()
+    return tuple(key for key in PARTITION_KEYS if key != "groups" or not config.transform)
 
 
 def method_of(config: Config) -> Method:
@@ -245,7 +263,7 @@ def _conditions(config: Config) -> Conditions:
 def written(config: Config, method: Method) -> dict[str, Any]:
     """The content of `config.toml`: the choices that applied, which can repeat the run."""
     config = config.completed()
-    idle = (*(PARTITION_KEYS if holds_clients(config) else ()), *(["steps"] * bool(config.epochs)))
+    idle = (*idle_keys(config), *(["steps"] * bool(config.epochs)))
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}
     chosen = {key: value for key, value in config.toml().items() if key not in idle}
     return chosen | usual

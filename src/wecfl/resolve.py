@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wecfl.config import KEY_OF_OPTION, Config, one_line
+from wecfl.config import KEY_OF_OPTION, Config
 from wecfl.errors import ConfigError, unknown
+from wecfl.validation import one_line
 
 __all__ = ["PRESETS", "check_together", "resolve"]
 
@@ -94,7 +95,7 @@ def resolve(
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         config = Config.model_validate(values | lists, strict=True)
     except ValidationError as error:
-        raise ConfigError(where + one_line(error)) from None
+        raise ConfigError(where + one_line(error, Config.model_fields)) from None
     check_together(where, **config.model_dump())
     return config.completed()
 

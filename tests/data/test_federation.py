@@ -250,5 +250,5 @@ def test_a_data_set_keeps_its_own_names() -> None:
 
 
 def test_no_more_groups_than_permutations() -> None:
-    with pytest.raises(PartitionError, match=r"2 classes .*3 permutations"):
+    with pytest.raises(PartitionError, match=r"2 classes .*3 different ways"):
         ClusterwisePermuted(3).shares(2, 3, np.random.default_rng(0))

@@ -21,10 +21,11 @@ from wecfl.cli.flags import flag_of
 from wecfl.cli.report import check, compare, report
 from wecfl.cli.reproduce import reproduce
 from wecfl.cli.run import resume, run
-from wecfl.config import one_line
+from wecfl.config import Config
 from wecfl.errors import WecflError
 from wecfl.methods import METHODS, differences, named
 from wecfl.methods import options as options_of
+from wecfl.validation import one_line
 
 __all__ = ["app", "main"]
 
@@ -82,4 +83,6 @@ def main() -> None:
 
 def _flag_problem(error: CycloptsError) -> str:
     cause = error.__cause__
-    return one_line(cause) if isinstance(cause, ValidationError) else str(error)
+    return (
+        one_line(cause, Config.model_fields) if isinstance(cause, ValidationError) else str(error)
+    )

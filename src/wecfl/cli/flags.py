@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, Config
+from wecfl.config import METHOD_OPTIONS, Config
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import holds_clients
+from wecfl.from_config import idle_keys
 from wecfl.methods import METHODS, options
 from wecfl.report.figures.files import format_of
 from wecfl.resolve import PRESETS, resolve
@@ -58,8 +58,7 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     """The configuration from file, preset and flags. Flags that have no effect are refused."""
     given = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, given)
-    idle = [name for name in PARTITION_KEYS if name in given]
-    if idle and holds_clients(chosen):
+    if idle := [name for name in idle_keys(chosen) if name in given]:
         raise ConfigError(
             f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
             f"leave out --{idle[0].replace('_', '-')}"

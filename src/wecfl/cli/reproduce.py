@@ -23,10 +23,11 @@ from rich.table import Table
 
 from wecfl.cli import terminal
 from wecfl.cli.flags import DataDirFlag
-from wecfl.config import PARTITION_KEYS, Config
+from wecfl.config import Config
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
+from wecfl.from_config import DATA_KEYS
 from wecfl.paper.definitions import (
     SHIPPED,
     Cell,
@@ -138,7 +139,7 @@ def _figure(
 
 def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
     """Makes the clients of a configuration, once for consecutive runs that share them."""
-    keys = {"dataset", "holdout", "validation", "seed", *PARTITION_KEYS}
+    keys = DATA_KEYS - {"data_dir"}
 
     @lru_cache(maxsize=1)
     def made(choices: Config) -> Federation:

@@ -20,6 +20,8 @@ from wecfl.data.partition import Iid, Partition, QuantitySkew
 from wecfl.data.samples import NamedArray, holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded, may_be_labels
+from wecfl.data.transforms import Transform
+from wecfl.data.worlds import swapped, transformed
 from wecfl.errors import ConfigError, DataError, PartitionError
 
 __all__ = ["Federation"]
@@ -156,6 +158,36 @@ class Federation:
             train=tuple(rows[kept] for rows, (kept, _) in pairs),
             test=tuple(rows[held] for rows, (_, held) in pairs),
         )
+
+    def transformed(self, *transforms: Transform, groups: int = 10, seed: int = 0) -> Federation:
+        """The same clients, whose samples or targets are changed (see `wecfl.transforms`).
+
+        Clients of the same group are changed in the same way, if a transform does not say
+        otherwise. If they have no groups yet, `groups` are made.
+
+        >>> from wecfl.data.partition import Iid
+        >>> from wecfl.data.transforms import Rotation
+        >>> fed = Federation.from_dataset("digits", Iid(), clients=6)
+        >>> fed.transformed(Rotation(step=120), groups=3).groups
+        array([0, 0, 1, 1, 2, 2])
+        """
+        check_whole(groups=(groups, 1), seed=(seed, 0))
+        changed = transformed(self, transforms, groups=groups, seed=seed)
+        return replace(self, x=changed.x, y=changed.y, groups=changed.groups)
+
+    def mixed(self, share: float, seed: int = 0) -> Federation:
+        """Each client swaps a `share` of its samples with clients of other groups.
+
+        So it belongs to two groups; `groups` keeps the one that most of its samples come from.
+
+        >>> from wecfl.data.partition import ClusterwisePermuted
+        >>> fed = Federation.from_dataset("digits", ClusterwisePermuted(groups=2), clients=4)
+        >>> mixed = fed.mixed(0.25)
+        >>> [len(set(a) & set(b)) / len(a) for a, b in zip(fed.test, mixed.test)][0]
+        0.75...
+        """
+        train, test = swapped(self, share, seed)
+        return replace(self, train=tuple(train), test=tuple(test))
 
     @classmethod
     def from_arrays(

@@ -17,12 +17,13 @@ holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly
 from __future__ import annotations
 
 from dataclasses import Field, asdict, dataclass
-from math import factorial, inf
+from math import inf
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from wecfl.core.types import F64, Int
+from wecfl.data.transforms import Permutation, SampleKind
 from wecfl.errors import PartitionError, unknown
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Shares",
     "build",
     "describe",
+    "spread",
 ]
 
 
@@ -187,7 +189,7 @@ class ClusterwiseDirichlet:
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Groups first, then the clients inside each group."""
-        groups = _spread(clients, self.groups)
+        groups = spread(clients, self.groups)
         between = _dirichlet(self.alpha[0], self.groups, classes, rng)
         within = [_dirichlet(self.alpha[1], size, classes, rng) for size in np.bincount(groups)]
         return Shares(between[:, groups] * np.concatenate(within, axis=1), groups, floor=0.3)
@@ -223,7 +225,7 @@ class ClusterwiseNClass:
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """A class that no client holds has a row of zeros."""
         n1, n2 = self.n
-        groups = _spread(clients, self.groups)
+        groups = spread(clients, self.groups)
         capacity = np.minimum(n1, n2 * np.bincount(groups)).sum()
         _check_capacity(int(capacity), n1, classes, f"{self.groups} groups of {clients} clients")
         of_group = _choose(n1, classes, self.groups, rng)
@@ -254,16 +256,9 @@ class ClusterwisePermuted:
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Equal shares, and a different permutation of the labels for each group."""
-        groups = _spread(clients, self.groups)
-        if self.groups > factorial(min(classes, 20)):
-            raise PartitionError(
-                f"{classes} classes have fewer than {self.groups} permutations, but each group "
-                "needs its own; ask for fewer groups"
-            )
-        chosen = {tuple(range(classes)): None}
-        while len(chosen) < self.groups:
-            chosen[tuple(rng.permutation(classes).tolist())] = None
-        names = np.array(list(chosen), np.int64)[groups]
+        groups = spread(clients, self.groups)
+        renamed = Permutation().of_groups(self.groups, SampleKind((), classes), rng)
+        names = np.array(renamed, np.int64)[groups]
         return Shares(Iid().shares(classes, clients, rng).matrix, groups, names=names)
 
 
@@ -343,8 +338,12 @@ def _share_equally(held: Int, classes: int) -> F64:
     return shares
 
 
-def _spread(clients: int, groups: int) -> Int:
-    """(clients,), the group of each client. Groups are consecutive, of nearly equal size."""
+def spread(clients: int, groups: int) -> Int:
+    """(clients,), the group of each client. Groups are consecutive, of nearly equal size.
+
+    >>> spread(5, 2)
+    array([0, 0, 0, 1, 1])
+    """
     if groups > clients:
         raise PartitionError(
             f"{groups} groups need at least as many clients, got {clients}; ask for fewer groups"

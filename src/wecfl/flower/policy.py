@@ -26,9 +26,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.channel.privacy import Privacy
-from wecfl.config import one_line
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError
+from wecfl.validation import one_line
 
 __all__ = ["POLICY_FILE", "Policy"]
 

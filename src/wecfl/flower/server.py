@@ -16,7 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import METHOD_OPTIONS, Config, one_line
+from wecfl.config import METHOD_OPTIONS, Config
 from wecfl.core.clients import Clients
 from wecfl.core.state import Reply, State
 from wecfl.core.task import Task
@@ -37,12 +37,14 @@ from wecfl.report.sentences import round_words
 from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
+from wecfl.validation import one_line
 
 __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
-    "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "holdout", "validation",
-    "attack", "attackers", "attack_strength", "engine", "workers", "model", "task",
+    "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
+    "holdout", "validation", "attack", "attackers", "attack_strength", "engine", "workers",
+    "model", "task",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 

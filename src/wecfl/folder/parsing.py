@@ -20,10 +20,10 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from wecfl.config import one_line
 from wecfl.errors import RunFolderError
 from wecfl.folder.schema import Schema
 from wecfl.inputs import check_fits, check_regular
+from wecfl.validation import one_line
 
 __all__ = [
     "folder_errors",

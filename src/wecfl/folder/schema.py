@@ -95,6 +95,8 @@ class ConfigSchema(Schema):
     model: str = ""
     alpha: list[FiniteNumber] = []
     classes_per: list[Count] = []
+    transform: list[str] = []
+    mixture: FiniteNumber | None = None
     rounds: Count = 1
     components: ComponentsSchema | None = None
     plan: PlanSchema | None = None

@@ -30,10 +30,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import Config, one_line
+from wecfl.config import Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import INCIDENTAL_KEYS, method_of
 from wecfl.resolve import resolve
+from wecfl.validation import one_line
 
 __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
 

@@ -24,14 +24,17 @@ __all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_
 
 
 def partition_words(config: Mapping[str, Any]) -> str:
-    """The name of the partition, with its parameters.
+    """The name of the partition with its parameters, and what else was done to the clients' data.
 
     >>> partition_words({"partition": "clusterwise-dirichlet", "alpha": (0.1, 10.0)})
     'clusterwise-dirichlet(0.1, 10)'
+    >>> partition_words({"partition": "iid", "transform": ["rotation"], "mixture": 0.2})
+    'iid, rotation, mixed 20 %'
     """
     numbers = config.get("alpha") or config.get("classes_per") or ()
     inside = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
-    return f"{config['partition']}{inside}"
+    mixture = [f"mixed {config['mixture']:.0%}".replace("%", " %")] if config.get("mixture") else []
+    return ", ".join([f"{config['partition']}{inside}", *(config.get("transform") or ()), *mixture])
 
 
 def client_words(sizes: Int, groups: Int | None) -> str:

@@ -15,10 +15,8 @@ headline is the AUC of two classes, and the balanced accuracy of more.
 
 from __future__ import annotations
 
-import ast
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.data.targets import Targets
 from wecfl.errors import ConfigError, unknown
+from wecfl.named_values import check_options, read_value, write_value
 from wecfl.tasks.classification import ClassHeadline, Classification
 from wecfl.tasks.custom import Custom
 from wecfl.tasks.regression import Regression
@@ -94,10 +93,7 @@ def named(name: str, **options: Any) -> Task:
         )
     if name not in TASKS:
         raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED}))
-    known = [field.name for field in fields(TASKS[name])]
-    for option in options:
-        if option not in known:
-            raise ConfigError(unknown(f"option of the task {name}", option, known))
+    check_options("task", TASKS[name], options)
     task: Task = TASKS[name](**options)
     return task
 
@@ -112,27 +108,10 @@ def parsed(text: str) -> Task:
     ...
     wecfl.errors.ConfigError: unknown task 'regresion'; did you mean 'regression'?
     """
-    name, _, inside = text.strip().partition("(")
-    options: Mapping[str, Any] = {}
-    if inside and name.strip() != Custom.name:
-        try:
-            call = ast.parse(f"task({inside}", mode="eval").body
-            if not isinstance(call, ast.Call) or call.args:
-                raise ValueError("positional")
-            options = {str(each.arg): _value(each.value) for each in call.keywords}
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ConfigError(
-                f"a task is written as NAME or NAME(OPTION=VALUE, …), got {text!r}"
-            ) from None
-    return named(name.strip(), **options)
-
-
-def _value(node: ast.expr) -> Any:
-    """A number, a text with or without quotes, or a list of them."""
-    if isinstance(node, ast.Name):
-        return node.id
-    value = ast.literal_eval(node)
-    return tuple(value) if isinstance(value, list) else value
+    if text.strip().partition("(")[0].strip() == Custom.name:
+        return named(Custom.name)
+    name, options = read_value(text, "task")
+    return named(name, **options)
 
 
 def described(task: Task) -> str:
@@ -146,24 +125,11 @@ def described(task: Task) -> str:
         names = [f"metrics=[{', '.join(each.name for each in task.metrics)}]"] * bool(task.metrics)
         parts = ", ".join([f"of={described(task.of)}", *loss, *names])
         return task.label or f"{task.name}({parts})"
-    value: Any = task
-    options = {
-        field.name: option
-        for field in fields(value)
-        if field.init and (option := getattr(task, field.name)) != field.default
-    }
-    written = ", ".join(f"{name}={_written(option)}" for name, option in options.items())
-    return f"{task.name}({written})" if written else task.name
+    return write_value(task)
 
 
 def _name_of(function: object) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _written(option: object) -> str:
-    if isinstance(option, tuple):
-        return f"[{', '.join(map(_written, option))}]"
-    return option if isinstance(option, str) else repr(option)
 
 
 def fitted(task: Task | str, federation: Federation) -> FittedTask:

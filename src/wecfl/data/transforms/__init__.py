@@ -1,0 +1,69 @@
+"""Transforms: how clients with samples of the same kind see them, or name them, differently.
+
+A transform changes the samples (feature skew) or the targets (concept shift) of each client. How it
+does so is its setting, such as an angle. The option `by` says who shares a setting:
+
+- ``group`` (the default): the clients of a group, so the difference is cluster-wise;
+- ``client``: nobody, so the difference is client-wise;
+- ``cross``: the clients of new groups, which cut across the groups that there are.
+
+| name | options | what it does | group g of G | a client |
+|---|---|---|---|---|
+| rotation | step 90 | turns images by an angle in degrees | g · step | a random multiple |
+| contrast | least 0.25 | x ↦ a x; a below 0 makes a negative | a from 1 to least | random between |
+| blur | width 1 | a Gaussian blur of σ pixels | σ from 0 to width | random between |
+| noise | deviation 1 | adds normal noise of deviation σ | σ from 0 to deviation | random between |
+| affine | spread 0.5 | x ↦ exp(u) x + v per feature or colour | u, v ~ N(0, spread²) | the same |
+| permutation | | renames the classes | 0: none, others differ | random |
+| swap | pairs 1 | swaps the names of pairs of classes | 0: none, others differ | random |
+| sign | | y ↦ ± y, for targets that are numbers | 0: +, 1: − | random |
+
+Pixels are in [−1, 1], so a contrast is one around a medium grey.
+"""
+
+from __future__ import annotations
+
+from wecfl.data.transforms.base import By, SampleKind, Transform
+from wecfl.data.transforms.concepts import Permutation, Sign, Swap
+from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
+from wecfl.errors import ConfigError, unknown
+from wecfl.named_values import check_options, read_value
+
+__all__ = [
+    "TRANSFORMS",
+    "Affine",
+    "Blur",
+    "By",
+    "Contrast",
+    "Permutation",
+    "Rotation",
+    "SampleKind",
+    "SensorNoise",
+    "Sign",
+    "Swap",
+    "Transform",
+    "parsed",
+]
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    kind.name: kind
+    for kind in (Rotation, Contrast, Blur, SensorNoise, Affine, Permutation, Swap, Sign)
+}
+"""Every transform by its name."""
+
+
+def parsed(text: str) -> Transform:
+    """The transform that a text names.
+
+    >>> parsed("rotation(step=30, by=client)")
+    Rotation(step=30, by='client')
+    >>> parsed("rotate")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown transform 'rotate'; did you mean 'rotation'?
+    """
+    name, options = read_value(text, "transform")
+    if name not in TRANSFORMS:
+        raise ConfigError(unknown("transform", name, TRANSFORMS))
+    check_options("transform", TRANSFORMS[name], options)
+    return TRANSFORMS[name](**options)
