@@ -52,6 +52,9 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+FOLDED = "xpath=ancestor::details[not(@open)]"
+
+
 class Visit:
     """The page, opened and looked at from top to bottom, and what it did meanwhile."""
 
@@ -64,8 +67,10 @@ class Visit:
         self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.as_uri())
+        for link in self.page.locator(".overview a").all():
+            link.click()
         for element in self.page.locator(".chart").all():
-            if element.locator("xpath=ancestor::details").count() == 0:
+            if element.locator(FOLDED).count() == 0:
                 element.scroll_into_view_if_needed()
                 element.locator("svg, canvas").first.wait_for()
 
@@ -97,13 +102,31 @@ def test_it_draws_everything_without_a_complaint(visit: Visit) -> None:
         assert painted > 3
 
 
-def test_what_nobody_scrolled_to_is_drawn_too(browser: Any, file: Path) -> None:
-    """It may be printed."""
+def test_several_runs_are_folded_until_one_asks_for_them(browser: Any, file: Path) -> None:
     tab = browser.new_page()
     tab.goto(file.as_uri())
+    cards, runs = tab.locator(".overview a"), tab.locator("details.run")
+    assert cards.count() == runs.count() == 2
+    assert cards.first.locator("circle").count() == 5  # a dot for each client
+    assert tab.locator(".plane:visible").count() == 0
+    cards.last.click()
+    tab.locator("#run-1 .plane svg").first.wait_for()
+    assert tab.locator(".plane:visible").count() == 1
+    tab.goto("about:blank")
+    tab.goto(f"{file.as_uri()}#run-0")  # a link to one run
+    assert tab.locator(".plane:visible").count() == 1
+    tab.close()
+
+
+def test_what_nobody_scrolled_to_is_drawn_too(browser: Any, file: Path) -> None:
+    """It may be printed, and then nothing is folded."""
+    tab = browser.new_page()
+    tab.goto(file.as_uri())
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     for element in tab.locator(".chart").all():
-        if element.locator("xpath=ancestor::details").count() == 0:
+        if element.locator(FOLDED).count() == 0:
             element.locator("svg, canvas").first.wait_for()
+    assert tab.locator(".plane svg.marks").count() == 2
     assert tab.evaluate("scrollY") == 0
     tab.close()
 
@@ -149,6 +172,17 @@ def test_the_slider_moves_the_clients(visit: Visit) -> None:
     assert np.abs(dots(plane) - before).max() > 1
     slider.press("End")
     assert np.abs(dots(plane) - before).max() < 1e-6
+
+
+def test_labels_stand_above_the_dots(visit: Visit) -> None:
+    plane = visit.page.locator(".plane").first
+    boxes = [
+        [mark.bounding_box() for mark in plane.locator(f".mark-{kind} {part}").all()]
+        for kind, part in (("symbol", "path"), ("text", "text"))
+    ]
+    for text in boxes[1]:
+        below = [dot for dot in boxes[0] if abs(dot["x"] - text["x"]) < dot["width"]]
+        assert all(text["y"] + 0.8 * text["height"] <= dot["y"] + 1 for dot in below)
 
 
 def test_colours_follow_clusters_or_hidden_groups(visit: Visit) -> None:
@@ -204,6 +238,8 @@ def test_names_are_shown_and_not_run(visit: Visit) -> None:
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, file: Path) -> None:
     opened = Visit(browser, file, viewport={"width": 360, "height": 740})
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 360
+    table = opened.page.locator("#results .wide")  # no column of the result is cut off
+    assert table.evaluate("it => it.scrollWidth <= it.clientWidth")
     assert opened.troubles == []
     opened.context.close()
 

@@ -13,7 +13,7 @@ from wecfl.report.page.line_charts import COLOR_COUNT, Spec, as_spec
 from wecfl.runs.json_values import json_number
 from wecfl.runs.scores import ScoreKind
 
-__all__ = ["client_map", "spread_apart"]
+__all__ = ["MAP_SIZE", "client_map", "dot_diameter", "last_places", "spread_apart"]
 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross"]
 MAP_SIZE = (1500, 1000)
@@ -43,9 +43,7 @@ def client_map(
     >>> [p["value"] for p in spec["params"] if p["name"] in "XA"]
     [[[1398, 102], [1398, 102]], [[1.0, None], [1.0, 0.5]]]
     """
-    gap = min(
-        280 / len(names) ** 0.5, 34.0
-    )  # the diameter of a dot: many clients need smaller ones
+    gap = dot_diameter(len(names))
     whole = np.round(np.stack(spread_apart(planes, *MAP_SIZE, gap=gap))).astype(int)
     arrays = {
         "X": whole[:, :, 0].tolist(),
@@ -112,7 +110,8 @@ def client_map(
     style: dict[str, Any] = {
         "fontSize": alt.expr("width < 500 ? 12 : 15"),
         "fontWeight": 700,
-        "dy": -12,
+        "baseline": "bottom",  # above the dot, not on it
+        "dy": alt.expr(f"-2 - width * {gap / MAP_SIZE[0] / 2}"),
     }
     halo: dict[str, Any] = {"stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round"}
     numbers = [tops.mark_text(**style, **more).encode(text="key:N") for more in (halo, {})]
@@ -120,6 +119,22 @@ def client_map(
     values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
     # Added to the dictionary, because Altair validates each of ten thousands of numbers slowly.
     return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
+
+
+def dot_diameter(clients: int) -> float:
+    """The diameter of a dot: many clients need smaller ones.
+
+    >>> dot_diameter(50), dot_diameter(10_000)
+    (34.0, 2.8)
+    """
+    return min(280 / clients**0.5, 34.0)
+
+
+def last_places(spec: Spec) -> list[tuple[int, int, int]]:
+    """x, y (from the top) and the cluster of each client in the last frame of a map."""
+    values = {param["name"]: param["value"] for param in spec["params"]}
+    places = zip(values["X"][-1], values["Y"][-1], values["L"][-1], strict=True)
+    return [(x, MAP_SIZE[1] - y, label) for x, y, label in places]
 
 
 def spread_apart(planes: Iterable[F64], width: float, height: float, gap: float) -> list[F64]:

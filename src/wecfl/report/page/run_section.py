@@ -20,7 +20,7 @@ from wecfl.folder.readers import (
     refused_of,
 )
 from wecfl.report.page.alluvial import Alluvial, alluvial, telling_rounds
-from wecfl.report.page.client_map import client_map
+from wecfl.report.page.client_map import MAP_SIZE, client_map, dot_diameter, last_places
 from wecfl.report.page.cosine_maps import CosineMap, cosine_maps
 from wecfl.report.page.line_charts import Spec
 from wecfl.report.page.objective_charts import Chart, choice_charts, objective_charts
@@ -45,6 +45,21 @@ class ClientMotion:
     rounds: list[int]
     notes: list[str]
     grouped: bool
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Where each client ends on a map of `size`, with its cluster, for a small picture."""
+        return last_places(self.spec)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the map."""
+        return MAP_SIZE
+
+    @property
+    def dot(self) -> float:
+        """The radius of a client in the small picture, where it has to be larger."""
+        return round(0.8 * dot_diameter(len(self.places)), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,17 @@
     for (const { isIntersecting, target } of entries) if (isIntersecting) show(target);
   }, { rootMargin: "400px" });
   for (const element of waiting) seen.observe(element);
+
+  // Of several runs each is folded: a link to a run opens it, and all are opened to be printed.
+  const open = (id) => { if (id) document.getElementById(id)?.setAttribute("open", ""); };
+  for (const link of document.querySelectorAll(".overview a")) {
+    link.addEventListener("click", () => open(link.hash.slice(1)));
+  }
+  open(location.hash.slice(1));
+  addEventListener("beforeprint", () => {
+    for (const run of document.querySelectorAll("details.run")) run.open = true;
+    for (const element of [...waiting]) if (element.getClientRects().length) show(element);
+  });
   addEventListener("load", async () => {
     for (const element of [...waiting]) {
       await new Promise((go) => setTimeout(go, 50));
