@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 
 PLACE = Path(__file__).parents[1] / "benchmarks"
@@ -30,7 +31,8 @@ def test_a_figure_is_a_median_beside_its_goal(module: Callable[[str], ModuleType
 def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     asked = {question.__name__ for question in module("all").QUESTIONS}
     helpers = {"all", "common", "peer_training"}
-    alone = {"soak", "choose_k", "newcomers", "kmeans_start"}  # cited where they are needed
+    # Cited where they are needed.
+    alone = {"soak", "choose_k", "newcomers", "kmeans_start", "weighting"}
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
 
 
@@ -108,3 +110,31 @@ print({"liars": 2, "refused": 4})
     assert (line.verdict, line.values) == (verdict, [2 - code])
     assert ("failed in federation 1" in line.detail) == bool(code)
     assert ("3 nodes lied, 7 replies" in line.detail) != bool(code)
+
+
+def test_the_weighting_counts_where_sizes_differ(module: Callable[[str], ModuleType]) -> None:
+    """One world in which the two methods are the same, and one in which they are not."""
+    weighting = module("weighting")
+    equal, skewed = (
+        list(weighting.runs(seeds=1, separations=(0.5,), skews=(skew,))) for skew in (0.0, 1.5)
+    )
+    scores = {row["method"]: row["by_client"] for row in equal}
+    assert scores["wecfl"] == scores["fesem"] > scores["fedavg"]
+    scores = {row["method"]: row["by_client"] for row in skewed}
+    assert scores["wecfl"] > scores["fesem"] + 2
+
+
+def test_the_page_about_the_weighting_holds_the_stored_figures(
+    module: Callable[[str], ModuleType],
+) -> None:
+    weighting = module("weighting")
+    frame = pd.read_csv(weighting.RESULTS / "weighting.csv")
+    stored = (weighting.RESULTS / "weighting.md").read_text(encoding="utf-8")
+    assert stored == weighting.markdown(weighting.differences(frame), frame["seed"].nunique())
+    page = (weighting.RESULTS.parent / "evidence" / "weighting.md").read_text(encoding="utf-8")
+    best = weighting.differences(frame).sort_values("by_client").iloc[-1]
+    assert f"{best['by_client']:.1f} ± {best['by_client_error']:.1f}" in page
+    wide = frame.pivot(index=["separation", "skew", "seed"], columns="method", values="by_client")
+    gain = wide["wecfl"] - wide["fesem"]
+    assert f"Of {len(gain)} paired runs WeCFL is ahead in {(gain > 0).sum()}" in page
+    assert f"behind in {(gain < 0).sum()}, by at most {-gain.min():.1f} points" in page
