@@ -127,7 +127,7 @@ def dot_diameter(clients: int) -> float:
     >>> dot_diameter(50), dot_diameter(10_000)
     (34.0, 2.8)
     """
-    return min(280 / clients**0.5, 34.0)
+    return min(280 / float(np.sqrt(clients)), 34.0)
 
 
 def last_places(spec: Spec) -> list[tuple[int, int, int]]:
