@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -80,7 +80,10 @@ def test_a_world_keeps_who_holds_what_and_is_the_same_for_the_same_seed(
 ) -> None:
     before = federation(ClusterwiseNClass((2, 2), groups=2) if grouped else None, clients=16)
     x, y = before.x.copy(), before.y.copy()
-    one, two = (before.transformed(*transforms, groups=2, seed=seed) for _ in range(2))
+    try:
+        one, two = (before.transformed(*transforms, groups=2, seed=seed) for _ in range(2))
+    except PartitionError:  # more groups than ways to swap two pairs of four classes
+        assume(False)
     assert one.fingerprint == two.fingerprint
     np.testing.assert_array_equal(one.x, two.x)
     np.testing.assert_array_equal(before.x, x)  # what was given is not written to
