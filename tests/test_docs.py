@@ -17,11 +17,13 @@ from wecfl.bilevel import (
     clustering,
     control_variates,
     distance,
+    envelope,
     evaluation,
     hierarchy,
     importance,
     learning_rate,
     local,
+    meta,
     objectives,
     optimizer,
     programs,
@@ -47,6 +49,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
     optimizer, evaluation, serving, control_variates, learning_rate, programs,
+    envelope, meta,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
     federation, partition, client_rows, source,
 ]  # fmt: skip
@@ -57,7 +60,8 @@ PUBLIC = {
     for name in module.__all__
 }
 WITHOUT_EXAMPLE = {
-    "ClusterLosses", "Gradients", "Risk", "Score", "check", "confusion", "digest", "gradients",
+    "batch_gradients", "hessian_products", "ClusterLosses", "Gradients", "Risk", "Score",
+    "check", "confusion", "digest", "gradients",
     "learn", "losses", "offset", "register", "risk", "served_tallies", "tallies",
     "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer",
     "Package", "Partition", "Source",

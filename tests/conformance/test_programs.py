@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from wecfl import Federation, methods
+from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.local import (
     Alone,
     ClusterLosses,
@@ -19,6 +20,7 @@ from wecfl.bilevel.local import (
     Score,
     Train,
 )
+from wecfl.bilevel.meta import MetaSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.serving import Personal, Tuned
 from wecfl.core.plan import LocalPlan
@@ -30,7 +32,8 @@ from wecfl.models import build, layout_of, row_of
 M, SEED = 5, 3
 PLAN = LocalPlan(steps=4, batch=4, lr=0.1, done=np.array([4, 2, 4, 1, 3]))
 EVERY: list[Program] = [
-    Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), ClusterLosses(),
+    Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), MetaSteps(0.1),
+    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import fields
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.local import (
     Alone,
     ClusterLosses,
@@ -20,15 +21,16 @@ from wecfl.bilevel.local import (
     Score,
     Train,
 )
+from wecfl.bilevel.meta import MetaSteps
 from wecfl.bilevel.serving import SERVINGS
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 
 __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
-PROGRAMS: dict[str, type[Program]] = {
-    kind.name: kind for kind in (Train, Alone, Ditto, Parts, ClusterLosses, Risk, Gradients, Score)
-}
+TRAINING: tuple[type[Program], ...] = (Train, Alone, Ditto, Parts, MetaSteps, MoreauSteps)
+EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
+PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (*TRAINING, *EVALUATING)}
 """The programs that clients know, by name."""
 
 Kind = TypeVar("Kind", bound=type[Program])

@@ -62,8 +62,10 @@ class Tuned:
 
     steps: int | None = None
     """The number of steps; None: as many as in a local update."""
+    lr: float | None = None
+    """The length of plain gradient steps; None: the steps are those of the plan."""
     name: ClassVar[str] = "tuned"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     needs_memory: ClassVar[bool] = True
     moments: ClassVar[tuple[str, ...]] = ("before", "after")
 
@@ -75,6 +77,8 @@ class Tuned:
         """The models before and after fine-tuning."""
         if self.steps is not None:
             plan = replace(plan, steps=self.steps, epochs=None, done=None)
+        if self.lr is not None:
+            plan = plan.plain(self.lr)
         rows, _ = site.train(sent.own["model"], plan)
         return [sent.own["model"], rows]
 

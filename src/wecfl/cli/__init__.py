@@ -23,7 +23,7 @@ from wecfl.cli.reproduce import reproduce
 from wecfl.cli.run import resume, run
 from wecfl.config import Config
 from wecfl.errors import WecflError
-from wecfl.methods import METHODS, differences, named
+from wecfl.methods import FAMILIES, differences, named
 from wecfl.methods import options as options_of
 from wecfl.validation import one_line
 
@@ -45,17 +45,20 @@ for command in (
 
 @app.command
 def methods() -> None:
-    """List the methods: what each one is, how it differs from FedAvg, and its options."""
+    """List the methods by family: what each is, how it differs from FedAvg, and its options."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
     for head in ("what it is", "differs from FedAvg by", "options"):
         table.add_column(head)
-    for name, make in METHODS.items():
-        known = options_of(name)
-        method = named(name, **({"k": 10} if "k" in known else {}))
-        about = (make.__doc__ or "FedAvg: one model, the mean of all.").splitlines()[0]
-        apart = "\n".join(f"{part} {word}" for part, word in differences(method).items())
-        table.add_row(name, about, apart or "–", "  ".join(map(flag_of, known)) or "–")
+    for family, members in FAMILIES.items():
+        table.add_section()
+        table.add_row(f"[italic]{family}[/italic]")
+        for name, make in members.items():
+            known = options_of(name)
+            method = named(name, **({"k": 10} if "k" in known else {}))
+            about = (make.__doc__ or "FedAvg: one model, the mean of all.").splitlines()[0]
+            apart = "\n".join(f"{part} {word}" for part, word in differences(method).items())
+            table.add_row(name, about, apart or "–", "  ".join(map(flag_of, known)) or "–")
     terminal.wide(table)
 
 

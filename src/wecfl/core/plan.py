@@ -101,6 +101,14 @@ class LocalPlan:
             return 2 * layout.trainable + len(layout.trained_stops)
         return layout.trainable if self.buffered else 0
 
+    def plain(self, lr: float) -> LocalPlan:
+        """The same plan with steps w ← w − lr·∇L.
+
+        >>> LocalPlan(optimizer="adam").plain(0.5).not_plain()
+        ''
+        """
+        return replace(self, lr=lr, optimizer="sgd", momentum=0.0)
+
     def not_plain(self, *allowed: str) -> str:
         """What makes a step differ from w ← w − η·∇L, in words; empty if nothing does.
 

@@ -1,7 +1,7 @@
-"""The methods by name: the seven that the paper compares, and thirteen more. Each is a `Method`.
+"""The methods by name: the seven that the paper compares, and many more. Each is a `Method`.
 
-A method learns one model for all clients (`one_model`) or one for each cluster (`per_cluster`), or
-it gives each client a model of its own (`per_client`).
+There are three families: a method learns one model for all clients (`one_model`), one for each
+cluster (`per_cluster`), or one for each client (`per_client`).
 
 >>> from wecfl import methods
 >>> methods.wecfl(k=10).clustering
@@ -32,10 +32,20 @@ from wecfl.methods.one_model import (
     fedyogi,
     scaffold,
 )
-from wecfl.methods.per_client import ditto, fedavg_ft, fedper, fedrep, lg_fedavg, local
+from wecfl.methods.per_client import (
+    ditto,
+    fedavg_ft,
+    fedper,
+    fedrep,
+    lg_fedavg,
+    local,
+    per_fedavg,
+    pfedme,
+)
 from wecfl.methods.per_cluster import NumberOfClusters, cfl, fesem, flhc, ifca, wecfl
 
 __all__ = [
+    "FAMILIES",
     "METHODS",
     "cfl",
     "component_words",
@@ -60,32 +70,47 @@ __all__ = [
     "local",
     "named",
     "options",
+    "per_fedavg",
+    "pfedme",
     "scaffold",
     "structure",
     "wecfl",
 ]
 
+FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
+    "one model": {
+        "fedavg": lambda: fedavg,
+        "fedprox": fedprox,
+        "fedavg+": fedavg_plus,
+        "fedprox+": fedprox_plus,
+        "fedavgm": fedavgm,
+        "fedadagrad": fedadagrad,
+        "fedadam": fedadam,
+        "fedyogi": fedyogi,
+        "scaffold": scaffold,
+    },
+    "a model per cluster": {
+        "ifca": ifca,
+        "fesem": fesem,
+        "wecfl": wecfl,
+        "cfl": cfl,
+        "flhc": flhc,
+    },
+    "a model per client": {
+        "local": local,
+        "fedavg-ft": fedavg_ft,
+        "ditto": ditto,
+        "fedper": fedper,
+        "lg-fedavg": lg_fedavg,
+        "fedrep": fedrep,
+        "per-fedavg": per_fedavg,
+        "pfedme": pfedme,
+    },
+}
+"""The functions that make the methods, by family and name."""
+
 METHODS: dict[str, Callable[..., Method]] = {
-    "fedavg": lambda: fedavg,
-    "fedprox": fedprox,
-    "fedavg+": fedavg_plus,
-    "fedprox+": fedprox_plus,
-    "ifca": ifca,
-    "fesem": fesem,
-    "wecfl": wecfl,
-    "cfl": cfl,
-    "flhc": flhc,
-    "fedavgm": fedavgm,
-    "fedadagrad": fedadagrad,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "scaffold": scaffold,
-    "local": local,
-    "fedavg-ft": fedavg_ft,
-    "ditto": ditto,
-    "fedper": fedper,
-    "lg-fedavg": lg_fedavg,
-    "fedrep": fedrep,
+    name: make for family in FAMILIES.values() for name, make in family.items()
 }
 """The functions that make the methods, by name. Their parameters are the methods' options."""
 

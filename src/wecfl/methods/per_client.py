@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Stay
+from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.local import Alone, Ditto, Parts
+from wecfl.bilevel.meta import MetaSteps
+from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Personal, Tuned
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
-__all__ = ["ditto", "fedavg_ft", "fedper", "fedrep", "lg_fedavg", "local"]
+__all__ = [
+    "ditto",
+    "fedavg_ft",
+    "fedper",
+    "fedrep",
+    "lg_fedavg",
+    "local",
+    "per_fedavg",
+    "pfedme",
+]
 
 
 def local() -> Method:
@@ -25,7 +37,7 @@ def fedavg_ft(tuning_steps: int | None = None) -> Method:
     """FedAvg with fine-tuning at each client; tested before and after it.
 
     >>> fedavg_ft(5).serve
-    Tuned(steps=5)
+    Tuned(steps=5, lr=None)
     """
     return fedavg.replace(name="fedavg-ft", serve=Tuned(tuning_steps))
 
@@ -66,3 +78,33 @@ def fedrep(head_steps: int | None = None) -> Method:
     Parts(first='classifier', steps=3)
     """
     return fedper().replace(name="fedrep", local=Parts("classifier", head_steps))
+
+
+def per_fedavg(inner_lr: float = 0.01, hessian: bool = False) -> Method:
+    """Per-FedAvg: a model that is good after one step of the client (Fallah et al., NeurIPS 2020).
+
+    Its clients adapt it on their training data, never on test data. With `hessian`, it is the
+    Hessian-free variant, and otherwise the first-order one.
+
+    >>> per_fedavg(0.05).serve
+    Tuned(steps=1, lr=0.05)
+    """
+    return fedavg.replace(
+        name="per-fedavg", local=MetaSteps(inner_lr, hessian), serve=Tuned(1, inner_lr)
+    )
+
+
+def pfedme(
+    lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.1, server_lr: float = 1.0
+) -> Method:
+    """pFedMe: personal models by Moreau envelopes (Dinh et al., NeurIPS 2020).
+
+    `server_lr` is the paper's β. Clients take plain steps, so its default momentum is 0.
+
+    >>> pfedme(lam=5).local
+    MoreauSteps(lam=5, inner_steps=5, inner_lr=0.1)
+    """
+    return fedavg.replace(
+        name="pfedme", local=MoreauSteps(lam, inner_steps, inner_lr), serve=Personal(),
+        aggregation=Momentum(server_lr, 0.0), plan={"momentum": 0.0},
+    )  # fmt: skip
