@@ -32,7 +32,7 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     asked = {question.__name__ for question in module("all").QUESTIONS}
     helpers = {"all", "common", "peer_training"}
     # Cited where they are needed.
-    alone = {"soak", "choose_k", "newcomers", "kmeans_start", "weighting"}
+    alone = {"soak", "choose_k", "newcomers", "kmeans_start", "weighting", "table2_mixture"}
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
 
 
@@ -138,3 +138,33 @@ def test_the_page_about_the_weighting_holds_the_stored_figures(
     gain = wide["wecfl"] - wide["fesem"]
     assert f"Of {len(gain)} paired runs WeCFL is ahead in {(gain > 0).sum()}" in page
     assert f"behind in {(gain < 0).sum()}, by at most {-gain.min():.1f} points" in page
+
+
+def test_the_page_about_table_2_holds_the_stored_figures(
+    module: Callable[[str], ModuleType],
+) -> None:
+    mixture = module("table2_mixture")
+    found = mixture.mixtures(pd.read_csv(mixture.RESULTS / "table2.csv"))
+    stored = (mixture.RESULTS / "table2-mixture.md").read_text(encoding="utf-8")
+    assert stored == mixture.markdown(found)
+    page = (mixture.RESULTS.parent / "evidence" / "table-2.md").read_text(encoding="utf-8")
+    assert mixture.told(found) in page
+
+
+def test_a_mixture_is_found_again(module: Callable[[str], ModuleType]) -> None:
+    """Cells made of a known share of the two kinds of runs."""
+    mixture = module("table2_mixture")
+    paper, other = mixture.published("table2"), mixture.published("table1")
+    cells = paper.reset_index().query("method == 'wecfl'").assign(n=1)
+    for score in mixture.SCORES:
+        apart = [
+            other.loc[(d, f"clusterwise-{p.split('-')[1]}", k, m), score]
+            for d, p, k, m in zip(
+                cells.dataset, cells.partition, cells.k, cells.method, strict=True
+            )
+        ]
+        cells[score] = (cells[score] - 0.25 * pd.Series(apart, cells.index)) / 0.75
+    found = mixture.mixtures(cells)
+    assert found["share"].to_numpy() == pytest.approx(0.25)
+    gap = (found["cluster_wise"] - found["ours"]).abs()
+    assert found["spread"].to_numpy() == pytest.approx(gap.to_numpy() * 0.1875**0.5)
