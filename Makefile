@@ -23,8 +23,8 @@ $(READY): $(INSTALLED)
 	$(INSTALL) "wecfl[dev]"  # by name: it is there already, so nothing is built again
 	@touch $@
 
-run: $(INSTALLED)  ## find the hidden groups: FedAvg against WeCFL on digits (under a minute)
-	@$(BIN)/wecfl run --method fedavg,wecfl
+run: $(INSTALLED)  ## find the hidden groups: WeCFL beside one model and a model each, on digits (under a minute)
+	@$(BIN)/wecfl run --baselines
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal

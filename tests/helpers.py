@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -231,6 +234,39 @@ def workers() -> list[int]:
     """The processes of all engines that are alive."""
     children = multiprocessing.active_children()
     return [child.pid or 0 for child in children if child.name.startswith("wecfl-worker")]
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[Callable[..., tuple[int, Any]]]:
+    """Serve an ASGI app on loopback; yields a function that asks it: path, body ↦ status, JSON."""
+    import uvicorn
+
+    config = uvicorn.Config(app, port=0, ws="none", log_level="error", timeout_graceful_shutdown=5)
+    listening = config.bind_socket()
+    listening.listen()  # requests wait until the server is up
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    port = listening.getsockname()[1]
+
+    def ask(path: str, body: Any = None) -> tuple[int, Any]:
+        text = body if isinstance(body, str) or body is None else json.dumps(body)
+        data = None if text is None else text.encode()
+        request = Request(
+            f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"}
+        )
+        try:
+            with urlopen(request, timeout=20) as answer:
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            return error.code, json.load(error)
+
+    try:
+        yield ask
+    finally:
+        server.should_exit = True
+        thread.join(timeout=60)
+        listening.close()
 
 
 class Outcome(NamedTuple):

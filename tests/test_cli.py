@@ -442,7 +442,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
         (["run", "--dataset", "digit"], "did you mean 'digits'"),
         (["run", "--clusters", "500"], "500 clusters of 50 clients"),
         (["run", "--dataset", "broken"], "broken/1.npz"),
-        (["run", "--dataset", "nan"], "client 1.npz: "),
+        (["run", "--dataset", "nan"], "client 1: "),
         (["run", "--out", "broken"], "not empty"),
         (["run", "--alpha", "0.1"], "alpha A1 A2, got alpha 0.1"),
     ],

@@ -118,9 +118,9 @@ def test_the_first_example_says_what_it_prints(
 ) -> None:
     """Accuracies to a point: bits depend on the instruction set."""
     monkeypatch.chdir(tmp_path)
-    app("run --method fedavg,wecfl", result_action="return_value", exit_on_error=False)
+    app("run --baselines", result_action="return_value", exit_on_error=False)
     printed = capsys.readouterr().out
-    for method in ("wecfl", "fedavg"):
+    for method in ("wecfl", "fedavg", "local", "fedavg-ft"):
         row = rf"^ {method} +\d+ +([\d.]+) +[\d.]+ +([\d.]+) +(\d+) +([\d.]+)"
         said, found = re.search(row, README, re.M), re.search(row, printed, re.M)
         assert said and found
@@ -129,3 +129,11 @@ def test_the_first_example_says_what_it_prints(
         assert found.groups()[2:] == said.groups()[2:]
     told = re.search(r"^task: .*$", printed, re.M)
     assert told and told[0] in README
+    verdict = (
+        r"serves (\d+) of (\d+)\s+clients better than one model .*?"
+        r"worst\s+decile.*?wecfl ([\d.]+) %"
+    )
+    said, found = (re.search(verdict, text, re.S) for text in (README, printed))
+    assert said and found
+    for mine, its in zip(said.groups(), found.groups(), strict=True):
+        assert float(mine) == pytest.approx(float(its), abs=2)

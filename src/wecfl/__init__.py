@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from wecfl import methods
     from wecfl.channel.privacy import Privacy
     from wecfl.experiment import Experiment, run, run_config
+    from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
+    from wecfl.runs.verdict import verdict
 else:  # these import pandas and scikit-learn, which a client over a network does not need
     __getattr__, __dir__ = lazy_import(
         __name__,
@@ -42,6 +44,7 @@ else:  # these import pandas and scikit-learn, which a client over a network doe
             "Experiment": "wecfl.experiment:Experiment",
             "Privacy": "wecfl.channel.privacy:Privacy",
             "Result": "wecfl.runs.result:Result",
+            "load": "wecfl.loading:load",
             "methods": "wecfl.methods:",
             **{
                 name: f"wecfl.options:{name}"
@@ -58,6 +61,7 @@ else:  # these import pandas and scikit-learn, which a client over a network doe
             },
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
+            "verdict": "wecfl.runs.verdict:verdict",
         },
     )
 
@@ -84,6 +88,7 @@ __all__ = [
     "State",
     "TorchEngine",
     "errors",
+    "load",
     "make_engine",
     "methods",
     "models",
@@ -94,6 +99,7 @@ __all__ = [
     "tasks",
     "transforms",
     "until",
+    "verdict",
 ]
 
 __version__ = version("wecfl")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from wecfl.errors import ConfigError
+from wecfl.limits import MAX_COUNT, MAX_SEED
 
 __all__ = [
     "METHOD_OPTIONS",
@@ -17,32 +16,7 @@ __all__ = [
     "PARTITION_KEYS",
     "WORLD_KEYS",
     "Config",
-    "check_whole",
 ]
-
-
-MAX_COUNT = 1_000_000
-"""The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
-
-MAX_SEED = 2**128 - 1
-
-
-def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is no whole number, or too small or large to be meant.
-
-    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
-
-    >>> check_whole(rounds=(1.5, 1))
-    Traceback (most recent call last):
-    ...
-    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
-    """
-    for name, (number, minimum) in numbers.items():
-        maximum = MAX_SEED if name == "seed" else MAX_COUNT
-        if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
-            raise ConfigError(
-                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
-            )
 
 
 class Config(BaseModel):
@@ -104,7 +78,26 @@ class Config(BaseModel):
 
     dataset: str = Field(
         "digits",
-        description="A name from `wecfl data list`, a .npz file, or a folder of .npz files.",
+        description="A name from `wecfl data list`, a .npz, .csv or .parquet file, or a folder of "
+        ".npz files.",
+    )
+    client_column: str | None = Field(
+        None, description="The column of a table that says which client a row belongs to."
+    )
+    target: str | None = Field(None, description="The column of a table that is to be predicted.")
+    features: tuple[str, ...] | None = Field(
+        None, description="The columns of a table to predict it from (default: all others)."
+    )
+    scale: Literal["auto", "none", "standard", "minmax", "pixels"] = Field(
+        "auto",
+        description="How numbers are scaled, by statistics that clients send; auto: standard for "
+        "tables, else none.",
+    )
+    scale_by: Literal["all", "client"] = Field(
+        "all", description="Scale all clients alike, or each client by its own statistics."
+    )
+    impute: Literal["mean", "median"] | float | None = Field(
+        None, description="What stands for a missing number of a table: mean, median or a number."
     )
     data_dir: str | None = Field(
         None, description="The folder in which data sets are looked for first."
@@ -138,9 +131,9 @@ class Config(BaseModel):
     )
     holdout: float = Field(
         0.2,
-        gt=0,
+        ge=0,
         lt=1,
-        description="The share held out for testing, if the data have no test set.",
+        description="The share held out for testing, if the data have no test set; 0: no scores.",
     )
     validation: float | None = Field(
         None,
@@ -151,7 +144,8 @@ class Config(BaseModel):
 
     model: str = Field(
         "auto",
-        description="The model: cnn-fashion, cnn-cifar, mlp, logistic, or auto (by the data).",
+        description="The model: cnn-fashion, cnn-cifar, mlp, logistic, auto (by the data), or your "
+        "own, FILE.py:NAME, which runs the code of that file.",
     )
     task: str = Field(
         "auto",
@@ -379,7 +373,8 @@ KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
 """The key of the configuration for an option of a method."""
 
 PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
-"""Choices about the partition of a data set. They do not apply to a folder of clients."""
+"""Choices about the partition of a data set. They do not apply to a folder of clients, nor to a
+table that says which client a row belongs to."""
 
 WORLD_KEYS = ("transform", "mixture")
 """Choices about what is done to the clients' samples."""

@@ -22,7 +22,7 @@ from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
-from wecfl.config import Config, check_whole
+from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
 from wecfl.core.components import Rate
@@ -34,11 +34,13 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
-from wecfl.engine import ENGINES, local, make_engine
+from wecfl.data.pipeline import Pipeline
+from wecfl.engine import check_engine, local, make_engine
 from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
+from wecfl.limits import check_whole
 from wecfl.models import Model, Module, layout_of, make
 from wecfl.options import (
     Compute,
@@ -229,7 +231,8 @@ class Experiment:
         if self.privacy:
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
-                "objectives": self._objectives,
+                "objectives": self._objectives, "the pipeline (scale, impute, categories)":
+                bool(self._pipeline and self._pipeline.learned),
             })  # fmt: skip
             self.privacy.epsilon(1)  # an error now, and not at the end of the run
         if self.kept_out and not method.whole_centers:
@@ -240,12 +243,7 @@ class Experiment:
         self.measure.check(plan)
         Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if self._compute:
-            if (name := self._compute.engine) not in ENGINES:
-                raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{name}'")
-            if not isinstance(members, Federation):
-                raise ConfigError(
-                    f"engine {name} needs the clients' data in a federation, got {members!r}"
-                )
+            check_engine(self._compute.engine, members)
         if (place := Folder.of(self.folder)) and not place.resume:
             check_new_folder(Path(place.path))
 
@@ -303,10 +301,8 @@ class Experiment:
 
     @property
     def _engine_options(self) -> dict[str, Any]:
-        return {
-            "workers": self._local.workers,
-            "batchnorm": self.measure.batchnorm, "batch": self._plan.batch,
-        }  # fmt: skip
+        evaluated = {"batchnorm": self.measure.batchnorm, "batch": self._plan.batch}
+        return {"workers": self._local.workers, **evaluated}
 
     def run(
         self,
@@ -353,8 +349,12 @@ class Experiment:
         return NewcomerSetup(
             setting.method, Blueprint.of(self.model, self._module, self.members, task),
             self._module, setting.plan, setting.seed, local(self._local.engine),
-            self._engine_options, task, setting.member, self.privacy,
+            self._engine_options, task, setting.member, self.privacy, self._pipeline,
         )  # fmt: skip
+
+    @property
+    def _pipeline(self) -> Pipeline | None:
+        return self.members.pipeline if isinstance(self.members, Federation) else None
 
 
 def run(

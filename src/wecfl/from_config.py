@@ -24,7 +24,7 @@ from wecfl.data import transforms
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
-from wecfl.data.source import Dataset
+from wecfl.data.source import TABLE_ENDINGS, Dataset
 from wecfl.data.targets import count_targets
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
@@ -38,6 +38,7 @@ __all__ = [
     "federation_of",
     "holds_clients",
     "idle_keys",
+    "is_table",
     "load_pool",
     "method_of",
     "options_of",
@@ -45,7 +46,10 @@ __all__ = [
 ]
 
 
-DATA_KEYS = {*PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed"}
+DATA_KEYS = {
+    *PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed",
+    "client_column", "target", "features", "scale", "scale_by", "impute",
+}  # fmt: skip
 """The choices that decide which clients there are and what they hold."""
 
 INCIDENTAL_KEYS = (
@@ -70,6 +74,37 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
 
 
 def _all_data(config: Config, pool: Dataset | None) -> Federation:
+    if is_table(config.dataset):
+        return _of_table(config)
+    made = _of_arrays(config, pool)
+    scale = "none" if config.scale == "auto" else config.scale
+    return made if scale == "none" else made.scaled(scale, config.scale_by)
+
+
+def _of_table(config: Config) -> Federation:
+    from wecfl.data.frames import read_frame  # noqa: PLC0415  (only where there is a table)
+
+    if config.client_column is None or config.target is None:
+        raise ConfigError(
+            f"{config.dataset} is a table: say which column holds the clients (client_column) and "
+            "which is to be predicted (target)"
+        )
+    if config.scale == "pixels":
+        raise ConfigError("scale pixels is for images: a table has standard, minmax or none")
+    return Federation.from_frame(
+        read_frame(Path(config.dataset)),
+        client=config.client_column, target=config.target, features=config.features,
+        scale="standard" if config.scale == "auto" else config.scale, scale_by=config.scale_by,
+        impute=config.impute, test=config.holdout, seed=config.seed,
+    )  # fmt: skip
+
+
+def _of_arrays(config: Config, pool: Dataset | None) -> Federation:
+    if config.target is not None:
+        raise ConfigError(
+            f"target and client_column name columns of a table, a .csv or .parquet file: "
+            f"{config.dataset} is none"
+        )
     if holds_clients(config):
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
     partition = partitions.build(
@@ -103,9 +138,18 @@ def load_pool(config: Config, progress: DownloadProgress | None = None) -> Datas
 
 
 def holds_clients(config: Config) -> bool:
-    """Whether the data set is a folder of clients, which needs no partition."""
+    """Whether the data set is a folder or a table of clients, which needs no partition."""
     name = config.dataset
-    return bool(name) and name not in SOURCES and Path(name).is_dir()
+    return bool(name) and name not in SOURCES and (is_table(name) or Path(name).is_dir())
+
+
+def is_table(name: str) -> bool:
+    """Whether the name of a data set is that of a file with a table.
+
+    >>> is_table("people.csv"), is_table("people.npz")
+    (True, False)
+    """
+    return Path(name).suffix in TABLE_ENDINGS
 
 
 def idle_keys(config: Config) -> tuple[str, ...]:

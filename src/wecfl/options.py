@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
-from wecfl.config import check_whole
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan, OptimizerName
 from wecfl.core.schedule import Schedule
 from wecfl.core.task import Task
 from wecfl.core.until import NoGain, Until
 from wecfl.errors import ConfigError
+from wecfl.limits import check_whole
 
 __all__ = [
     "Attack",

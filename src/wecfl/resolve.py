@@ -41,7 +41,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
 
 REQUIRES = {
-    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise"
+    "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise",
+    "features": "target", "impute": "target", "target": "client_column", "client_column": "target",
 }  # fmt: skip
 """Choices that only have a meaning together with another choice."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,11 +13,16 @@ import numpy as np
 import pandas as pd
 
 from wecfl.core.channel import Channel
+from wecfl.core.clients import Clients
 from wecfl.core.engine import Engine
 from wecfl.core.rounds import Observer, iterate, opening
 from wecfl.core.setting import Setting
+from wecfl.core.state import State
+from wecfl.data.federation import Federation
+from wecfl.data.remarks import data_remarks
 from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
+from wecfl.folder.newcomer_reference import write_reference
 from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import component_words, components, structure
@@ -27,7 +33,7 @@ from wecfl.runs.newcomers import Assigner, Reference
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
 from wecfl.runs.simulated_newcomers import newcomer_table
-from wecfl.runs.watcher import AfterRound, Watcher
+from wecfl.runs.watcher import AfterRound, OnRound, Watcher
 
 if TYPE_CHECKING:
     from wecfl.experiment import Experiment
@@ -77,12 +83,8 @@ def train(
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
     observers = [observer for observer in (observe, diagnostics and diagnostics.step) if observer]
-    watchers = [
-        watcher if isinstance(watcher, Watcher) else AfterRound(watcher)
-        for watcher in experiment.watch
-    ]
+    watchers = _watchers(experiment.watch, folder)
     if folder:
-        watchers = [folder, *watchers]
         trace = experiment.measure.trace
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
@@ -95,8 +97,10 @@ def train(
     asked, stopped = None, _reason(rounds, records, recorder)
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
+    _tell(clients)
     env = environment() | {
-        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes
+        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
+        "model": newcomer_setup.blueprint.written(),
     }  # fmt: skip
     try:  # from here on the experiment is known to be valid
         config = {
@@ -129,8 +133,9 @@ def train(
         result = Result(
             setting.method, clients, records, states, newcomer_setup.module, engine.name,
             perf_counter() - began, setting.seed, newcomer_setup,
-            partial(experiment.reference, member=setting.member), status,
-            folder.path if folder else None, experiment.privacy, reference, newcomers,
+            partial(_refer, experiment, setting.member, folder), status,
+            folder.path if folder else None,
+            experiment.privacy, reference, newcomers,
             experiment.newcomers.unseen if experiment.newcomers else None,
             stopped if len(records) < rounds.count else None,
         )  # fmt: skip
@@ -166,12 +171,40 @@ def _reason(
     return found if isinstance(found, str) else f"{component_words(rounds.until)} says so"
 
 
+def _watchers(given: Sequence[Watcher | OnRound], folder: RunFolder | None) -> list[Watcher]:
+    """The folder first, if there is one."""
+    wrapped = [each if isinstance(each, Watcher) else AfterRound(each) for each in given]
+    return [folder, *wrapped] if folder else wrapped
+
+
+def _tell(clients: Clients) -> None:
+    """Log what the user should know about the data."""
+    for line in data_remarks(clients) if isinstance(clients, Federation) else ():
+        logging.getLogger("wecfl").warning("wecfl: %s", line)
+
+
+def _refer(
+    experiment: Experiment, member: int, folder: RunFolder | None, state: State
+) -> Reference:
+    """What newcomers are compared with, which is kept in the run folder, if there is one."""
+    made = experiment.reference(state, member)
+    if folder:
+        write_reference(made, folder.path)
+    return made
+
+
 def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """A description of a run that was made from Python values; it can't be repeated from this."""
     method, model, rounds = setting.method, experiment.model, Rounds.of(experiment.rounds)
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
     if setting.schedule:
         plan["schedule"] = component_words(setting.schedule)
+    privacy, newcomers = experiment.privacy, experiment.newcomers
+    further = {
+        "batchnorm": experiment.measure.batchnorm,
+        "privacy": asdict(privacy) if privacy else None,
+        "unseen": newcomers.unseen if newcomers else None,
+    }
     return {
         "method": method.name,
         "clusters": method.k,
@@ -183,6 +216,7 @@ def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
         "conditions": _described_conditions(setting.channel),
         "components": components(method),
         "structure": structure(method),
+        "further": {name: value for name, value in further.items() if value is not None},
     }
 
 

@@ -97,8 +97,7 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (X[:0], Y[:0], "^client b: 0 samples.*2"),
-        (X[:1], Y[:1], "^client b: 1 samples.*2"),
+        (X[:0], Y[:0], "^client b: 0 samples.*1"),
         (X, Y[:3], r"^client b: y .*\(3,\).*\(4,\)"),
         (X[:, :1], Y, r"^client b: .*\(1,\).*client a .*\(2,\)"),
         (X.astype(np.uint8), Y, "^client b: .*uint8.*client a .*float64"),
@@ -123,7 +122,6 @@ def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
         ({"ys": [Y]}, "2 arrays x, 1 arrays y, 2 names"),
         ({"names": ["a"]}, "2 arrays x, 2 arrays y, 1 names"),
         ({"test": ([X], [Y])}, "1 arrays x, 1 arrays y, 2 names"),
-        ({"test": ([X, X[:0]], [Y, Y[:0]])}, "^client 1 .test.: 0 samples"),
         ({"groups": [0, 1, 2]}, "^groups: .* 2 clients, got 3"),
     ],
 )
@@ -132,7 +130,7 @@ def test_clients_that_do_not_add_up(words: dict[str, Any], said: str) -> None:
         Federation.from_arrays(**{"xs": [X, X], "ys": [Y, Y], **words})
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.2, 1.5, float("nan")])
+@pytest.mark.parametrize("share", [1, -0.2, 1.5, float("nan")])
 def test_a_share_that_is_none(share: float) -> None:
     with pytest.raises(ConfigError, match=r"^test: .*share"):
         Federation.from_arrays([X], [Y], test=share)
@@ -162,7 +160,7 @@ def test_folder(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("ignored")
     fed = Federation.from_folder(tmp_path, seed=3)
     same = Federation.from_arrays(xs, ys, seed=3)
-    assert fed.names == ("a.npz", "b.npz")
+    assert fed.names == ("a", "b")
     np.testing.assert_array_equal(fed.x, same.x)
     np.testing.assert_array_equal(fed.test[1], same.test[1])
 
@@ -173,7 +171,7 @@ def test_folder_with_test_samples(tmp_path: Path) -> None:
     fed = Federation.from_folder(str(tmp_path))
     assert [len(rows) for rows in fed.test] == [1, 4]
     np.savez(tmp_path / "b.npz", x=X, y=Y)
-    with pytest.raises(DataError, match=r"b.npz: .*x_test .*a.npz"):
+    with pytest.raises(DataError, match=r"client b: .*x_test .*client a"):
         Federation.from_folder(tmp_path)
 
 
@@ -183,7 +181,7 @@ def test_folder_at_fault(tmp_path: Path) -> None:
             Federation.from_folder(folder)
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X * np.nan, y=Y)
-    with pytest.raises(DataError, match=r"client b.npz: .*NaN"):
+    with pytest.raises(DataError, match=r"client b: .*NaN"):
         Federation.from_folder(tmp_path)
     np.savez(tmp_path / "b.npz", x=X)
     with pytest.raises(DataError, match=r"b.npz: .*lacks y"):

@@ -33,6 +33,7 @@ from wecfl.flower import FlowerEngine, Roster, client_app
 from wecfl.flower.messages import PROTOCOL_VERSION
 from wecfl.flower.roster import Place
 from wecfl.flower.server import read, serve
+from wecfl.folder.cluster_models import export_model
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
 from wecfl.from_config import method_of
@@ -585,7 +586,7 @@ def test_a_client_that_lost_its_state_says_so(
 
 
 def test_a_run_goes_on_with_its_own_clients_only(
-    nodes: Nodes, served: Served, tmp_path: Path
+    fed: Federation, nodes: Nodes, served: Served, tmp_path: Path
 ) -> None:
     served(rounds=1)
     with pytest.raises(ConfigError, match=r"clients = 4 .* 5"):
@@ -597,6 +598,13 @@ def test_a_run_goes_on_with_its_own_clients_only(
     assert len(result.records) == 2
     with pytest.raises(ConfigError, match="was run over a network"):
         config_of(tmp_path / "run")
+    loaded = wecfl.load(tmp_path / "run", model=make_model)
+    assert loaded.centers.tobytes() == result.centers.tobytes()
+    assert loaded.summary == {**result.summary, "seconds": loaded.seconds}
+    assert loaded.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
+    assert loaded.predict(fed.x[:5], client="c2").shape == (5,)
+    place = tmp_path / "cluster.safetensors"
+    assert export_model(tmp_path / "run", 0, "safetensors", place).exists()
 
 
 def test_the_weight_of_a_client_is_frozen_when_it_joins(
@@ -625,6 +633,7 @@ def test_the_weight_of_a_client_is_frozen_when_it_joins(
         ({"min-clients": 9}, r"9 .* 4 clients"),
         ({"cluters": 2}, "did you mean 'clusters'"),
         ({"dataset": "digits"}, "dataset .* simulation"),
+        ({"scale": "standard"}, "scale .* simulation"),
         ({"rounds": "3"}, "rounds"),
         ({"method": "nope"}, "nope"),
     ],

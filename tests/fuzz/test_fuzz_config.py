@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 import damage
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
-from wecfl.config import MAX_COUNT, Config
+from wecfl.config import Config
 from wecfl.folder.readers import read_summary
+from wecfl.limits import MAX_COUNT
 
 SMALL: dict[str, Any] = {
     "model": "logistic", "clients": 4, "groups": 2, "clusters": 2, "rounds": 1, "steps": 1,

@@ -22,12 +22,12 @@ import damage
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl import Federation
-from wecfl.assigner import assigner_of
 from wecfl.config import Config
 from wecfl.data.datasets import SOURCES, load
 from wecfl.data.targets import may_be_labels
 from wecfl.errors import DataError
 from wecfl.experiment import run_config
+from wecfl.loading import load as load_result
 
 Y = np.arange(30) % 3
 X = np.eye(3, dtype=np.float32)[Y]
@@ -121,7 +121,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model="logistic", workers=1,
     )  # fmt: skip
     run_config(chosen, out=path / "run")
-    assigner_of(path / "run", workers=1)  # which makes what newcomers are compared with
+    load_result(path / "run", workers=1).assigner  # noqa: B018  (which makes what newcomers are compared with
     return path / "run"
 
 

@@ -1,6 +1,7 @@
 """Run folders, results and definitions gone wrong, and what the commands make of them."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,8 +16,10 @@ from fuzzing import FACTOR, chances, contents, judge, tries
 from helpers import Wecfl, run_flat
 from wecfl import methods
 from wecfl.config import Config
+from wecfl.errors import WecflError
 from wecfl.experiment import run_config
 from wecfl.from_config import federation_of
+from wecfl.loading import load
 from wecfl.paper.definitions import ordered, read_definitions
 from wecfl.paper.execution import perform
 from wecfl.paper.queue import queue
@@ -120,6 +123,19 @@ def test_assign_and_export(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random
     reads_only(wecfl, folder, None, "assign", folder, tmp_path / "new.npz", "--by", by)
     out = tmp_path / "cluster.safetensors"
     reads_only(wecfl, folder, out, "export", folder, "--cluster", "1", "--out", out)
+
+
+@tries(30)
+@given(rnd=chances)
+def test_load(runs: Path, tmp_path: Path, rnd: Random) -> None:
+    """A result that predicts, or an error that is meant."""
+    checkpoints = [f"checkpoints/000002.{kind}" for kind in ("json", "safetensors")]
+    names = ("config.toml", "summary.json", "models.safetensors", "clients.csv", *checkpoints)
+    folder = fresh(runs, tmp_path / "run", rnd, names)
+    with suppress(WecflError):
+        loaded = load(folder)
+        shape = loaded.newcomer_setup.blueprint.shape
+        assert loaded.predict(np.zeros((2, *shape)), client=0).shape == (2,)
 
 
 @tries(15)

@@ -94,7 +94,7 @@ def test_many_whole_numbers_never_become_classes_in_silence() -> None:
         (np.full((10, 2), 2), MultiLabel(), "0 or 1"),
         (np.ones((10, 2)), Regression(outputs=3), "2 numbers, expected 3"),
         (np.ones((10, 2)), Classification(), "multi-label"),
-        (np.full(10, 7), Classification(ignore=7), "client 0: 0 training"),
+        (np.full(10, 7), Classification(ignore=7), "client 0: no training"),
     ],
 )
 def test_a_target_that_does_not_suit_the_task_is_named(y: Any, task: Any, said: str) -> None:

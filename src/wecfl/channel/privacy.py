@@ -156,8 +156,8 @@ noise protects: choose a method that clusters by models
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(
-            f"{' and '.join(asked)} would ask clients for losses or gradients, which no noise "
-            f"protects: leave out {' and '.join(asked)}, or leave out clip"
+            f"{' and '.join(asked)} would ask clients for losses, gradients or statistics, which "
+            f"no noise protects: leave out {' and '.join(asked)}, or leave out clip"
         )
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():

@@ -21,6 +21,7 @@ from wecfl.cli.flags import flag_of
 from wecfl.cli.report import check, compare, report
 from wecfl.cli.reproduce import reproduce
 from wecfl.cli.run import resume, run
+from wecfl.cli.serve import serve
 from wecfl.config import Config
 from wecfl.errors import WecflError
 from wecfl.methods import FAMILIES, differences, named
@@ -38,7 +39,7 @@ app = App(
 )
 """The command `wecfl` with its subcommands."""
 for command in (
-    run, resume, assign, export, compare, check, report, data, partition, reproduce, deploy,
+    run, resume, assign, export, serve, compare, check, report, data, partition, reproduce, deploy,
 ):  # fmt: skip
     app.command(command)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.assigner import assigner_of
 from wecfl.cli import terminal
+from wecfl.cli.flags import OwnModelFlag
+from wecfl.config import Config
+from wecfl.data.frames import read_frame
 from wecfl.data.samples import read_npz
-from wecfl.errors import ConfigError
+from wecfl.data.source import TABLE_ENDINGS
+from wecfl.errors import ConfigError, DataError, unknown
+from wecfl.folder.readers import read_config
+from wecfl.loading import load
+from wecfl.models.own import own_model
 from wecfl.report.tables.newcomers import rich_newcomers
 from wecfl.runs.newcomers import By
 from wecfl.runs.simulated_newcomers import newcomer_table
@@ -21,7 +28,10 @@ __all__ = ["assign"]
 def assign(
     folder: Path,
     /,
-    *clients: Annotated[Path, Parameter(help="One .npz file with x and y for each newcomer.")],
+    *clients: Annotated[
+        Path,
+        Parameter(help="One file for each newcomer: .npz with x and y, or a table as of the run."),
+    ],
     by: Annotated[
         By,
         Parameter(
@@ -31,6 +41,7 @@ def assign(
     ] = "update",
     json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
     workers: Annotated[int | None, Parameter(help="The number of threads or processes.")] = None,
+    model: OwnModelFlag = None,
 ) -> None:
     """Find the cluster of each newcomer in a finished run, and test that cluster's model on it.
 
@@ -45,14 +56,27 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
-    assigner, config = assigner_of(folder, workers)
+    assigner = load(folder, workers=workers, model=model and own_model(model)).assigner
+    about = read_config(folder)
+    share = about.get("holdout", Config().holdout)
     assigned = []
     for file in clients:
-        held = read_npz(file)
-        test = (held["x_test"], held["y_test"]) if "x_test" in held else config.holdout
-        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=str(file)))
+        held = _table(file, about) if file.suffix in TABLE_ENDINGS else read_npz(file)
+        test = (held["x_test"], held["y_test"]) if "x_test" in held else share
+        name = str(file.with_suffix(""))
+        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=name))
     frame = newcomer_table(assigned).drop(columns="group")
     if json:
         terminal.show_json(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
         terminal.wide(rich_newcomers(frame, by))
+
+
+def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a newcomer: its features and its target."""
+    frame, target = read_frame(file), about.get("target")
+    if target is None:
+        raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
+    if target not in frame:
+        raise DataError(f"{file}: " + unknown("column", target, frame.columns))
+    return {"x": frame, "y": frame[target]}

@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.cli.flags import check_place
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, unknown
 from wecfl.folder.cluster_models import ModelFormat, export_model
-from wecfl.folder.readers import read_config
+from wecfl.folder.readers import read_clients, read_config, read_summary
 from wecfl.methods import METHODS, named, options
 from wecfl.runs.newcomers import NO_WHOLE_MODELS
 
@@ -22,7 +22,10 @@ def export(
     folder: Path,
     /,
     *,
-    cluster: Annotated[int, Parameter(help="The number of the cluster.")],
+    cluster: Annotated[int | None, Parameter(help="The number of the cluster.")] = None,
+    client: Annotated[
+        str | None, Parameter(help="The name of a client, whose cluster is exported.")
+    ] = None,
     format: Annotated[ModelFormat, Parameter(help="The format of the file.")] = "safetensors",
     out: Annotated[
         Path | None,
@@ -33,7 +36,8 @@ def export(
     """Write the model of a cluster to a file of its own, to use it elsewhere.
 
     A safetensors file has the module's own names, for load_state_dict. An ONNX file maps samples to
-    logits; BatchNorm uses its running statistics.
+    logits; BatchNorm uses its running statistics. If the run had a table or pixels, the ONNX file
+    takes these as they are: scaling, imputation and encoding are part of it.
 
     Parameters
     ----------
@@ -41,10 +45,23 @@ def export(
         The folder of a finished run.
 
     """
-    path = out or folder / f"cluster-{cluster}.{format}"
+    if (cluster is None) == (client is None):
+        raise ConfigError("say which model: either --cluster NUMBER or --client NAME")
+    number = _cluster_of(folder, client) if client is not None else cluster or 0
+    path = out or folder / f"cluster-{number}.{format}"
     check_place(path, "model")
     _check_whole(folder)
-    terminal.show(f"model: {export_model(folder, cluster, format, path, replace=replace)}")
+    file = export_model(folder, number, format, path, replace=replace, client=client)
+    terminal.show(f"model: {file}")
+
+
+def _cluster_of(folder: Path, client: str) -> int:
+    """The cluster of the client of this name."""
+    read_summary(folder)  # which says whether the run has ended
+    clients = read_clients(folder).set_index("client")["cluster"]
+    if client not in clients:
+        raise ConfigError(unknown("client", client, clients.index))
+    return int(clients[client])
 
 
 def _check_whole(folder: Path) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "DataDirFlag",
     "ExperimentFlags",
     "MethodOptionFlag",
+    "OwnModelFlag",
     "PresetFlag",
     "check_figure",
     "check_place",
@@ -54,13 +55,20 @@ DataDirFlag = Annotated[
 """A folder with data sets."""
 
 
+OwnModelFlag = Annotated[
+    str | None,
+    Parameter(help="Your own model, FILE.py:NAME. This runs the code of that file."),
+]
+"""A model of the user's own, in a file that is run."""
+
+
 def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> Config:
     """The configuration from file, preset and flags. Flags that have no effect are refused."""
     given = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, given)
     if idle := [name for name in idle_keys(chosen) if name in given]:
         raise ConfigError(
-            f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
+            f"{chosen.dataset} says what each client holds, so there is nothing to partition: "
             f"leave out --{idle[0].replace('_', '-')}"
         )
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from wecfl.cli.flags import (
     DataDirFlag,
     ExperimentFlags,
     MethodOptionFlag,
+    OwnModelFlag,
     PresetFlag,
     check_figure,
     config_from_flags,
@@ -29,11 +31,13 @@ from wecfl.folder.readers import config_of, is_begun, is_finished, refused_of, r
 from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list, write_run_list
 from wecfl.folder.writer import check_new_folder
 from wecfl.from_config import DATA_KEYS, holds_clients
+from wecfl.models.own import is_own, own_model
 from wecfl.report.figures.overview import overview
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.results import results, rich_results
 from wecfl.report.trackers import TRACKERS, tracker
 from wecfl.resolve import resolve
+from wecfl.runs.verdict import BASELINES, verdict
 from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -65,6 +69,14 @@ def run(
         Path | None, Parameter(help="Also draw the result, as .png, .svg, .pdf or .html.")
     ] = None,
     track: TrackFlag = (),
+    baselines: Annotated[
+        bool,
+        Parameter(
+            help="Also run one model for all (fedavg), a model for each client (local) and one "
+            "that each fine-tunes (fedavg-ft), and say which clients are served better.",
+            negative="",
+        ),
+    ] = False,
     flags: ExperimentFlags = ConfigFlags(),  # noqa: B008  (frozen)
     **options: MethodOptionFlag,
 ) -> None:
@@ -81,6 +93,10 @@ def run(
     """
     chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
+    if baselines:
+        asked = [name.strip() for name in chosen.method.split(",")]
+        further = [name for name in BASELINES if name not in asked]
+        chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
     stopping, bars = terminal.Stopping(), terminal.Bars()
     folders = _folders(out, configs)
@@ -92,8 +108,9 @@ def run(
         )
         for method_config, folder in zip(configs, folders, strict=True)
     ]  # errors in the choices are raised before data are loaded
+    model = own_model(chosen.model) if is_own(chosen.model) else chosen.model
     federation = terminal.federation(chosen)
-    experiments = [experiment_on(federation) for experiment_on in prepared]
+    experiments = [replace(experiment_on(federation), model=model) for experiment_on in prepared]
     for experiment in experiments:
         experiment.check()
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
@@ -143,6 +160,7 @@ def resume(
         int | None, Parameter(help="Write a checkpoint after every N-th round from now on.")
     ] = None,
     track: TrackFlag = (),
+    model: OwnModelFlag = None,
 ) -> None:
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
@@ -171,6 +189,7 @@ def resume(
     for path, config in listed.items():
         before = config_of(path) if config is None or is_begun(path) else config
         choices = before.model_dump(exclude_unset=True)
+        _check_same_model(path, before.model, model)
         if engine not in (None, "ray"):
             choices.pop("ray_address", None)
         if until == "rounds":
@@ -193,8 +212,20 @@ def resume(
         data = chosen.model_dump_json(include=DATA_KEYS)
         if data not in federations:
             federations[data] = terminal.federation(chosen)
-        experiments.append(prepared(federations[data]))
+        experiment = prepared(federations[data])
+        experiments.append(replace(experiment, model=own_model(model)) if model else experiment)
     _run_all(experiments, [*left], bars, stopping)
+
+
+def _check_same_model(folder: Path, was: str, model: str | None) -> None:
+    """A model of the user's own must be given again, and be the one that the run began with."""
+    if is_own(was) and model is None:
+        raise ConfigError(
+            f"the model of {folder} is in a file of code, which is only run if you say so: give it "
+            f"again, --model {was}"
+        )
+    if model is not None and model != was:
+        raise ConfigError(f"{folder} can't be resumed with --model {model}: it began with {was}")
 
 
 def _run_all(
@@ -223,6 +254,9 @@ def _run_all(
     for result in finished:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")
+    if len(finished) > 1 and any(result.method.name in BASELINES for result in finished):
+        for found in verdict(finished):
+            terminal.show(str(found))
 
 
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from wecfl import rng
-from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_whole
 
 __all__ = ["Correction", "LocalPlan", "OptimizerName"]
 

@@ -54,6 +54,12 @@ class Task(Protocol):
         No client can hold more than `most` samples.
         """
 
+    def predictions(self, outputs: F64) -> Any:
+        """(n, …), what the outputs of a model predict: classes, answers of 0 or 1, or numbers."""
+
+    def probabilities(self, outputs: F64) -> F64 | None:
+        """(n, C), the probability of each class or label; None if the task has none."""
+
     def scores(self, tallies: F64) -> dict[str, F64]:
         """Scores (m,) by name, the headline first; NaN for a client without a tally."""
 

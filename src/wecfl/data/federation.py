@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl import rng
-from wecfl.config import check_whole
 from wecfl.core.types import F32, Int
+from wecfl.data.client_arrays import Arrays, cut_clients, held_arrays, pooled_clients
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
 from wecfl.data.partition import Iid, Partition, QuantitySkew
-from wecfl.data.samples import NamedArray, holdout, pool, read_npz_files
+from wecfl.data.samples import holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
-from wecfl.data.targets import Targets, alike, as_targets, count_targets, encoded, may_be_labels
+from wecfl.data.targets import Targets, alike, count_targets, may_be_labels
 from wecfl.data.transforms import Transform
 from wecfl.data.worlds import swapped, transformed
-from wecfl.errors import ConfigError, DataError, PartitionError
+from wecfl.errors import DataError, PartitionError
+from wecfl.limits import check_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from wecfl.data.pipeline import Impute, Pipeline, Scale, ScaleBy
 
 __all__ = ["Federation"]
-
-Arrays: TypeAlias = Sequence[ArrayLike]
-"""One array per client."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +57,11 @@ class Federation:
     keys: Int
     """(m,), a number for each client, by which its random draws are keyed. A `subset` keeps it."""
     names: tuple[str, ...]
-    """The name of each client, for tables and errors."""
+    """The name of each client, by which tables, errors and `wecfl.Result` know it; unique."""
     groups: Int | None = None
     """(m,), the hidden groups that generated the data, where they are known."""
+    pipeline: Pipeline | None = None
+    """How the samples were made from tables or pixels; None: they are used as they were given."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -67,16 +72,32 @@ class Federation:
                 raise DataError(
                     f"{field}: expected one value for each of {self.m} clients, got {len(value)}"
                 )
+        if len(set(self.names)) < self.m:
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
         for name, train, test in zip(self.names, self.train, self.test, strict=True):
-            if not (len(train) and len(test)):
+            if not len(train):
                 raise DataError(
-                    f"client {name}: {len(train)} training and {len(test)} test samples, expected "
-                    "at least one of each; leave the client out or give it more data"
+                    f"client {name}: no training samples ({len(test)} for testing), expected at "
+                    "least one; leave the client out or give it more data"
                 )
 
     def __len__(self) -> int:
         """The number of clients, m."""
         return len(self.train)
+
+    def __repr__(self) -> str:
+        """One line: clients, samples, classes."""
+        tested = sum(map(len, self.test))
+        samples = f"{self.sizes.sum()} training and {tested} test samples of shape {self.shape}"
+        return f"Federation({self.m} clients, {samples}, {self.classes} classes)"
+
+    def _repr_html_(self) -> str:
+        """The clients as a table, for notebooks."""
+        from wecfl.data.frames import table_html  # noqa: PLC0415  (with pandas)
+
+        tested = [len(rows) for rows in self.test]
+        return f"<p>{self}</p>{table_html(self.names, self.sizes, tested, self.groups)}"
 
     @property
     def m(self) -> int:
@@ -132,6 +153,7 @@ class Federation:
             self.keys[chosen],
             tuple(self.names[i] for i in chosen),
             None if self.groups is None else self.groups[chosen],
+            self.pipeline,
         )
 
     def validating(self, share: float, seed: int = 0) -> Federation:
@@ -189,6 +211,24 @@ class Federation:
         train, test = swapped(self, share, seed)
         return replace(self, train=tuple(train), test=tuple(test))
 
+    def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
+        """The same clients with scaled samples, and the pipeline that does it to others.
+
+        The statistics are of the training samples: of all clients merged, or each `client`'s own.
+        `pixels` may be 0 … 255, or in [−1, 1] already, as those that were given as uint8.
+
+        >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
+        >>> fed.scaled("minmax").x.ravel().tolist(), fed.scaled("minmax", "client").x[:, 0].tolist()
+        ([0.0, 0.333..., 0.666..., 1.0], [0.0, 1.0, 0.0, 1.0])
+        """
+        from wecfl.data.fitting import scaled_samples  # noqa: PLC0415  (with scikit-learn)
+
+        if self.pipeline:
+            raise DataError("these samples have a pipeline already: say there how to scale them")
+        held = dict(zip(self.names, zip(self.train, self.test, strict=True), strict=True))
+        x, pipeline = scaled_samples(self.x, held, scale, by)
+        return replace(self, x=x, pipeline=pipeline)
+
     @classmethod
     def from_arrays(
         cls,
@@ -206,50 +246,94 @@ class Federation:
         Targets are labels (whole numbers from 0, truth values or texts) or numbers (floats), one or
         several for a sample; the task of a run says what is made of them (`wecfl.tasks`). `test` is
         the share of each client's samples that is kept for testing (stratified, drawn for `seed`),
-        or a pair (xs, ys) of test samples. uint8 samples are pixels and are scaled to [−1, 1],
-        other numbers are used as they are. `classes` defaults to the largest label + 1.
+        or a pair (xs, ys) of test samples. A client with one sample trains and is not tested; with
+        0 nobody is. uint8 samples are pixels and are scaled to [−1, 1], other numbers are used as
+        they are. `classes` defaults to the largest label + 1.
 
         >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
         >>> Federation.from_arrays(xs, ys)
         Traceback (most recent call last):
-        wecfl.errors.DataError: client 1: x holds NaN or Inf (sample 0); clean or drop it
+        wecfl.errors.DataError: client 1: x holds NaN or Inf in column 0 (sample 0); ...
         """
         check_whole(seed=(seed, 0))
-        client_names = tuple(map(str, range(len(xs)))) if names is None else tuple(names)
-        if isinstance(test, float | int):
-            if not 0 < test < 1:
-                raise ConfigError(f"test: expected a share between 0 and 1, got {test}")
-            parts, labels = _checked(client_names, xs, encoded(ys), classes, min_samples=2)
-            cuts = [
-                holdout(y, test, rng.stream(seed, "holdout", 0, i)) for i, y in enumerate(labels)
-            ]
-            rows = _rows(labels)
-            trains = [own[cut] for own, (cut, _) in zip(rows, cuts, strict=True)]
-            tests = [own[cut] for own, (_, cut) in zip(rows, cuts, strict=True)]
-        else:
-            numbers = encoded([*ys, *test[1]])
-            parts, labels = _checked(client_names, xs, numbers[: len(ys)], classes)
-            more_parts, more_labels = _checked(
-                client_names, test[0], numbers[len(ys) :], classes, side=" (test)"
-            )
-            parts, labels = parts + more_parts, labels + more_labels
-            rows = _rows(labels)
-            trains, tests = rows[: len(client_names)], rows[len(client_names) :]
+        client_names = tuple(map(str, range(len(xs)) if names is None else names))
+        parts, labels, trains, tests = pooled_clients(
+            client_names, xs, ys, test, classes=classes, seed=seed
+        )
         y = alike([(where, each) for (where, _), each in zip(parts, labels, strict=True)])
         return cls(
-            x=pool(parts),
-            y=y,
-            train=tuple(trains),
-            test=tuple(tests),
-            classes=count_targets(y) if classes is None else classes,
-            keys=np.arange(len(client_names)),
-            names=client_names,
-            groups=None if groups is None else np.asarray(groups, np.int64),
+            pool(parts), y, tuple(trains), tuple(tests),
+            count_targets(y) if classes is None else classes, np.arange(len(client_names)),
+            client_names, None if groups is None else np.asarray(groups, np.int64),
+        )  # fmt: skip
+
+    @classmethod
+    def from_dict(
+        cls, clients: Mapping[str, Any], *, test: float = 0.2, seed: int = 0
+    ) -> Federation:
+        """Your own clients by name: each a pair (x, y), or a mapping as a ``.npz`` holds it.
+
+        >>> Federation.from_dict({"site 7": (np.zeros((5, 2)), [0, 1, 0, 1, 0])})
+        Federation(1 clients, 4 training and 1 test samples of shape (2,), 2 classes)
+        """
+        xs, ys, tests = held_arrays(clients)
+        return cls.from_arrays(
+            xs, ys, test=test if tests is None else tests, names=list(clients), seed=seed
         )
 
     @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        client: str,
+        target: str,
+        features: Sequence[str] | None = None,
+        group: str | None = None,
+        scale: Scale = "standard",
+        scale_by: ScaleBy = "all",
+        impute: Impute | None = None,
+        test: float = 0.2,
+        seed: int = 0,
+    ) -> Federation:
+        """A table: the column `client` says whose a row is, `target` what is to be predicted.
+
+        Columns of numbers are scaled (`wecfl.data.pipeline`), columns of text are encoded one-hot.
+        The statistics for that are of the training samples: what clients may send, merged.
+
+        Args:
+            frame: One row per sample.
+            client: The column with the names of the clients.
+            target: The column to predict: texts, or classes 0, 1, 2, ….
+            features: The columns to predict it from; by default all others.
+            group: A column with the hidden group of each client, if it is known.
+            scale: `standard`, `minmax` or `none`.
+            scale_by: Scale `all` clients alike, or each `client` by its own statistics.
+            impute: What stands for a missing number: `mean`, `median` or a constant. A further
+                feature says where it was missing. Without it a missing value is an error.
+            test: The share of each client's rows that is kept for testing.
+            seed: Which rows these are follows from it.
+
+        >>> import pandas as pd
+        >>> people = pd.DataFrame({"commune": ["a"] * 5 + ["b"] * 5, "age": range(10),
+        ...                        "sex": ["f", "m"] * 5, "insured": ["no", "yes"] * 5})
+        >>> Federation.from_frame(people, client="commune", target="insured").pipeline.features
+        ['age', 'sex = f', 'sex = m']
+
+        """
+        from wecfl.data.frames import client_tables  # noqa: PLC0415  (with pandas)
+
+        held = client_tables(frame, client, target, features, group)
+        pipeline = held.fitted(cut_clients(held.labels, test, seed), scale, scale_by, impute)
+        made = cls.from_arrays(
+            held.transformed(pipeline), held.labels, test=test, names=held.names,
+            groups=held.groups, classes=len(held.classes) if held.classes else None, seed=seed,
+        )  # fmt: skip
+        return replace(made, pipeline=pipeline)
+
+    @classmethod
     def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:
-        """One client per ``.npz`` of a folder, in the order of the files' names.
+        """One client per ``.npz`` of a folder, in the order of the files' names: c0.npz is c0.
 
         Each file holds `x` and `y`; `x_test` and `y_test`, if all files have them, are the test
         samples, otherwise `test` and `seed` say how to draw them (see `from_arrays`).
@@ -260,24 +344,8 @@ class Federation:
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")
-        clients = read_npz_files(files)
-        tested = ["x_test" in client for client in clients]
-        if any(tested) and not all(tested):
-            raise DataError(
-                f"{files[tested.index(False)]}: lacks x_test and y_test, which "
-                f"{files[tested.index(True)].name} has; give them to all clients or to none"
-            )
-
-        def column(key: str) -> Arrays:
-            return [client[key] for client in clients]
-
-        return cls.from_arrays(
-            column("x"),
-            column("y"),
-            test=(column("x_test"), column("y_test")) if all(tested) else test,
-            names=[file.name for file in files],
-            seed=seed,
-        )
+        named = {file.stem: held for file, held in zip(files, read_npz_files(files), strict=True)}
+        return cls.from_dict(named, test=test, seed=seed)
 
     @classmethod
     def from_dataset(
@@ -310,8 +378,9 @@ class Federation:
                 )
             labels, classes = np.zeros(len(data.y), np.int64), 1
         held = split_samples(
-            partition, labels[:n], labels[n:], classes=classes, clients=clients, seed=seed
-        )
+            partition, labels[:n], labels[n:], classes=classes, clients=clients, seed=seed,
+            min_test=min(1, len(data.y) - n),
+        )  # fmt: skip
         test, y = tuple(rows + n for rows in held.test), data.y
         if held.names is not None:
             y = y.copy()  # every sample has one holder, so its label can be changed in place
@@ -328,37 +397,3 @@ class Federation:
             names=tuple(map(str, range(clients))),
             groups=held.groups,
         )
-
-
-def _checked(
-    names: Sequence[str],
-    xs: Arrays,
-    ys: Arrays,
-    classes: int | None,
-    *,
-    min_samples: int = 1,
-    side: str = "",
-) -> tuple[list[NamedArray], list[Targets]]:
-    """Each client's samples and targets; a client needs at least `min_samples`."""
-    if not names:
-        raise DataError("there are no clients; give at least one array of samples")
-    if not len(names) == len(xs) == len(ys):
-        raise DataError(
-            f"expected samples, labels and a name for each client, "
-            f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
-        )
-    parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
-    for where, x in parts:
-        if len(x) < min_samples:
-            raise DataError(
-                f"{where}: {len(x)} samples, expected at least {min_samples}; "
-                "leave the client out or give it more data"
-            )
-    pairs = zip(parts, ys, strict=True)
-    return parts, [as_targets(where, y, len(x), classes) for (where, x), y in pairs]
-
-
-def _rows(labels: Sequence[Targets]) -> list[Int]:
-    """The rows of each part in the pool of all parts."""
-    ends = np.cumsum([len(y) for y in labels])
-    return np.split(np.arange(ends[-1]), ends[:-1])

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import ArrayLike, NDArray
 
-from wecfl.core.types import F32, Int
+from wecfl.core.types import F32, Bool, Int
 from wecfl.errors import DataError
 from wecfl.inputs import RefusedFileError, check_fits, check_regular
 
@@ -29,6 +29,7 @@ __all__ = [
     "Array",
     "NamedArray",
     "as_labels",
+    "as_samples",
     "data_errors",
     "fill_pixels",
     "holdout",
@@ -43,6 +44,8 @@ NamedArray: TypeAlias = tuple[str, Array]
 """An array, and its name in error messages."""
 
 
+MAX_NAMED_COLUMNS = 10
+"""The largest number of columns that an error names."""
 FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError)
 """What gzip, tarfile and the reading of bytes raise for a damaged file."""
 NPZ_ERRORS = (KeyError, SyntaxError, MemoryError, RuntimeError, LZMAError, TokenError,
@@ -105,9 +108,42 @@ def pool(parts: Sequence[NamedArray]) -> F32:
         start, end = end, end + len(part)
         fill_pixels(out[start:end], part)
         if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
-            row = int(np.argmin(np.isfinite(out[start:end]).reshape(len(part), -1).all(axis=1)))
-            raise DataError(f"{where}: x holds NaN or Inf (sample {row}); clean or drop it")
+            raise DataError(_not_finite(where, np.isfinite(out[start:end])))
     return out
+
+
+def _not_finite(where: str, finite: Bool) -> str:
+    """Where samples hold NaN or Inf, and what to do about it."""
+    row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+    columns = ""
+    if finite.ndim == 2:
+        found = np.flatnonzero(~finite.all(axis=0))
+        shown = ", ".join(map(str, found[:MAX_NAMED_COLUMNS]))
+        more = f" and {len(found) - MAX_NAMED_COLUMNS} more" * (len(found) > MAX_NAMED_COLUMNS)
+        columns = f" in column{'s' * (len(found) > 1)} {shown}{more}"
+    return (
+        f"{where}: x holds NaN or Inf{columns} (sample {row}); drop such samples, or fill them in: "
+        "Federation.from_frame(…, impute='median') does so"
+    )
+
+
+def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
+    """(n, *shape), samples to predict, as `pool` makes them; or a `DataError` of one line.
+
+    If the shape is empty, it is not known, and not checked.
+
+    >>> as_samples("predict", [[1, 2], [3, 4]], (3,))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: predict: x has shape (2, 2), expected (samples, 3)
+    """
+    try:
+        given = np.asarray(x)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{where}: x is no array of numbers: {error}") from None
+    if (shape and given.shape[1:] != shape) or not given.ndim:
+        expected = ", ".join(map(str, ("samples", *shape)))
+        raise DataError(f"{where}: x has shape {given.shape}, expected ({expected})")
+    return pool([(where, given)]) if len(given) else np.empty((0, *shape), np.float32)
 
 
 def fill_pixels(out: F32, samples: Array) -> None:
@@ -161,6 +197,8 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
 def holdout(y: Array, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
     """Rows for training, and a stratified `share` of all rows for testing; each gets at least one.
 
+    A single row is for training, and with a share of 0 all rows are.
+
     The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
     up to one sample. Targets that are numbers are sorted by their size, several by the first.
 
@@ -169,6 +207,8 @@ def holdout(y: Array, share: float, generator: np.random.Generator) -> tuple[Int
     (16, np.int64(2), np.int64(2))
     """
     n = len(y)
+    if n < 2 or not share:
+        return np.arange(n), np.arange(0)
     count = min(max(round(share * n), 1), n - 1)
     order = generator.permutation(n)
     order = order[np.argsort((y if y.ndim == 1 else y[:, 0])[order], kind="stable")]

@@ -10,7 +10,10 @@ from typing import NamedTuple
 from wecfl.core.types import F32
 from wecfl.data.targets import Targets
 
-__all__ = ["Dataset", "Package", "Source"]
+__all__ = ["TABLE_ENDINGS", "Dataset", "Package", "Source"]
+
+TABLE_ENDINGS = (".csv", ".parquet")
+"""The endings of files that hold a table, with a column that says whose each row is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

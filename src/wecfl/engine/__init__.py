@@ -25,6 +25,7 @@ __all__ = [
     "NativeEngine",
     "RayEngine",
     "TorchEngine",
+    "check_engine",
     "local",
     "make_engine",
 ]
@@ -44,6 +45,16 @@ def local(choice: object) -> Literal["auto", "native", "torch"]:
     return "torch" if choice == "torch" else "auto"
 
 
+def check_engine(choice: object, clients: object) -> None:
+    """Refuse an engine that does not exist, or clients whose data are not here."""
+    if choice not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
+    if not isinstance(clients, Federation):
+        raise ConfigError(
+            f"engine {choice} needs the clients' data in a federation, got {clients!r}"
+        )
+
+
 def make_engine(
     choice: Literal["auto", "native", "torch", "ray"],
     federation: Federation,
@@ -61,8 +72,7 @@ def make_engine(
     ...     engine.name
     'torch'
     """
-    if choice not in ENGINES:
-        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
+    check_engine(choice, federation)
     if choice == "ray":
         return RayEngine(federation, model, **options)
     if choice != "torch":

@@ -216,13 +216,15 @@ class LocalEngine(BaseEngine):
         return [samples.of(self._federation, int(client)) for client in clients]
 
     def _loss(self, models: F32, which: Int, samples: Samples, clients: Int) -> F64:
-        """(n,), the mean loss of each of these clients on its samples."""
+        """(n,), the mean loss of each of these clients; NaN for one that has no samples."""
         logits = self._logits(models, which, samples, clients).astype(np.float64)
         rows = self._rows(samples, clients)
         loss = self.task.losses(logits, self._federation.y[np.concatenate(rows)])
         counts = np.array([len(chosen) for chosen in rows])
-        sums: F64 = np.add.reduceat(loss, np.cumsum([0, *counts[:-1]]))
-        means: F64 = sums / counts
+        means, some = np.full(len(counts), np.nan), counts > 0
+        if some.any():  # an empty part would be given the loss of the next one
+            starts = np.cumsum([0, *counts[:-1]])[some]
+            means[some] = np.add.reduceat(loss, starts) / counts[some]
         return means
 
     def _tally(self, models: F32, split: Split, clients: Int) -> F64:

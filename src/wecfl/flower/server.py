@@ -45,6 +45,7 @@ SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
     "holdout", "validation", "attack", "attackers", "attack_strength", "engine", "workers",
     "model", "task",
+    "client_column", "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from safetensors import safe_open
 
 from wecfl.core.types import F32
 from wecfl.data.datasets import SOURCES
+from wecfl.data.pipeline import Pipeline
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import folder_errors, read_tensors
-from wecfl.folder.readers import read_summary
+from wecfl.folder.pipeline_graph import with_pipeline
+from wecfl.folder.readers import read_pipeline, read_summary
 from wecfl.layout import Layout
 from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
 from wecfl.models.onnx import to_onnx
@@ -100,22 +103,34 @@ class ClusterModels:
 
 
 def export_model(
-    folder: Path, cluster: int, format: ModelFormat, out: Path, *, replace: bool = False
+    folder: Path,
+    cluster: int,
+    format: ModelFormat,
+    out: Path,
+    *,
+    replace: bool = False,
+    client: str | None = None,
 ) -> Path:
     """Write the model of a cluster as safetensors, under the module's own names, or as ONNX.
 
-    A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`.
+    A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`. The
+    pipeline of the run is the beginning of an ONNX graph, and in the metadata of safetensors. Where
+    clients are scaled by their own statistics, it is that of `client`.
     """
     if out.exists() and not replace:
         raise ConfigError(f"{out} exists already: choose another file, or add --replace")
     models = ClusterModels.read(folder)
     parts = models.of(cluster)
-    about = _about(models, cluster)
+    about, pipeline = _about(models, cluster), _pipeline(folder, client)
+    if pipeline:
+        about["pipeline"] = json.dumps(pipeline.written())
     if format == "onnx":
         blueprint, module = models.build()
         layout = layout_of(module)
         filled = [fill(module, models.row(layout, tensors)) for tensors in parts]
         proto = to_onnx(filled[0] if len(filled) == 1 else Vote(filled), blueprint.shape)
+        if pipeline:
+            proto = with_pipeline(proto, pipeline, blueprint.shape)
         for key, value in about.items():
             entry = proto.metadata_props.add()
             entry.key, entry.value = key, value
@@ -137,6 +152,19 @@ def export_model(
     return out
 
 
+def _pipeline(folder: Path, client: str | None) -> Pipeline | None:
+    """The pipeline of a run, with the scaling of the client where each has its own."""
+    pipeline = read_pipeline(folder)
+    if pipeline is None or pipeline.own is None:
+        return pipeline
+    if client is None:
+        raise ConfigError(
+            "each client of this run is scaled by its own statistics: say for which one the model "
+            "is, with --client"
+        )
+    return pipeline.of_client(client)
+
+
 def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
     """The metadata of an exported file."""
     kind = models.blueprint.written() if models.blueprint else {}
@@ -147,8 +175,9 @@ def _about(models: ClusterModels, cluster: int) -> dict[str, str]:
 def _blueprint(about: Mapping[str, str], config: Mapping[str, Any]) -> Blueprint | None:
     """The blueprint from the metadata of the file; for early folders, from the data set's name."""
     if about:
-        keys = ("model", "shape", "classes")
-        if missing := [key for key in keys if not about.get(key, "").strip()]:
+        keys = ("model", "classes")  # over a network the shape of a sample is not known: empty
+        missing = [key for key in keys if not about.get(key, "").strip()]
+        if missing := missing + ["shape"] * ("shape" not in about):
             raise ValueError(f"its metadata lack {', '.join(missing)}")
         return Blueprint.read(about)
     source, model = SOURCES.get(config.get("dataset", "")), config.get("model", "auto")

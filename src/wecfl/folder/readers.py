@@ -13,6 +13,7 @@ from safetensors import safe_open
 from wecfl.config import Config
 from wecfl.core.state import State
 from wecfl.core.types import Int
+from wecfl.data.pipeline import Pipeline
 from wecfl.errors import ConfigError, RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import check_format
@@ -28,6 +29,7 @@ from wecfl.folder.schema import (
     ConfigSchema,
     EnvironmentSchema,
     NewcomerSchema,
+    PipelineSchema,
     RoundSchema,
     SummarySchema,
 )
@@ -35,6 +37,7 @@ from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 
 __all__ = [
+    "PIPELINE_FILE",
     "config_of",
     "is_begun",
     "is_finished",
@@ -45,12 +48,16 @@ __all__ = [
     "read_environment",
     "read_metrics",
     "read_newcomers",
+    "read_pipeline",
     "read_states",
     "read_summary",
     "refused_of",
     "resume_command",
     "tensor_names",
 ]
+
+PIPELINE_FILE = "pipeline.json"
+"""The file with the pipeline, of a run folder that has one."""
 
 
 def resume_command(path: Path) -> str:
@@ -189,6 +196,12 @@ def _whole_numbers(file: Path) -> Int:
         if (numbers < 0).any():
             raise ValueError(f"expected counts or clusters, got {numbers.min()}")
     return numbers
+
+
+def read_pipeline(path: Path) -> Pipeline | None:
+    """How samples are made from tables or pixels; None if they are used as they are given."""
+    file = path / PIPELINE_FILE
+    return Pipeline.read(read_json(file, PipelineSchema)) if file.exists() else None
 
 
 def read_environment(path: Path) -> dict[str, Any]:

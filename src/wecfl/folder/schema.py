@@ -23,6 +23,7 @@ __all__ = [
     "NewcomerSchema",
     "NewcomersSchema",
     "NonNegativeNumber",
+    "PipelineSchema",
     "RosterSchema",
     "RoundSchema",
     "RunListSchema",
@@ -82,8 +83,32 @@ class PlanSchema(Schema):
     """The table `plan`: how clients train."""
 
     steps: Count
+    batch: Count = 0
+    lr: FiniteNumber | Literal["theory"] = 0.0
     momentum: FiniteNumber
     weight_decay: FiniteNumber
+    keep_momentum: bool = True
+    optimizer: str = "sgd"
+    adam_beta2: FiniteNumber = 0.0
+    adam_eps: FiniteNumber = 0.0
+    max_gradient: FiniteNumber | None = None
+    epochs: Count | None = None
+
+
+class PrivacyChoiceSchema(Schema):
+    """What clients do to their updates before they send them."""
+
+    clip: FiniteNumber
+    noise: FiniteNumber
+    delta: FiniteNumber
+
+
+class FurtherSchema(Schema):
+    """The table `further`: what `wecfl.load` needs of a run that was made from Python values."""
+
+    batchnorm: Literal["running", "batch"] = "running"
+    privacy: PrivacyChoiceSchema | None = None
+    unseen: Count | None = None
 
 
 class ConfigSchema(Schema):
@@ -98,6 +123,10 @@ class ConfigSchema(Schema):
     transform: list[str] = []
     mixture: FiniteNumber | None = None
     rounds: Count = 1
+    clusters: ClusterCount = 1
+    seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
+    structure: dict[str, Any] = {}
+    further: FurtherSchema | None = None
     components: ComponentsSchema | None = None
     plan: PlanSchema | None = None
 
@@ -312,6 +341,40 @@ class NewcomerSchema(ClientRowSchema):
     novel: bool
     accuracy: Annotated[Fraction | None, EmptyAsNone] = None
     macro_f1: Annotated[Fraction | None, EmptyAsNone] = None
+
+
+class ColumnSchema(Schema):
+    """A column of `pipeline.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    values: Annotated[list[str], Field(min_length=1)] | None
+    fill: FiniteNumber | None
+    indicator: bool
+    shift: FiniteNumber
+    scale: Annotated[FiniteNumber, Field(gt=0)]
+
+
+class PipelineSchema(Schema):
+    """`pipeline.json`, of a run on a table or on pixels."""
+
+    columns: list[ColumnSchema]
+    classes: list[str] | None
+    own: dict[str, list[Annotated[list[FiniteNumber], Field(min_length=2, max_length=2)]]] | None
+    scaled: Literal["none", "standard", "minmax", "pixels"]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names) or bool(names) == (self.scaled == "pixels"):
+            raise ValueError("it needs columns of different names, or pixels")
+        numbers = sum(column.values is None for column in self.columns)
+        if self.own and {*map(len, self.own.values())} != {numbers}:
+            raise ValueError(f"own must hold {numbers} pairs for each client")
+        if any(scale <= 0 for pairs in (self.own or {}).values() for _, scale in pairs):
+            raise ValueError("own must hold scales above 0")
+        return self
 
 
 class ClientPlaceSchema(Schema):

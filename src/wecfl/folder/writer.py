@@ -9,6 +9,7 @@
     assignments.csv      one line per round: the cluster of each client
     classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores
+    pipeline.json        how samples are made from a table or pixels (`wecfl.data.pipeline`), if so
     models.safetensors   the model of each cluster, tensors named cluster.K.NAME
     reference.safetensors  what newcomers are compared with (`wecfl.runs.newcomers`)
     newcomers.csv        one line per client that was kept out of the training, if there are any
@@ -44,6 +45,7 @@ from wecfl.config import Config
 from wecfl.core.clients import Clients
 from wecfl.core.plan import LocalPlan
 from wecfl.core.state import State
+from wecfl.data.federation import Federation
 from wecfl.errors import RunFolderError
 from wecfl.folder import checkpoint
 from wecfl.folder.checkpoint import FOLDER_FORMAT, Checkpoint, Manifest
@@ -51,7 +53,7 @@ from wecfl.folder.files import TEMPORARY_SUFFIX, GrowingFile, replace_file, repl
 from wecfl.folder.lock import LOCK_FILE, Lock
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, write_reference
 from wecfl.folder.parsing import folder_errors
-from wecfl.folder.readers import is_begun, read_environment, resume_command
+from wecfl.folder.readers import PIPELINE_FILE, is_begun, read_environment, resume_command
 from wecfl.printing import log
 from wecfl.runs.record import Record
 
@@ -73,10 +75,10 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 
 CHANGEABLE_KEYS = (
     "rounds", "until", "patience", "tolerance", "engine", "ray_address", "workers", "data_dir",
-    "trace", "checkpoint_every", "network", "structure",
+    "trace", "checkpoint_every", "network", "structure", "further",
 )  # fmt: skip
-"""The choices that may change when a run is resumed. (`structure` repeats what `components` says,
-and older folders do not have it.)"""
+"""The choices that may change when a run is resumed. (`structure` and `further` say again what
+`components` and `conditions` say, for `wecfl.load`; older folders do not have them.)"""
 
 CSV_LINE_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
 """A quoted cell, which is kept, or the end of a line. Lines are made to end in both characters,
@@ -203,6 +205,13 @@ class RunFolder:
                 if (held := clients.held) is not None:
                     index = pd.Index(clients.names, name="client")
                     self._write("classes.csv", _csv_table(pd.DataFrame(held.T, index)))
+                if isinstance(clients, Federation) and clients.pipeline:
+                    self._write(
+                        PIPELINE_FILE,
+                        _json(clients.pipeline.written(), indent=2)
+                        + "\
+",
+                    )
             ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
             for old in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
                 old.unlink(missing_ok=True)

@@ -20,7 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from wecfl.core.method import Method
 from wecfl.errors import ConfigError, unknown
-from wecfl.methods.description import component_words, components, differences, structure
+from wecfl.methods.description import (
+    component_words,
+    components,
+    differences,
+    from_structure,
+    structure,
+)
 from wecfl.methods.one_model import (
     fedadagrad,
     fedadam,
@@ -72,6 +78,7 @@ __all__ = [
     "options",
     "per_fedavg",
     "pfedme",
+    "rebuilt",
     "scaffold",
     "structure",
     "wecfl",
@@ -151,6 +158,18 @@ def named(name: str, **chosen: Any) -> Method:
     return METHODS[name](
         **{option: _fitting(name, known[option], value) for option, value in chosen.items()}
     )
+
+
+def rebuilt(name: str, k: NumberOfClusters, plain: Mapping[str, Any]) -> Method:
+    """The method of this name that has this structure.
+
+    >>> rebuilt("fedprox", 1, structure(fedprox(0.3))).local
+    Train(mu=0.3)
+    """
+    base = fedavg
+    if name in METHODS:
+        base = named(name, **({"k": k} if "k" in options(name) else {}))
+    return from_structure(base, plain, name=name, k=k)
 
 
 def _fitting(name: str, option: Parameter, value: Any) -> Any:

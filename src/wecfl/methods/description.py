@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from wecfl.bilevel import (
+    aggregation,
+    auto,
+    clustering,
+    distance,
+    hierarchy,
+    importance,
+    local,
+    optimizer,
+    representation,
+    serving,
+)
 from wecfl.bilevel.representation import Columns
 from wecfl.core.method import Method
+from wecfl.errors import ConfigError
 from wecfl.methods.one_model import fedavg
 
-__all__ = ["component_words", "components", "differences", "structure"]
+__all__ = ["component_words", "components", "differences", "from_structure", "structure"]
+
+ROOMS = (
+    aggregation, auto, clustering, distance, hierarchy, importance, local, optimizer,
+    representation, serving,
+)  # fmt: skip
+"""The modules with the components of methods."""
 
 
 def components(method: Method) -> dict[str, str]:
@@ -49,6 +70,55 @@ def structure(method: Method) -> dict[str, Any]:
     {'is': 'KMeans', 'fresh': 10, 'warm': True}
     """
     return {field: _plain(getattr(method, field)) for field in components(method)}
+
+
+def from_structure(base: Method, plain: Mapping[str, Any], **more: Any) -> Method:
+    """The method of which `plain` is the structure; steps that ask for more are those of `base`.
+
+    >>> from wecfl.methods import fedprox
+    >>> from_structure(fedavg, structure(fedprox(0.3)), name="mine").local
+    Train(mu=0.3)
+    """
+    parts = {name: _component(name, value) for name, value in plain.items()}
+    return base.replace(**{name: part for name, part in parts.items() if part is not None}, **more)
+
+
+def _component(part: str, plain: Any) -> Any:
+    """A component from its plain value; None for steps that only `base` has."""
+    if part in ("opening", "steps"):
+        return None if "Ask(" in plain else literal_eval(plain)
+    if part in ("shared", "start", "members"):
+        _check_type(part, plain, "int" if part == "members" else "str")
+        return plain
+    if not isinstance(plain, dict | str):
+        return plain
+    name = plain if isinstance(plain, str) else plain["is"]
+    known = next((getattr(room, name) for room in ROOMS if name in room.__all__), None)
+    if isinstance(plain, str):
+        return plain if known is None and part == "option" else _known(part, name, known)
+    found = _known(part, name, known)
+    options = {key: _component("option", value) for key, value in plain.items() if key != "is"}
+    for each in fields(found):
+        _check_type(f"{each.name} of {name}", options.get(each.name), each.type)
+    return found(**options)
+
+
+def _check_type(what: str, value: Any, kind: Any) -> None:
+    """Raise a `TypeError` for an option that is not of the simple type that its field has."""
+    simple: dict[Any, tuple[type, ...]] = {
+        "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)
+    }  # fmt: skip
+    if value is not None and not isinstance(value, simple.get(kind, (object,))):
+        raise TypeError(f"{what} must be {kind}, got {value!r}")
+
+
+def _known(part: str, name: str, found: Any) -> Any:
+    if found is None:
+        raise ConfigError(
+            f"the method has a {part} {name} of your own, which can't be rebuilt: give the method, "
+            "load(…, method=…)"
+        )
+    return found
 
 
 def _plain(value: object) -> Any:

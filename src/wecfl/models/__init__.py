@@ -7,7 +7,7 @@
 
 from torch.nn import Module
 
-from wecfl.models.rows import fill, layout_of, reinitialized, row_of
+from wecfl.models.rows import fill, layout_of, outputs_of, reinitialized, row_of
 from wecfl.models.zoo import MODELS, Model, Vote, auto, build, is_logistic, make
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "is_logistic",
     "layout_of",
     "make",
+    "outputs_of",
     "reinitialized",
     "row_of",
 ]

@@ -24,9 +24,13 @@ __all__ = [
     "layout_of",
     "named_tensors",
     "one_at_a_time",
+    "outputs_of",
     "reinitialized",
     "row_of",
 ]
+
+BLOCK_OF_SAMPLES = 1024
+"""How many samples a module is given at once to predict, so that activations stay small."""
 
 one_at_a_time = RLock()
 """Held by the thread that draws from the generator which torch has once in a process, or computes
@@ -124,6 +128,18 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
         for name, tensor in named_tensors(copy):
             tensor.copy_(torch.from_numpy(tensors[name].copy()))
     return copy.eval()
+
+
+def outputs_of(module: nn.Module, x: F32) -> F32:
+    """(n, …), what a module in evaluation mode gives for n samples.
+
+    >>> outputs_of(fill(nn.Linear(1, 1), np.array([2.0, 1.0], np.float32)), np.ones((2, 1), "f4"))
+    array([[3.], [3.]], dtype=float32)
+    """
+    blocks = [x[i : i + BLOCK_OF_SAMPLES] for i in range(0, max(len(x), 1), BLOCK_OF_SAMPLES)]
+    with torch.inference_mode():
+        given = [module(torch.from_numpy(np.ascontiguousarray(block))) for block in blocks]
+    return np.asarray(torch.cat(given).numpy(), np.float32)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from wecfl.core.clients import Clients
 from wecfl.core.task import Task
 from wecfl.models import Model, Module, auto, build
 from wecfl.tasks import described, parsed
+from wecfl.tasks.choice import for_outputs
 
 __all__ = ["Blueprint"]
 
@@ -24,7 +25,7 @@ class Blueprint:
     model: str
     """A name of `wecfl.models.MODELS`, or the class of the user's own module."""
     shape: tuple[int, ...]
-    """The shape of a sample."""
+    """The shape of a sample; empty if it is not known, as over a network."""
     classes: int
     """How many outputs the model has; for a classification, C."""
     task: str = ""
@@ -47,7 +48,7 @@ class Blueprint:
     def read(cls, about: Mapping[str, str]) -> Blueprint:
         """The blueprint from such metadata."""
         shape, classes = tuple(map(int, about["shape"].split())), int(about["classes"])
-        if min(*shape, classes) < 1:
+        if min((*shape, classes)) < 1:
             raise ValueError(
                 f"a model needs a positive shape and number of classes, got {shape} and {classes}"
             )
@@ -60,7 +61,7 @@ class Blueprint:
     @property
     def fitted_task(self) -> Task:
         """The task that the model was trained for."""
-        return parsed(self._task_text)
+        return for_outputs(parsed(self._task_text), self.classes)
 
     def build(self, seed: int = 0) -> Module:
         """A module of this kind, as it is when a run with this seed begins."""

@@ -36,6 +36,8 @@ from wecfl.core.state import State
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
+from wecfl.data.fitting import with_newcomer
+from wecfl.data.pipeline import Pipeline
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.layout import Layout
@@ -122,6 +124,15 @@ class NewcomerSetup:
     task: Task = Classification()  # noqa: RUF009  (frozen)
     member: int = 0
     privacy: Privacy | None = None
+    pipeline: Pipeline | None = None
+    """How samples are made from tables or pixels, if they are."""
+
+    def prepared(self, name: str, x: Any, y: Any, whole: Any) -> tuple[Any, Any]:
+        """Samples and labels of a newcomer, of which `whole` are all samples."""
+        if self.pipeline is None:
+            return x, y
+        own = with_newcomer(self.pipeline, name, whole)
+        return own.transform(x, name, f"client {name}"), own.labels(y, f"client {name}")
 
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
@@ -212,9 +223,12 @@ class Assigner:
         name: str = "newcomer",
     ) -> Assignment:
         """Assign one newcomer by its samples (`wecfl.Result.assign`)."""
-        kind, seed = self.setup.blueprint, self.setup.seed
+        kind, seed, whole = self.setup.blueprint, self.setup.seed, x
+        x, y = self.setup.prepared(name, x, y, whole)
+        if not isinstance(test, float | int):
+            x_test, y_test = self.setup.prepared(name, *test, whole)
         newcomer = Federation.from_arrays(
-            [x], [y], test=test if isinstance(test, float | int) else ([test[0]], [test[1]]),
+            [x], [y], test=test if isinstance(test, float | int) else ([x_test], [y_test]),
             names=[name], seed=seed,
         )  # fmt: skip
         if newcomer.shape != kind.shape:

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from wecfl.channel.privacy import Privacy
 from wecfl.core.clients import Clients
 from wecfl.core.method import Method
 from wecfl.core.state import Reply, State
-from wecfl.core.types import F32, Int
-from wecfl.errors import ConfigError
-from wecfl.models import Module, Vote, fill, layout_of
+from wecfl.core.task import Task
+from wecfl.core.types import F32, F64, Int
+from wecfl.data.pipeline import Pipeline
+from wecfl.data.samples import as_samples
+from wecfl.errors import ConfigError, unknown
+from wecfl.models import Module, Vote, fill, layout_of, outputs_of
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
 from wecfl.runs.record import Record, served
-from wecfl.runs.scores import Better
+from wecfl.runs.scores import Better, headline_of
 from wecfl.runs.simulated_newcomers import newcomer_summary
 from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
+MODELS_KEPT = 64
+"""How many models a result keeps to predict with; `model` always builds a new one."""
 Status = Literal["finished", "interrupted", "failed"]
 """How a run ended: by its last round or by a rule, by Ctrl-C, or by an error."""
 
@@ -42,8 +47,10 @@ class Result:
     ['round', 'accuracy', 'macro_f1', 'ari', 'nmi', 'clusters']
     >>> result.clients.columns.tolist()
     ['client', 'samples', 'group', 'cluster', 'accuracy', 'macro_f1']
-    >>> type(result.model(client=3)).__name__
+    >>> type(result.model(client="3")).__name__
     'Sequential'
+    >>> result
+    Result(wecfl: 6 clients in 2 clusters after 2 rounds, accuracy ... %, finished)
     """
 
     method: Method
@@ -83,20 +90,122 @@ class Result:
         """(K, P), the clusters' models Ω_k as rows (of the first soft-voted run)."""
         return self.states[0].centers
 
-    def model(self, *, client: int | None = None, cluster: int | None = None) -> Module:
-        """The model of a client, or that of a cluster, ready to predict."""
+    def __repr__(self) -> str:
+        """One line: what was trained, and what came of it."""
+        name, kind = headline_of(summary := self.summary)
+        scored = f", {kind.label} {kind.text(summary[name])}" if summary[name] is not None else ""
+        return (
+            f"Result({self.method.name}: {len(self.labels)} clients in "
+            f"{len(np.unique(self.labels))} clusters after {len(self.records)} rounds{scored}, "
+            f"{self.status})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The clients as a table, for notebooks."""
+        return f"<p>{self}</p>{self.clients.to_html(index=False, max_rows=20)}"
+
+    def model(self, *, client: int | str | None = None, cluster: int | None = None) -> Module:
+        """The model of a client, by its name or its number, or that of a cluster."""
+        return self._built(*self._which(client, cluster))
+
+    def _which(
+        self, client: int | str | None, cluster: int | None
+    ) -> tuple[Literal["client", "cluster"], int]:
+        """A client or a cluster, and its number."""
         if (client is None) == (cluster is None):
-            raise ConfigError("give either client or cluster: model(client=17) or model(cluster=3)")
-        kind, number = ("client", client) if cluster is None else ("cluster", cluster)
+            raise ConfigError(
+                'give either client or cluster: model(client="site 7") or model(cluster=3)'
+            )
+        kind: Literal["client", "cluster"] = "client" if cluster is None else "cluster"
+        number = self._number(client) if isinstance(client, str) else client
+        number = number if cluster is None else cluster
         count = len(self.labels if cluster is None else self.centers)
-        if number is None or not 0 <= number < count:
-            raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number}")
+        if not isinstance(number, int | np.integer) or not 0 <= number < count:
+            raise ConfigError(f"{kind} must be a number from 0 to {count - 1}, got {number!r}")
+        return kind, int(number)
+
+    def _built(self, kind: Literal["client", "cluster"], number: int) -> Module:
         rows = [
-            self._served(state)[number] if cluster is None else state.centers[number]
+            self._served(state)[number] if kind == "client" else state.centers[number]
             for state in self.states
         ]
         members = [fill(self.architecture, row) for row in rows]
         return members[0] if len(members) == 1 else Vote(members).eval()
+
+    def _number(self, client: str) -> int:
+        """Where the client of this name stands."""
+        names = list(self.federation.names)
+        if client not in names:
+            raise ConfigError(unknown("client", client, names))
+        return names.index(client)
+
+    def predict(
+        self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
+    ) -> NDArray[Any]:
+        """(n,), the class or the number that the model of a client or a cluster predicts.
+
+        Of several labels or numbers for each sample, (n, d). Samples are as they were given for the
+        training: rows of the same table (a DataFrame, or lists of values), or arrays. Classes have
+        their names, if they had names.
+
+        >>> from wecfl import Config, run_config
+        >>> from wecfl.from_config import federation_of
+        >>> config = Config(clients=6, groups=2, clusters=2, rounds=2, objectives=False)
+        >>> result, fed = run_config(config), federation_of(config)
+        >>> mine = fed.test[3]
+        >>> right = (result.predict(fed.x[mine], client="3") == fed.y[mine]).mean()
+        >>> bool(abs(right - result.clients["accuracy"][3]) < 1e-6)
+        True
+        """
+        return self.predictions(x, client=client, cluster=cluster)[0]
+
+    def predict_proba(
+        self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
+    ) -> F32:
+        """(n, C), the probability of each class, or of a yes for each of several labels."""
+        _, shares = self.predictions(x, client=client, cluster=cluster)
+        if shares is None:
+            raise ConfigError(f"{self.task.name} has no probabilities: use predict")
+        return shares
+
+    def predictions(
+        self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
+    ) -> tuple[NDArray[Any], F32 | None]:
+        """What `predict` and `predict_proba` say, by one pass; None without probabilities."""
+        outputs = self._outputs(x, client, cluster)
+        found, shares = self.task.predictions(outputs), self.task.probabilities(outputs)
+        if (names := self.class_names) is not None:
+            found = np.array(names)[found]
+        return found, None if shares is None else shares.astype(np.float32)
+
+    def _outputs(self, x: ArrayLike, client: int | str | None, cluster: int | None) -> F64:
+        kind, number = self._which(client, cluster)
+        if self.pipeline:
+            name = self.federation.names[number] if kind == "client" else None
+            x = self.pipeline.transform(x, name)
+        samples = as_samples("predict", x, self.newcomer_setup.blueprint.shape)
+        return outputs_of(self._predicting(kind, number), samples).astype(np.float64)
+
+    @cached_property
+    def _predicting(self) -> Callable[[Literal["client", "cluster"], int], Module]:
+        """Builds the models that predict, and keeps those that were last used."""
+        return lru_cache(MODELS_KEPT)(self._built)
+
+    @property
+    def task(self) -> Task:
+        """What was learned."""
+        return self.newcomer_setup.task
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes 0, 1, 2, …; None: they are numbers."""
+        names = self.pipeline.classes if self.pipeline else None
+        return None if names is None else list(names)
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """How samples are made from tables or pixels; None: they are used as they are given."""
+        return self.newcomer_setup.pipeline
 
     def _served(self, state: State) -> F32:
         """(m, P), the models that predict for clients, as far as the server has them."""
@@ -163,8 +272,8 @@ class Result:
             "engine": self.engine,
             "k": self.method.members if self.method.members > 1 else self.method.k,
             "rounds": len(self.records),
-            "scores": self._better,
-            **dict.fromkeys((*self._better, "ari", "worst_decile")),
+            "scores": self.better,
+            **dict.fromkeys((*self.better, "ari", "worst_decile")),
             **last_rounds(self.records),
             "clusters": self.records[-1]["clusters"] if self.records else None,
             "settled": settled(self.records),
@@ -175,9 +284,9 @@ class Result:
         }
 
     @property
-    def _better(self) -> dict[str, Better]:
+    def better(self) -> dict[str, Better]:
         """The scores of the task, the headline first, and which values are the good ones."""
-        task = self.newcomer_setup.task
+        task = self.task
         names = task.scores(np.zeros((0, *task.shape(self.newcomer_setup.blueprint.classes))))
         return {name: "lower" if name in task.lower else "higher" for name in names}
 
@@ -213,7 +322,7 @@ class Result:
             }
         if self.newcomers is not None:
             extras["newcomers"] = newcomer_summary(
-                self.newcomers, self.clients, self.unseen, score=next(iter(self._better))
+                self.newcomers, self.clients, self.unseen, score=next(iter(self.better))
             )
         return extras
 

@@ -16,7 +16,7 @@ headline is the AUC of two classes, and the balanced accuracy of more.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from wecfl.tasks.regression import Regression
 from wecfl.tasks.yes_or_no import Binary, MultiLabel
 
 __all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "asked_for", "described",
-           "fitted", "named", "parsed", "register"]  # fmt: skip
+           "fitted", "for_outputs", "named", "parsed", "register"]  # fmt: skip
 
 MAX_CLASSES = 50
 """Distinct whole numbers that are taken for labels without being told so."""
@@ -126,6 +126,22 @@ def described(task: Task) -> str:
         parts = ", ".join([f"of={described(task.of)}", *loss, *names])
         return task.label or f"{task.name}({parts})"
     return write_value(task)
+
+
+def for_outputs(task: Task, outputs: int) -> Task:
+    """The task of a model with this number of outputs, where the task leaves it open.
+
+    >>> for_outputs(Regression(), 3).outputs, for_outputs(Classification(2), 3).outputs
+    (3, 2)
+    """
+    if isinstance(task, Custom):
+        return replace(task, of=for_outputs(task.of, outputs))
+    if task.outputs:
+        return task
+    value: Any = task
+    names = {field.name for field in fields(value)} & {"classes", "outputs"}
+    open_task: Task = replace(value, **dict.fromkeys(names, outputs))
+    return open_task
 
 
 def _name_of(function: object) -> str:

@@ -175,6 +175,16 @@ class Classification:
             return problem
         return ranking.wrong_histograms(found[0], most)
 
+    def predictions(self, outputs: F64) -> Int:
+        """(n,), the class with the largest output."""
+        best: Int = outputs.argmax(axis=1).astype(np.int64)
+        return best
+
+    def probabilities(self, outputs: F64) -> F64:
+        """(n, C), the softmax of the outputs."""
+        shares: F64 = np.exp(outputs - _log_sum(outputs)[:, None])
+        return shares
+
     def scores(self, tallies: F64) -> dict[str, Any]:
         """`accuracy` (m,) and `macro_f1` (m,) and, if the headline asks for them, others.
 

@@ -147,6 +147,14 @@ class Custom:
             initial=0, keepdims=True
         ), most)  # fmt: skip
 
+    def predictions(self, outputs: F64) -> Any:
+        """As the other task."""
+        return self.of.predictions(outputs)
+
+    def probabilities(self, outputs: F64) -> F64 | None:
+        """As the other task."""
+        return self.of.probabilities(outputs)
+
     def scores(self, tallies: F64) -> dict[str, F64]:
         """Your metrics (m,), and the scores of the other task."""
         first, own = self._parts(tallies)

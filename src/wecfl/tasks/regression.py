@@ -157,6 +157,13 @@ class Regression:
             return "its quantiles contradict its errors"
         return ""
 
+    def predictions(self, outputs: F64) -> F64:
+        """(n,), the outputs themselves; (n, d) if there are several."""
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+    def probabilities(self, outputs: F64) -> None:
+        """None: a number has no probability."""
+
     def scores(self, tallies: F64) -> dict[str, F64]:
         """(m,) each; R² is the mean over the outputs, NaN where a target does not vary."""
         count = tallies[:, 0, 0]

@@ -105,6 +105,15 @@ class Binary:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
         return ranking.wrong_histograms(tally, most)
 
+    def predictions(self, outputs: F64) -> Int:
+        """(n,), 1 for a probability from ½, else 0."""
+        return _answers(outputs)[:, 0]
+
+    def probabilities(self, outputs: F64) -> F64:
+        """(n, 2), the probability of a no and of a yes."""
+        yes = _sigmoid(outputs)
+        return np.concatenate([1 - yes, yes], axis=1)
+
     def scores(self, tallies: F64) -> dict[str, Any]:
         """(m,) each: accuracy, macro-F1, balanced accuracy, and those of the probabilities."""
         return _ordered(tallies, "accuracy" if self.headline == "auto" else self.headline)
@@ -195,9 +204,27 @@ class MultiLabel:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
         return ranking.wrong_histograms(tally, most)
 
+    def predictions(self, outputs: F64) -> Int:
+        """(n, C), 1 for a probability from ½, else 0."""
+        return _answers(outputs)
+
+    def probabilities(self, outputs: F64) -> F64:
+        """(n, C), the probability of a yes for each label."""
+        return _sigmoid(outputs)
+
     def scores(self, tallies: F64) -> dict[str, Any]:
         """(m,) each: those of the probabilities, and accuracy, F1 and balanced accuracy."""
         return _ordered(tallies, "auc" if self.headline == "auto" else self.headline)
+
+
+def _answers(outputs: F64) -> Int:
+    answers: Int = (outputs >= 0).astype(np.int64)
+    return answers
+
+
+def _sigmoid(outputs: F64) -> F64:
+    shares: F64 = np.exp(-np.logaddexp(0, -outputs))  # which does not overflow
+    return shares
 
 
 def _check_headline(headline: str) -> None:

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.config import check_whole
 from wecfl.core.types import F32
 from wecfl.data.targets import Targets
 from wecfl.data.transforms.base import By, SampleKind, check_by
 from wecfl.errors import PartitionError
+from wecfl.limits import check_whole
 
 __all__ = ["Permutation", "Sign", "Swap"]
 

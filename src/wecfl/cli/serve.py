@@ -1,0 +1,62 @@
+"""`wecfl serve`: the models of a run as an HTTP endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from wecfl.cli import terminal
+from wecfl.cli.flags import OwnModelFlag
+from wecfl.errors import ConfigError
+from wecfl.loading import load
+from wecfl.models.own import own_model
+
+__all__ = ["serve"]
+
+
+def serve(
+    folder: Path,
+    /,
+    *,
+    host: Annotated[
+        str, Parameter(help="The address to listen on; in a container 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port to listen on; 0: any that is free.")] = 8000,
+    workers: Annotated[
+        int | None, Parameter(help="The number of threads or processes that train newcomers.")
+    ] = 1,
+    model: OwnModelFlag = None,
+) -> None:
+    """Serve the models of a run over HTTP: predictions by client, by cluster and for newcomers.
+
+    There is no TLS and nobody is asked for a password: it listens on this machine only, unless
+    --host says otherwise. Put a proxy before it.
+
+    Parameters
+    ----------
+    folder
+        The folder of a run that has ended or was stopped.
+
+    """
+    try:
+        import uvicorn  # noqa: PLC0415  (an extra)
+
+        from wecfl.endpoint import make_app  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"serve needs {error.name}: pip install 'wecfl[serve]'") from None
+    result = load(folder, model=model and own_model(model), workers=workers)
+    config = uvicorn.Config(
+        make_app(result), host=host, port=port, ws="none", log_level="warning",
+        timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    try:
+        listening = config.bind_socket()
+    except SystemExit:  # uvicorn has logged why
+        raise ConfigError(f"can't listen on {host}:{port}: choose another --port") from None
+    listening.listen()  # requests wait until the server is up
+    address, number = listening.getsockname()[:2]
+    terminal.show(f"{result}")
+    terminal.show(f"serving on http://{address}:{number}/health; Ctrl-C ends it")
+    uvicorn.Server(config).run(sockets=[listening])

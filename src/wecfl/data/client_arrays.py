@@ -1,0 +1,113 @@
+"""Arrays of clients as users give them: checked, and cut into training and test samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wecfl import rng
+from wecfl.core.types import Int
+from wecfl.data.samples import NamedArray, holdout
+from wecfl.data.targets import Targets, as_targets, encoded
+from wecfl.errors import ConfigError, DataError
+
+__all__ = ["Arrays", "cut_clients", "held_arrays", "pooled_clients"]
+
+Arrays: TypeAlias = Sequence[ArrayLike]
+"""One array per client."""
+
+
+def held_arrays(
+    clients: Mapping[str, Any],
+) -> tuple[Arrays, Arrays, tuple[Arrays, Arrays] | None]:
+    """The samples and targets of clients that hold x and y, as pairs or by name.
+
+    Also those for the test, if all clients hold x_test and y_test.
+    """
+    held = [
+        dict(each) if isinstance(each, Mapping) else dict(zip("xy", each, strict=True))
+        for each in clients.values()
+    ]
+    for name, each in zip(clients, held, strict=True):
+        if not {"x", "y"} <= each.keys():
+            raise DataError(f"client {name}: expected x and y, got {', '.join(each)}")
+    tested = {name: "x_test" in each for name, each in zip(clients, held, strict=True)}
+    without = [name for name, has in tested.items() if not has]
+    if without and any(tested.values()):
+        other = next(name for name, has in tested.items() if has)
+        raise DataError(
+            f"client {without[0]}: lacks x_test and y_test, which client {other} has; give them to "
+            "all clients or to none"
+        )
+
+    def column(key: str) -> Arrays:
+        return [each[key] for each in held]
+
+    tests = None if without else (column("x_test"), column("y_test"))
+    return column("x"), column("y"), tests
+
+
+def pooled_clients(
+    names: Sequence[str],
+    xs: Arrays,
+    ys: Arrays,
+    test: float | tuple[Arrays, Arrays],
+    *,
+    classes: int | None,
+    seed: int,
+) -> tuple[list[NamedArray], list[Targets], list[Int], list[Int]]:
+    """The parts of a pool with their targets, and the rows of each client to train and to test."""
+    if isinstance(test, float | int):
+        parts, targets = _checked(names, xs, encoded(ys), classes)
+        cuts = zip(_rows_of(targets), cut_clients(targets, test, seed), strict=True)
+        pairs = [(own[kept], own[held]) for own, (kept, held) in cuts]
+        return parts, targets, [train for train, _ in pairs], [tested for _, tested in pairs]
+    numbers = encoded([*ys, *test[1]])
+    parts, targets = _checked(names, xs, numbers[: len(ys)], classes)
+    more = _checked(names, test[0], numbers[len(ys) :], classes, side=" (test)")
+    parts, targets = parts + more[0], targets + more[1]
+    rows = _rows_of(targets)
+    return parts, targets, rows[: len(names)], rows[len(names) :]
+
+
+def _checked(
+    names: Sequence[str],
+    xs: Arrays,
+    ys: Arrays,
+    classes: int | None,
+    *,
+    side: str = "",
+) -> tuple[list[NamedArray], list[Targets]]:
+    """Each client's samples and targets; a client needs at least one to train."""
+    if not names:
+        raise DataError("there are no clients; give at least one array of samples")
+    if not len(names) == len(xs) == len(ys):
+        raise DataError(
+            f"expected samples, labels and a name for each client, "
+            f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
+        )
+    parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
+    for where, x in parts:
+        if not len(x) and not side:
+            raise DataError(f"{where}: 0 samples, expected at least 1; leave the client out")
+    pairs = zip(parts, ys, strict=True)
+    return parts, [as_targets(where, y, len(x), classes) for (where, x), y in pairs]
+
+
+def cut_clients(labels: Sequence[Any], share: float, seed: int) -> list[tuple[Int, Int]]:
+    """For each client which of its samples are for training, and which for testing."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"test: expected a share from 0 to below 1, got {share}")
+    return [
+        holdout(np.asarray(y), share, rng.stream(seed, "holdout", 0, i))
+        for i, y in enumerate(labels)
+    ]
+
+
+def _rows_of(labels: Sequence[Targets]) -> list[Int]:
+    """The rows of each part in the pool of all parts."""
+    ends = np.cumsum([len(y) for y in labels])
+    return np.split(np.arange(ends[-1]), ends[:-1])

@@ -1,0 +1,141 @@
+"""Tables: which of their rows each client holds, and the files that hold tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from wecfl.core.types import F32, Int
+from wecfl.data.fitting import fit_pipeline
+from wecfl.data.pipeline import Impute, Pipeline, Scale, ScaleBy
+from wecfl.data.samples import data_errors
+from wecfl.errors import DataError, unknown
+
+__all__ = ["ClientTables", "client_tables", "read_frame", "table_html"]
+
+MAX_ROWS_SHOWN = 20
+"""The largest number of clients that a table in a notebook shows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientTables:
+    """The rows of each client: its name, its features and its labels."""
+
+    names: tuple[str, ...]
+    tables: list[pd.DataFrame]
+    labels: list[Any]
+    classes: tuple[str, ...] | None
+    """The names of the classes, where the target holds texts."""
+    groups: list[Any] | None = None
+
+    def fitted(
+        self, cuts: Sequence[tuple[Int, Int]], scale: Scale, by: ScaleBy, impute: Impute | None
+    ) -> Pipeline:
+        """The pipeline of the training rows, the first of each pair of `cuts`."""
+        parts = zip(self.names, self.tables, cuts, strict=True)
+        return fit_pipeline(
+            {name: table.iloc[cut] for name, table, (cut, _) in parts},
+            scale=scale, by=by, impute=impute, classes=self.classes,
+        )  # fmt: skip
+
+    def transformed(self, pipeline: Pipeline) -> list[F32]:
+        """The samples of each client."""
+        pairs = zip(self.names, self.tables, strict=True)
+        return [pipeline.transform(table, name, f"client {name}") for name, table in pairs]
+
+
+def client_tables(
+    frame: pd.DataFrame,
+    client: str,
+    target: str,
+    features: Sequence[str] | None = None,
+    group: str | None = None,
+) -> ClientTables:
+    """Divide a table by its column `client`; clients are in the order of their values.
+
+    >>> frame = pd.DataFrame({"town": ["b", "a", "b"], "age": [1, 2, 3], "sick": ["n", "y", "n"]})
+    >>> held = client_tables(frame, "town", "sick")
+    >>> held.names, [len(table) for table in held.tables], held.labels, held.classes
+    (('a', 'b'), [1, 2], [array([1]), array([0, 0])], ('n', 'y'))
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"expected a DataFrame of pandas, got {type(frame).__name__}")
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DataError(f"the table has two columns of the name {twice!r}; rename one")
+    frame = frame.rename(columns=str)
+    special = {"client": client, "target": target} | ({"group": group} if group else {})
+    for what, name in special.items():
+        if name not in frame:
+            raise DataError(f"{what}: " + unknown("column", str(name), frame.columns))
+        if frame[name].isna().any():
+            raise DataError(
+                f"the column {name}, the {what}, lacks {frame[name].isna().sum()} values; drop "
+                "these rows"
+            )
+    used = [name for name in frame.columns if name not in special.values()]
+    if features is not None:
+        if strange := [name for name in features if name not in used]:
+            raise DataError("features: " + unknown("column", strange[0], used))
+        used = list(features)
+    if not used or not len(frame):
+        raise DataError("the table has no features or no rows; expected at least one of each")
+    labels, classes = _classes(frame[target])
+    owners, values = pd.factorize(frame[client], sort=True)
+    names = tuple(str(value) for value in values)
+    rows = [np.flatnonzero(owners == i) for i in range(len(names))]
+    groups = None
+    if group:
+        numbers, _ = pd.factorize(frame[group], sort=True)
+        for name, own in zip(names, rows, strict=True):
+            if len(set(numbers[own])) > 1:
+                raise DataError(f"client {name}: its rows are of several groups; expected one")
+        groups = [int(numbers[own[0]]) for own in rows]
+    chosen = frame[used]
+    return ClientTables(
+        names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, groups
+    )
+
+
+def _classes(target: pd.Series[Any]) -> tuple[Any, tuple[str, ...] | None]:
+    """The labels, and the names of the classes if they are texts; numbers stay as they are."""
+    if pd.api.types.is_bool_dtype(target.dtype):
+        return target.to_numpy(np.int64), None
+    if pd.api.types.is_numeric_dtype(target.dtype):
+        return target.to_numpy(), None
+    numbers, names = pd.factorize(target.astype(str), sort=True)
+    return numbers.astype(np.int64), tuple(map(str, names))
+
+
+def table_html(names: Any, samples: Any, tested: Any, groups: Any = None) -> str:
+    """Clients as a table for notebooks.
+
+    >>> table_html(["a"], [3], [1]).count("<th>")
+    3
+    """
+    columns = {"client": names, "training samples": samples, "test samples": tested}
+    known = columns if groups is None else {**columns, "group": groups}
+    return str(pd.DataFrame(known).to_html(index=False, max_rows=MAX_ROWS_SHOWN))
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The table in a CSV or a Parquet file.
+
+    >>> read_frame(Path("people.csv"))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: people.csv: no such file; check the path
+    """
+    remedy = "write it with pandas, or check its encoding (UTF-8) and its separators (,)"
+    errors = (OSError, ValueError, OverflowError, MemoryError)  # ParserError is a ValueError
+    with data_errors(path, remedy, errors):
+        if path.suffix == ".csv":
+            return pd.read_csv(path)
+        try:
+            return pd.read_parquet(path)
+        except ImportError:
+            raise DataError(f"{path}: Parquet needs pyarrow: pip install 'wecfl[tables]'") from None

@@ -1,0 +1,288 @@
+"""The pipeline: from a table, or pixels, as people have them to the samples that a model is given.
+
+It is made of statistics that clients may send, and travels with the models: `predict`, newcomers,
+the exported ONNX graph and `wecfl serve` begin with it.
+
+::
+
+    numbers      a missing value is filled in, then (x − shift) / scale
+    indicators   1 where a number was missing, for columns in which the training data lacked some
+    categories   one feature for each value that the training data hold; others are all zeros
+    pixels       0 … 255 to [−1, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wecfl.core.types import F32, F64, Bool, Int
+from wecfl.data.samples import Array, fill_pixels
+from wecfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Column",
+    "Impute",
+    "Pipeline",
+    "Scale",
+    "ScaleBy",
+    "numbers_of",
+    "pixels_of",
+    "texts_of",
+]
+
+Scale = Literal["none", "standard", "minmax", "pixels"]
+"""How numbers are scaled: to mean 0 and variance 1, to [0, 1], or as pixels to [−1, 1]."""
+ScaleBy = Literal["all", "client"]
+"""Whose statistics scale the samples of a client: those of all clients merged, or its own."""
+Impute = Literal["mean", "median"] | float
+"""What stands for a missing number: the mean or the median of its column, or a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, and what becomes of it."""
+
+    name: str
+    values: tuple[str, ...] | None = None
+    """The categories, one feature each; None for a column of numbers."""
+    fill: float | None = None
+    """What stands for a missing number; None: a missing value is refused."""
+    indicator: bool = False
+    """Whether a further feature says where the number was missing."""
+    shift: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What is done to samples before a model sees them; a value that JSON can hold.
+
+    >>> pipeline = Pipeline((Column("age", fill=40.0, shift=40.0, scale=10.0),
+    ...                      Column("sex", values=("f", "m"))))
+    >>> pipeline.transform([[50, "m"], [None, "f"]]).tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    >>> Pipeline.read(pipeline.written()) == pipeline
+    True
+    """
+
+    columns: tuple[Column, ...] = ()
+    """Of a table; none for pixels."""
+    classes: tuple[str, ...] | None = None
+    """The names of the classes 0, 1, 2, …; None: they are numbers."""
+    own: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] | None = None
+    """By client the shift and scale of each column of numbers, if each is scaled by its own."""
+    scaled: Scale = "none"
+    """How the numbers were scaled."""
+
+    @property
+    def numbers(self) -> list[Column]:
+        """The columns of numbers."""
+        return [column for column in self.columns if column.values is None]
+
+    @property
+    def categories(self) -> list[Column]:
+        """The columns of categories."""
+        return [column for column in self.columns if column.values is not None]
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, in their order: numbers, indicators, categories."""
+        return [
+            *(column.name for column in self.numbers),
+            *(f"{column.name} is missing" for column in self.numbers if column.indicator),
+            *(f"{column.name} = {v}" for column in self.categories for v in column.values or ()),
+        ]
+
+    @property
+    def learned(self) -> bool:
+        """Whether it holds statistics that clients had to send."""
+        seen = any(
+            column.values or column.fill or (column.shift, column.scale) != (0, 1)
+            for column in self.columns
+        )
+        return seen and self.scaled != "pixels"
+
+    def transform(self, table: Any, client: str | None = None, where: str = "predict") -> F32:
+        """(n, features), the samples of a table: a DataFrame, rows in the columns' order, or dicts.
+
+        Where clients are scaled by their own statistics, `client` names whose.
+        """
+        if self.scaled == "pixels":
+            return pixels_of(where, table)
+        frame = self.frame(table, where)
+        if not len(frame):
+            return np.empty((0, len(self.features)), np.float32)
+        parts: list[Any] = []
+        if self.numbers:
+            parts += self._numbers(numbers_of(frame, self.numbers, where), client, where)
+        if self.categories:
+            parts.append(self._one_hot(frame))
+        with np.errstate(over="ignore"):
+            x = np.hstack(parts).astype(np.float32)
+        if not np.isfinite(x).all():
+            name = self.features[int(np.argmin(np.isfinite(x).all(axis=0)))]
+            raise DataError(f"{where}: the column {name} is beyond float32 (10³⁸); scale it")
+        return x
+
+    def frame(self, table: Any, where: str) -> Any:
+        """The table as a DataFrame of pandas that has the columns."""
+        import pandas as pd  # noqa: PLC0415  (a client over a network does without)
+
+        names = [column.name for column in self.columns]
+        if not isinstance(table, pd.DataFrame):
+            rows = list(table)
+            keyed = rows and isinstance(rows[0], Mapping)
+            widths = {len(row) if hasattr(row, "__len__") else 0 for row in rows}
+            if not keyed and widths - {len(names)}:
+                raise DataError(
+                    f"{where}: a row has {(widths - {len(names)}).pop()} values, expected "
+                    f"{len(names)}: {', '.join(names)}"
+                )
+            table = pd.DataFrame(rows, columns=None if keyed else names)
+        if missing := [name for name in names if name not in table]:
+            raise DataError(f"{where}: the table lacks the columns {', '.join(missing)}")
+        return table
+
+    def _numbers(self, values: F64, client: str | None, where: str) -> list[F64]:
+        """The columns of numbers, filled and scaled, and where they were missing."""
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+        if (infinite := np.isinf(values).any(axis=0)).any():
+            name = self.numbers[int(np.argmax(infinite))].name
+            raise DataError(f"{where}: the column {name} holds Inf; clean or drop these samples")
+        missing = np.isnan(values)
+        refused = [c.fill is None and bool(missing[:, j].any()) for j, c in enumerate(self.numbers)]
+        if any(refused):
+            raise DataError(_lacking(where, self.numbers, missing, np.array(refused)))
+        filled = np.where(missing, [column.fill or 0.0 for column in self.numbers], values)
+        scaler = StandardScaler()
+        pairs = np.array(self.scaling(client, where), np.float64)
+        scaler.mean_, scaler.scale_ = pairs[:, 0], pairs[:, 1]
+        scaler.var_, scaler.n_features_in_ = pairs[:, 1] ** 2, len(pairs)
+        told = [j for j, column in enumerate(self.numbers) if column.indicator]
+        return [scaler.transform(filled), missing[:, told].astype(np.float64)]
+
+    def scaling(
+        self, client: str | None = None, where: str = "predict"
+    ) -> list[tuple[float, float]]:
+        """The shift and scale of each column of numbers, of all clients or of one."""
+        if self.own is None:
+            return [(column.shift, column.scale) for column in self.numbers]
+        known = dict(self.own)
+        if client not in known:
+            raise DataError(
+                f"{where}: each client is scaled by its own statistics, so say whose samples these "
+                f"are: give the name of a client, got {client!r}"
+            )
+        return list(known[client])
+
+    def _one_hot(self, frame: pd.DataFrame) -> F64:
+        from sklearn.preprocessing import OneHotEncoder  # noqa: PLC0415
+
+        known = [list(column.values or ()) for column in self.categories]
+        encoder = OneHotEncoder(
+            categories=[np.array(values, object) for values in known], handle_unknown="ignore",
+            sparse_output=False,
+        ).fit(np.array([[values[0] for values in known]], object))  # fmt: skip
+        texts = texts_of(frame, [column.name for column in self.categories])
+        return np.asarray(encoder.transform(texts), np.float64)
+
+    def labels(self, y: Any, where: str = "predict") -> Any:
+        """The numbers of classes that were given by their names; numbers stay as they are."""
+        given = np.asarray(y)
+        if self.classes is None or given.dtype.kind in "uif":
+            return y
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        if strange := [each for each in given.astype(str).tolist() if each not in numbers]:
+            raise DataError(
+                f"{where}: there is no class {strange[0]!r}; the classes are "
+                f"{', '.join(self.classes)}"
+            )
+        return np.array([numbers[each] for each in given.astype(str).tolist()], np.int64)
+
+    def of_client(self, client: str) -> Pipeline:
+        """The pipeline of one client, in which the scaling is its own."""
+        pairs = dict(zip((c.name for c in self.numbers), self.scaling(client), strict=True))
+        columns = tuple(
+            column if column.values is not None
+            else replace(column, shift=pairs[column.name][0], scale=pairs[column.name][1])
+            for column in self.columns
+        )  # fmt: skip
+        return replace(self, columns=columns, own=None)
+
+    def written(self) -> dict[str, Any]:
+        """The pipeline as JSON."""
+        columns = [
+            {"name": c.name, "values": None if c.values is None else list(c.values), "fill": c.fill,
+             "indicator": c.indicator, "shift": c.shift, "scale": c.scale}
+            for c in self.columns
+        ]  # fmt: skip
+        return {
+            "columns": columns,
+            "classes": None if self.classes is None else list(self.classes),
+            "own": None if self.own is None else {n: list(map(list, each)) for n, each in self.own},
+            "scaled": self.scaled,
+        }
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> Pipeline:
+        """The pipeline from JSON."""
+        columns = [
+            Column(**{**c, "values": None if c["values"] is None else tuple(c["values"])})
+            for c in written["columns"]
+        ]
+        classes, own = written["classes"], written["own"]
+        return cls(
+            tuple(columns),
+            None if classes is None else tuple(classes),
+            None if own is None else tuple((n, tuple(map(tuple, each))) for n, each in own.items()),
+            written["scaled"],
+        )
+
+
+def numbers_of(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> F64:
+    """(n, p), the columns of numbers as float64; NaN where a value is missing."""
+    found = []
+    for column in columns:
+        try:
+            found.append(frame[column.name].astype("float64").to_numpy(np.float64))
+        except (TypeError, ValueError) as error:
+            why = " ".join(str(error).split())[:80]
+            raise DataError(f"{where}: the column {column.name} must hold numbers: {why}") from None
+    return np.column_stack(found) if found else np.empty((len(frame), 0))
+
+
+def texts_of(frame: pd.DataFrame, names: Sequence[str]) -> Any:
+    """(n, p), the columns of categories as texts; None where a value is missing."""
+    chosen = frame[list(names)]
+    texts = chosen.astype(str).to_numpy(object, copy=True)
+    texts[chosen.isna().to_numpy()] = None
+    return texts
+
+
+def _lacking(where: str, numbers: Sequence[Column], missing: Bool, refused: Bool) -> str:
+    names = ", ".join(numbers[int(j)].name for j in np.flatnonzero(refused))
+    rows: Int = np.flatnonzero(missing[:, refused].any(axis=1))
+    return (
+        f"{where}: values are missing in the columns {names} (first in sample {rows[0]}), but the "
+        "run was trained without missing values; fill them in, or train with impute"
+    )
+
+
+def pixels_of(where: str, x: Any) -> F32:
+    """Pixels 0 … 255 as [−1, 1]."""
+    given: Array = np.asarray(x)
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(np.uint8) if given.dtype.kind in "uif" else None
+    if whole is None or (whole != given).any():
+        raise DataError(f"{where}: expected pixels, whole numbers from 0 to 255")
+    out = np.empty(given.shape, np.float32)
+    fill_pixels(out, whole)
+    return out

@@ -1,0 +1,49 @@
+"""What a user should know about the data before a run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wecfl.data.federation import Federation
+
+__all__ = ["data_remarks"]
+
+MAX_USUAL_SIZE = 10.0
+"""The root mean square of a feature above which it is taken for not scaled."""
+ROWS_LOOKED_AT = 1000
+"""As many samples tell whether a feature is scaled."""
+MAX_NAMED_FEATURES = 5
+"""The largest number of features that are named."""
+
+
+def data_remarks(federation: Federation) -> list[str]:
+    """A line about features that are not scaled, and one if nobody is tested.
+
+    >>> x = [[1000.0, 1.0], [-1000.0, 0.0]]
+    >>> for line in data_remarks(Federation.from_arrays([x], [[0, 1]], test=0)): print(line)
+    no client has test samples, so no scores follow
+    the features 0 are far from 0 or vary widely (up to 1e+03), which SGD learns badly; scale ...
+    """
+    lines = []
+    if not any(map(len, federation.test)):
+        lines.append("no client has test samples, so no scores follow")
+    if len(federation.shape) == 1:
+        lines += _unscaled(federation)
+    return lines
+
+
+def _unscaled(federation: Federation) -> list[str]:
+    rows = np.concatenate(federation.train)
+    some = federation.x[rows[:: max(1, len(rows) // ROWS_LOOKED_AT)]].astype(np.float64)
+    size = np.sqrt((some**2).mean(axis=0))
+    large = np.flatnonzero(size > MAX_USUAL_SIZE)
+    if not large.size:
+        return []
+    pipeline = federation.pipeline
+    names = pipeline.features if pipeline else [str(j) for j in range(len(size))]
+    shown = ", ".join(names[j] for j in large[:MAX_NAMED_FEATURES])
+    more = f" and {len(large) - MAX_NAMED_FEATURES} more" * (len(large) > MAX_NAMED_FEATURES)
+    return [
+        f"the features {shown}{more} are far from 0 or vary widely (up to {size.max():.2g}), which "
+        "SGD learns badly; scale them: scale='standard' (--scale standard)"
+    ]

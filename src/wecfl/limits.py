@@ -1,0 +1,34 @@
+"""The largest numbers that can be meant, and the check of whole numbers."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from wecfl.errors import ConfigError
+
+__all__ = ["MAX_COUNT", "MAX_SEED", "check_whole"]
+
+MAX_COUNT = 1_000_000
+"""The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
+
+MAX_SEED = 2**128 - 1
+"""The largest seed."""
+
+
+def check_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise an error for a value that is no whole number, or too small or large to be meant.
+
+    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
+
+    >>> check_whole(rounds=(1.5, 1))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
+    """
+    for name, (number, minimum) in numbers.items():
+        maximum = MAX_SEED if name == "seed" else MAX_COUNT
+        if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
+            raise ConfigError(
+                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
+            )
