@@ -33,7 +33,8 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     helpers = {"all", "common", "peer_training"}
     # Cited where they are needed.
     alone = {
-        "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting", "table2_mixture",
+        "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
+        "table2_mixture",
     }  # fmt: skip
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
 
