@@ -39,7 +39,8 @@ NB_MODULE(_native, m) {
              nb::arg("anchor").none(), nb::arg("offset").none(), nb::arg("mu").none(), nb::arg("free").none(),
              nb::arg("lr").noconvert(), nb::arg("optimizer"), nb::arg("x").noconvert(),
              nb::arg("y"), nb::arg("clients").noconvert(), nb::arg("index").noconvert(),
-             nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"))
+             nb::arg("offsets").noconvert(), nb::arg("keys").noconvert(), nb::arg("threads"),
+             nb::arg("weights").none() = nb::none(), nb::arg("bias").none() = nb::none())
         .def("logits", &Runner::logits, nb::arg("rows").noconvert(), nb::arg("which").noconvert(),
              nb::arg("x").noconvert(), nb::arg("index").noconvert(), nb::arg("offsets").noconvert(),
              nb::arg("out").noconvert(), nb::arg("mode"), nb::arg("batch"), nb::arg("threads"))

@@ -85,6 +85,8 @@ struct Batch {
     Targets targets;
     const int64_t* rows;
     int count;
+    const float* weights = nullptr;  // (count,), factors of the samples' losses, or null: all 1
+    const float* bias = nullptr;     // (count, classes), added to the outputs, or null: nothing
 };
 
 enum class Descent : int { sgd, nesterov, adam, adamw };

@@ -81,7 +81,8 @@ public:
     void train(Array<float, 2> rows, nb::object buffers, nb::object anchor, nb::object offset, nb::object mu,
                nb::object free, Array<float, 1> lr, const Optimizer& optimizer, Array<const float, 2> x,
                nb::object y, Array<const int64_t, 1> clients, Array<const int64_t, 1> index,
-               Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads) {
+               Array<const int64_t, 2> offsets, Array<const uint64_t, 1> keys, int threads, nb::object weights,
+               nb::object bias) {
         const int64_t m = int64_t(rows.shape(0)), n = int64_t(clients.shape(0)),
                       steps = int64_t(offsets.shape(1)) - 1;
         const Network& net = plan_.network();
@@ -116,6 +117,19 @@ public:
         const float* mu_of_columns = of_columns<float>(mu, "mu");
         const bool* free_columns = of_columns<bool>(free, "free");
         check_samples(x, index);
+        const float* weight_of = nullptr;
+        if (!weights.is_none()) {
+            const auto given = nb::cast<Array<const float, 1>>(weights, false);
+            demand(given.shape(0) == index.shape(0), "weights need one entry per sample of a batch");
+            weight_of = given.data();
+        }
+        const float* bias_of = nullptr;
+        if (!bias.is_none()) {
+            const auto given = nb::cast<Array<const float, 2>>(bias, false);
+            demand(given.shape(0) == index.shape(0) && int64_t(given.shape(1)) == net.classes,
+                   "bias needs one row per sample of a batch");
+            bias_of = given.data();
+        }
         const Targets targets = targets_of(y, int64_t(x.shape(0)));
         const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
         for (const Op& op : plan_.ops()) {
@@ -147,7 +161,9 @@ public:
                 for (int64_t q = 0; q < steps && !stop; q++) {
                     const int64_t *at = offsets.data() + j * (steps + 1) + q, count = at[1] - at[0];
                     if (count == 0) break;  // a client that takes fewer steps
-                    const Batch batch{x.data(), x.shape(1), targets, index.data() + at[0], int(count)};
+                    const Batch batch{x.data(), x.shape(1), targets, index.data() + at[0], int(count),
+                                      weight_of ? weight_of + at[0] : nullptr,
+                                      bias_of ? bias_of + at[0] * net.classes : nullptr};
                     backend_->gradient(net, row, batch, Mode::train,
                                        keys.data()[j] + uint64_t(q) * 0xD1B54A32D192ED03ull, workspace, gradient);
                     backend_->update(net, row, gradient, update);

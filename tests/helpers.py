@@ -126,7 +126,8 @@ class BowlEngine:
         self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
     ) -> Answers:
         clients = np.arange(len(self.sizes)) if who is None else who
-        rows, _ = perform(job, BowlSite(self, clients), sent, {})
+        site: Any = BowlSite(self, clients)  # its clients have no samples
+        rows, _ = perform(job, site, sent, {})
         return Answers(rows, np.zeros(len(clients), np.int8), memory)
 
     def network_report(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     mutant(
         "core", "the same replies are lost in every round",
-        'self._draws("reply", m, sent.round)', 'self._draws("reply", m, 0)',
+        'self.draws("reply", m, sent.round)', 'self.draws("reply", m, 0)',
         "tests/test_conditions.py",
     ),
     mutant(

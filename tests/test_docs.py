@@ -21,13 +21,16 @@ from wecfl.bilevel import (
     evaluation,
     hierarchy,
     importance,
+    joint_means,
     learning_rate,
     local,
+    loss_clustering,
     meta,
     objectives,
     optimizer,
     programs,
     serving,
+    trial,
 )
 from wecfl.bilevel import representation as representations
 from wecfl.channel import attacks
@@ -48,6 +51,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
+    joint_means, loss_clustering, trial,
     optimizer, evaluation, serving, control_variates, learning_rate, programs,
     envelope, meta,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,

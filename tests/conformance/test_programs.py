@@ -23,6 +23,7 @@ from wecfl.bilevel.local import (
 from wecfl.bilevel.meta import MetaSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.serving import Personal, Tuned
+from wecfl.bilevel.trial import Trial
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, private_columns
 from wecfl.engine import LocalEngine, make_engine
@@ -33,7 +34,7 @@ M, SEED = 5, 3
 PLAN = LocalPlan(steps=4, batch=4, lr=0.1, done=np.array([4, 2, 4, 1, 3]))
 EVERY: list[Program] = [
     Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), MetaSteps(0.1),
-    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), ClusterLosses(),
+    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Trial(3), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
 ]  # fmt: skip
@@ -145,7 +146,7 @@ def test_a_program_travels_by_name_version_and_options(program: Program) -> None
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"name": "trian", "version": 1}, "did you mean 'train'"),
+        ({"name": "trainn", "version": 1}, "did you mean 'train'"),
         ({"name": "train", "version": 2}, "version 1 here.* 2"),
         ({"name": "train", "version": 1, "nu": 3}, "unknown option of train 'nu'"),
         ({"name": "train", "version": 1, "mu": -3}, "mu must be"),

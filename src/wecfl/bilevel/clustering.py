@@ -18,7 +18,7 @@ from wecfl.core.components import Clustering, Clusters, Distance, View
 from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "DistinctClients", "KMeans", "Nearest", "isometric"]
+__all__ = ["AtLeast", "DistinctClients", "KMeans", "Nearest", "Once", "isometric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,30 @@ class AtLeast:
             labels[members] = others[members].argmin(axis=1)
         kept = max(len(view.centers), labels.max() + 1)
         return Clusters(labels, found.centers[:kept], found.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A clustering that is done once; from then on, clients keep their clusters.
+
+    Clients that are heard later join the nearest cluster. Its note `clustered` is the round in
+    which it was done.
+
+    >>> view = View(np.array([[0.0], [9.0]]), np.zeros((2, 1)), np.ones(2), np.zeros(2, int))
+    >>> found = Once(KMeans())(view, squared_euclidean, np.random.default_rng(0))
+    >>> found.labels.tolist(), found.notes["clustered"].tolist()
+    ([0, 1], [0.0])
+    """
+
+    clustering: Clustering
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """The clusters found, or those that there are."""
+        if "clustered" in view.notes:
+            return Clusters(view.labels, view.centers, view.notes)
+        found = self.clustering(view, distance, rng)
+        when = {"clustered": np.array([float(view.round)])}
+        return Clusters(found.labels, found.centers, {**found.notes, **when})
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:

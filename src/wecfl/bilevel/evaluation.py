@@ -79,7 +79,7 @@ def served_tallies(
         Score(method.serve, "test", method.local), plan, seed, state.round, state.tick,
         method.shared,
     )  # fmt: skip
-    return _answers(engine, job, Sent({"model": state.sent}), None, state.memory, lost=0)
+    return _answers(engine, job, method.serve.sent(state), None, state.memory, lost=0)
 
 
 def _answers(

@@ -23,12 +23,13 @@ from wecfl.bilevel.local import (
 )
 from wecfl.bilevel.meta import MetaSteps
 from wecfl.bilevel.serving import SERVINGS
+from wecfl.bilevel.trial import Trial
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 
 __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
-TRAINING: tuple[type[Program], ...] = (Train, Alone, Ditto, Parts, MetaSteps, MoreauSteps)
+TRAINING: tuple[type[Program], ...] = (Train, Alone, Ditto, Parts, MetaSteps, MoreauSteps, Trial)
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
 PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (*TRAINING, *EVALUATING)}
 """The programs that clients know, by name."""

@@ -8,14 +8,25 @@ from typing import Any, ClassVar
 
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Sent, Site
+from wecfl.core.state import State
 from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 
 __all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
 
 
+class _OneModel:
+    """A serving that needs nothing but the model of the client's cluster."""
+
+    __slots__ = ()
+
+    def sent(self, state: State) -> Sent:
+        """Each client's model."""
+        return Sent({"model": state.sent})
+
+
 @dataclass(frozen=True, slots=True)
-class Center:
+class Center(_OneModel):
     """The model of the client's cluster, with the client's private columns; several models vote.
 
     >>> Center().moments
@@ -33,7 +44,7 @@ class Center:
 
 
 @dataclass(frozen=True, slots=True)
-class Personal:
+class Personal(_OneModel):
     """The model that the client keeps for itself; before its first contact, the one it is sent.
 
     >>> Personal().needs_memory
@@ -51,7 +62,7 @@ class Personal:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(_OneModel):
     """The model of the client's cluster, before and after some steps on its training data.
 
     This is plain fine-tuning: momentum starts from zero, nothing is kept, test data are not used.

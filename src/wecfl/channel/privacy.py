@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wecfl import rng
+from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
@@ -153,6 +154,19 @@ noise protects: choose a method that clusters by models
         raise ConfigError(
             f"clients of {method.name} tell the server which model fits them best, which no noise "
             f"protects: choose a method that clusters by models"
+        )
+    asks = [step for step in (*method.opening, *method.steps) if isinstance(step, Ask)]
+    programs = [step.program or method.local for step in asks] + [method.local]
+    told = {name: reply for program in programs for name, reply in program.replies.items()}
+    if other := [name for name, reply in told.items() if not reply.update]:
+        raise ConfigError(
+            f"clients of {method.name} reply '{other[0]}' beside their update, which no noise "
+            f"protects: choose a method whose clients reply updates only"
+        )
+    if any(step.program for step in asks):
+        raise ConfigError(
+            f"clients of {method.name} are asked more than once in a round or before the first "
+            f"one, which the privacy budget does not count: choose another method"
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Learn", "Send", "Steps"]
 
 Send = Callable[[State, "Setting"], Table]
-"""Makes what clients are sent beside their model: named arrays (m, …), from state and setting."""
+"""Makes what clients are sent beside their model: named arrays, from state and setting.
+
+For each client they are (m, …)."""
 
 Learn = Callable[[State, State, Table, "Setting"], State]
 """Makes the next state from the replies. It is called with the state before the exchange, the state
@@ -37,6 +39,8 @@ class Ask:
     """None: the method's local update, which raises the number of the round."""
     send: Send | None = None
     """What clients are sent beside their model; None: nothing."""
+    common: Send | None = None
+    """What is sent to all clients alike, such as all centers as `models`; None: nothing."""
     learn: Learn | None = None
     """What the server does with the replies; None: they are put into the state."""
     check: Callable[[LocalPlan, Layout], None] | None = None
@@ -51,7 +55,7 @@ class Ask:
 
     def __str__(self) -> str:
         """The name, with the functions that are special to this step."""
-        parts = (self.send, self.learn)
+        parts = (self.send, self.common, self.learn)
         special = [getattr(part, "__name__", repr(part)) for part in parts if part]
         return f"{self.letter}({', '.join(special)})" if special else self.letter
 

@@ -150,7 +150,7 @@ class Channel:
         present = np.ones(m, dtype=np.bool_)
         if self.participation < 1:
             count = max(1, int(np.round(self.participation * m)))
-            draws = self._draws(purpose, m, round)
+            draws = self.draws(purpose, m, round)
             present[np.argsort(draws, kind="stable")[count:]] = False
         return present
 
@@ -158,7 +158,7 @@ class Channel:
         """(m,), how many steps clients with so many samples complete; None: all of them."""
         if not self.stragglers:
             return None
-        draws, steps = self._draws("stragglers", len(sizes), round), plan.steps_of(sizes)
+        draws, steps = self.draws("stragglers", len(sizes), round), plan.steps_of(sizes)
         # Below `stragglers` the draw is uniform: it also says how many steps are completed.
         few = 1 + np.floor(draws / self.stragglers * (steps - 1)).astype(np.int64)
         return np.where(draws < self.stragglers, few, steps)
@@ -184,7 +184,7 @@ class Channel:
         declared = job.program.replies
         replies = {name: _spread(array, who, m) for name, array in rows.items() if name != "model"}
         if self.dropout:
-            lost = replied & (self._draws("reply", m, sent.round) < self.dropout)
+            lost = replied & (self.draws("reply", m, sent.round) < self.dropout)
             outcome[lost] = Reply.LOST
         if "model" in declared and declared["model"].update:
             trained = rows["model"]
@@ -245,8 +245,8 @@ class Channel:
             outcome[arrived & finite & (length > self.refuse_above * median)] = Reply.TOO_LARGE
         return median
 
-    def _draws(self, purpose: str, m: int, round: int) -> F64:
-        """(m,), a random number in [0, 1) for each client."""
+    def draws(self, purpose: str, m: int, round: int) -> F64:
+        """(m,), a random number in [0, 1) for each client, which does not depend on its place."""
         keys = range(m) if self.keys is None else self.keys
         return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from wecfl.core.engine import Engine
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Sent, Site
+from wecfl.core.program import Ensemble, Sent, Site
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Real, Table
 from wecfl.layout import Layout
@@ -119,8 +119,13 @@ class Serving(Protocol):
     def moments(self) -> tuple[str, ...]:
         """When a client is tested: `before` and `after` adaptation. The last one counts."""
 
-    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
-        """For each moment (n, P) models, or (n, J, P) models whose mean logits decide."""
+    def sent(self, state: State) -> Sent:
+        """What all clients are sent for it: as a rule, each client the model of its cluster."""
+
+    def __call__(
+        self, site: Site, sent: Sent, memory: Table, plan: LocalPlan
+    ) -> Sequence[F32 | Ensemble]:
+        """For each moment (n, P) models, or (n, J, P) models whose outputs are added or mixed."""
 
 
 class Clustering(Protocol):

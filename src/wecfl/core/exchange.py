@@ -27,7 +27,10 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
     plan = replace(setting.plan, lr=setting.rates(state), done=steps)
     who = np.flatnonzero(channel.present(m, state.round, ask.who))
     extra = ask.send(state, setting) if ask.send else {}
-    sent = Sent({"model": state.fresh(who), **{name: rows[who] for name, rows in extra.items()}})
+    sent = Sent(
+        {"model": state.fresh(who), **{name: rows[who] for name, rows in extra.items()}},
+        ask.common(state, setting) if ask.common else {},
+    )
     met = np.full(m, state.round > 0) if state.met is None else state.met
     job = Job(
         ask.program or method.local, plan.of(who), setting.seed, state.round, state.tick,

@@ -23,6 +23,7 @@ from wecfl.layout import Layout
 
 __all__ = [
     "Answers",
+    "Ensemble",
     "Field",
     "Job",
     "Program",
@@ -80,6 +81,17 @@ class Sent:
         return Sent({name: rows[which] for name, rows in self.own.items()}, self.common)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ensemble:
+    """J models that predict together for each of n clients."""
+
+    models: F32
+    """(n, J, P)."""
+    mixture: F64 | None = None
+    """(n, J), the weights with which their predictions (for classes: probabilities) are mixed.
+    None: their outputs are added."""
+
+
 class Site(Protocol):
     """The place where a program runs: n clients and their data, in one round of a run."""
 
@@ -105,6 +117,8 @@ class Site(Protocol):
         free: Bool | None = None,
         part: slice = ...,
         repeat: int = 1,
+        weights: F32 | None = None,
+        bias: F32 | None = None,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
@@ -115,7 +129,22 @@ class Site(Protocol):
         momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or from zero; it is None
         if the optimizer has none. The rows are written to `out`, which may be `rows`, or else to a
         new matrix.
+
+        `weights` (N,) are factors of the samples' losses, and `bias` (N, C) is added to the outputs
+        of the model. Both are in the order of `samples`, whatever batch a sample is in.
         """
+
+    def samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The inputs (N, …) and targets (N, …) of all N training samples, client by client.
+
+        `sizes` says how many of them each client has.
+        """
+
+    def outputs(self, rows: F32) -> F32:
+        """(N, C), the outputs of each client's own row for its training samples."""
+
+    def sample_losses(self, models: F32) -> F64:
+        """(N, K), the loss of each training sample under each of K models."""
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
         """(n, K), the mean training loss of each of K models on each client's data.
@@ -129,8 +158,8 @@ class Site(Protocol):
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         """(n, trainable), ∇L(ω_i, D_i), the gradient of `risk`, with BatchNorm in the same mode."""
 
-    def tally(self, rows: F32, split: Split) -> F64:
-        """(n, …), the task's tallies of models (n, P), or of the mean outputs of (n, J, P)."""
+    def tally(self, rows: F32 | Ensemble, split: Split) -> F64:
+        """(n, …), the task's tallies of models (n, P), or of (n, J, P) that predict together."""
 
 
 class Program(Protocol):
@@ -225,7 +254,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     private, fields = private_columns(layout, job.shared), job.keeps(layout)
     own = dict(sent.own)
     model = own.get("model")
-    sizes = job.sizes(layout)
+    sizes = job.sizes(layout, sent)
     # Copies, since a program may overwrite what it received.
     received = {
         name: np.array(model[:, private] if name == "private" else model)

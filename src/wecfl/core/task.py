@@ -48,6 +48,12 @@ class Task(Protocol):
     def tally(self, outputs: F64, targets: Any, owners: Int, clients: int) -> F64:
         """(m, …), the tally of each client; `owners` says which client each sample belongs to."""
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, C), the outputs that stand for a mixture of J models' predictions.
+
+        `outputs` are (J, n, C), and `mixture` (J, n) are the weights, which sum to 1.
+        """
+
     def complaint(self, tally: F64, most: int) -> str:
         """What is wrong with a tally that a client has sent; empty if nothing is wrong.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from wecfl import rng
 from wecfl.core.plan import LocalPlan
 from wecfl.core.types import F32, Bool, Int, Split
@@ -86,5 +88,20 @@ class Lesson:
     """(n, P), added to every gradient; None: nothing."""
     free: Bool | None
     """(trainable,), the columns that are trained; None: all."""
+    weights: F32 | None
+    """(N,), factors of the losses of the clients' samples, client by client; None: all 1."""
+    bias: F32 | None
+    """(N, C), added to the outputs for these samples; None: nothing."""
     out: F32 | None
     """(n, P), where the trained models are written to; None: a new matrix."""
+
+    def positions(self, sizes: Int, keys: Int) -> list[Int]:
+        """For each client, the places in `weights` and `bias` of the samples of its batches."""
+        firsts = np.cumsum([0, *sizes[:-1]])
+        return [
+            np.concatenate([np.zeros(0, np.int64), *self.walk.batches(own, int(key), int(done))])
+            for own, key, done in zip(
+                (first + np.arange(size) for first, size in zip(firsts, sizes, strict=True)),
+                keys, self.done, strict=True,
+            )
+        ]  # fmt: skip

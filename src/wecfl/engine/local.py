@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Answers, Job, Sent, perform
+from wecfl.core.program import Answers, Ensemble, Job, Sent, perform
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.data.federation import Federation
@@ -227,8 +227,8 @@ class LocalEngine(BaseEngine):
             means[some] = np.add.reduceat(loss, starts) / counts[some]
         return means
 
-    def _tally(self, models: F32, split: Split, clients: Int) -> F64:
-        """(n, …), the task's tallies of the mean outputs of models (J, n, P)."""
+    def _tally(self, models: F32, split: Split, clients: Int, mixture: F64 | None) -> F64:
+        """(n, …), the task's tallies of models (J, n, P), whose outputs are added or mixed."""
         own, rows = np.arange(len(clients)), self._rows(Samples(split), clients)
         votes = [
             self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
@@ -236,7 +236,12 @@ class LocalEngine(BaseEngine):
         ]
         owners = np.repeat(own, [len(indices) for indices in rows])
         targets = self._federation.y[np.concatenate(rows)]
-        return self.task.tally(sum(votes[1:], start=votes[0]), targets, owners, len(clients))
+        together = (
+            sum(votes[1:], start=votes[0])
+            if mixture is None
+            else self.task.mixed(np.stack(votes), mixture.T[:, owners])
+        )
+        return self.task.tally(together, targets, owners, len(clients))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,6 +273,8 @@ class LocalSite:
         free: Bool | None = None,
         part: slice = slice(None),
         repeat: int = 1,
+        weights: F32 | None = None,
+        bias: F32 | None = None,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         """Take a part of the round's steps (`wecfl.core.program.Site`)."""
@@ -297,6 +304,8 @@ class LocalSite:
             _maybe("anchor", correction.anchor, (n, width)),
             _maybe("offset", correction.offset, (n, width)),
             None if free is None else np.ascontiguousarray(free[:trainable]),
+            _maybe("weights", weights, (int(self.sizes.sum()),)),
+            _maybe("bias", bias, (int(self.sizes.sum()), self.engine.outputs)),
             out,
         )
         still: Any = [] if free is None else ~free[trainable:]
@@ -305,6 +314,26 @@ class LocalSite:
         after, momentum = self.engine._train(self.clients, lesson)
         after[:, held] = before  # running statistics, which change without a gradient
         return after, momentum
+
+    def samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The training samples, client by client (`wecfl.core.program.Site`)."""
+        rows = np.concatenate(self.engine._rows(Samples("train"), self.clients))
+        return self.engine._federation.x[rows], self.engine._federation.y[rows]
+
+    def outputs(self, rows: F32) -> F32:
+        """(N, C), of each client's own row (`wecfl.core.program.Site`)."""
+        own = np.arange(len(self.clients))
+        return self.engine._logits(rows, own, Samples("train"), self.clients)
+
+    def sample_losses(self, models: F32) -> F64:
+        """(N, K), of each sample under each model (`wecfl.core.program.Site`)."""
+        same, (_, targets) = np.zeros(len(self.clients), np.int64), self.samples()
+        outputs = [
+            self.engine._logits(model[None], same, Samples("train"), self.clients)
+            for model in models
+        ]
+        losses = [self.engine.task.losses(made.astype(np.float64), targets) for made in outputs]
+        return np.stack(losses, axis=1)
 
     def losses(self, models: F32, batches: int | None = None) -> F64:
         """(n, K), L(Ω_k, D_i) (`wecfl.core.program.Site`)."""
@@ -323,10 +352,12 @@ class LocalSite:
         samples = self.engine._drawn(batches, self.seed, self.round)
         return self.engine._gradients(rows, samples, self.clients)
 
-    def tally(self, rows: F32, split: Split) -> F64:
+    def tally(self, rows: F32 | Ensemble, split: Split) -> F64:
         """(n, …), the task's tallies on a split (`wecfl.core.program.Site`)."""
-        stack = rows[None] if rows.ndim == 2 else np.moveaxis(rows, 1, 0)
-        return self.engine._tally(stack, split, self.clients)
+        mixture = rows.mixture if isinstance(rows, Ensemble) else None
+        models = rows.models if isinstance(rows, Ensemble) else rows
+        stack = models[None] if models.ndim == 2 else np.moveaxis(models, 1, 0)
+        return self.engine._tally(stack, split, self.clients, mixture)
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:

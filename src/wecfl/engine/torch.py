@@ -108,6 +108,11 @@ class TorchEngine(LocalEngine):
         ):  # fmt: skip
             if values is not None:
                 target[:] = values
+        spots = self._spots(clients) if lesson.weights is not None or lesson.bias is not None else 0
+        if lesson.weights is not None:
+            board.weights[spots] = lesson.weights
+        if lesson.bias is not None:
+            board.bias[spots] = lesson.bias
         self._each(
             "train",
             clients,
@@ -117,10 +122,17 @@ class TorchEngine(LocalEngine):
             anchored=lesson.anchor is not None,
             shifted=lesson.offset is not None,
             held=lesson.free is not None,
+            weighted=lesson.weights is not None,
+            biased=lesson.bias is not None,
         )
         rows = np.empty_like(lesson.rows) if lesson.out is None else lesson.out
         rows[:] = board.models[:n]
         return rows, board.buffers[:n, :buffer].copy() if buffer else None
+
+    def _spots(self, clients: Int) -> Int:
+        """Where the training samples of these clients are on the board."""
+        firsts = np.cumsum([0, *self.sizes[:-1]])
+        return np.concatenate([firsts[i] + np.arange(self.sizes[i]) for i in clients])
 
     def close(self) -> None:
         """End the workers; the engine can't be used afterwards."""

@@ -49,6 +49,8 @@ class Board:
     clients: Int  # (m,), the clients that are asked
     index: Int  # (m,), the row of `models` a client is evaluated with
     logits: F32  # (samples of all clients, outputs)
+    weights: F32  # (samples of all clients,), factors of their losses
+    bias: F32  # (samples of all clients, outputs), added to the outputs
 
     @classmethod
     def shared(cls, federation: Federation, layout: Layout, outputs: int) -> Board:
@@ -68,6 +70,8 @@ class Board:
             clients=_shared((m,), np.int64),
             index=_shared((m,), np.int64),
             logits=_shared((samples, outputs)),
+            weights=_shared((samples,)),
+            bias=_shared((samples, outputs)),
         )
 
 
@@ -155,6 +159,8 @@ class Worker:
         anchored: bool,
         shifted: bool,
         held: bool,
+        weighted: bool,
+        biased: bool,
     ) -> None:
         """Take steps of the plan's optimizer, on the columns that are trained.
 
@@ -171,11 +177,19 @@ class Worker:
             LocalPlan(**plan), self.layout, float(board.lr[turn]), board.buffers[turn], free
         )
         self.model.train()
-        for rows in steps.batches(self.federation.train[client], key, int(board.steps[turn])):
+        own, first = self.federation.train[client], self.first["train"][client]
+        for chosen in steps.batches(np.arange(len(own)), key, int(board.steps[turn])):
             g.zero_()
+            rows, at = own[chosen], first + chosen
             output = self.model(self.samples(rows))
+            if biased:
+                output = output + torch.from_numpy(board.bias[at])
             loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
-            torch.autograd.backward(loss)
+            if weighted:  # of a sum over samples, each row of the gradient belongs to one of them
+                (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
+                output.backward(slope * torch.from_numpy(board.weights[at])[:, None])
+            else:
+                torch.autograd.backward(loss)
             descent.prepare(w, g)
             if corrected:
                 g.addcmul_(mu, w - anchor)

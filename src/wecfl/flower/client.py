@@ -192,7 +192,7 @@ class _LocalClient:
         """What a program makes of the memory kept here, and whether memory was lost before."""
         kept_memory = ClientMemory(self.state_dir, str(config["run"]), str(config["member"]))
         found = kept_memory.load(job.tick)
-        sizes = job.sizes(self.layout)
+        sizes = job.sizes(self.layout, sent)
         declared = {
             name: (field.dtype, field.sized(sizes))
             for name, field in job.keeps(self.layout).items()

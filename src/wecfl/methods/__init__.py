@@ -33,6 +33,7 @@ from wecfl.methods.one_model import (
     fedavg,
     fedavg_plus,
     fedavgm,
+    fedp2p,
     fedprox,
     fedprox_plus,
     fedyogi,
@@ -48,12 +49,23 @@ from wecfl.methods.per_client import (
     per_fedavg,
     pfedme,
 )
-from wecfl.methods.per_cluster import NumberOfClusters, cfl, fesem, flhc, ifca, wecfl
+from wecfl.methods.per_cluster import (
+    NumberOfClusters,
+    cfl,
+    clove,
+    fesem,
+    flhc,
+    ifca,
+    ifca_one_shot,
+    ifca_plus,
+    wecfl,
+)
 
 __all__ = [
     "FAMILIES",
     "METHODS",
     "cfl",
+    "clove",
     "component_words",
     "components",
     "differences",
@@ -64,6 +76,7 @@ __all__ = [
     "fedavg_ft",
     "fedavg_plus",
     "fedavgm",
+    "fedp2p",
     "fedper",
     "fedprox",
     "fedprox_plus",
@@ -72,6 +85,8 @@ __all__ = [
     "fesem",
     "flhc",
     "ifca",
+    "ifca_one_shot",
+    "ifca_plus",
     "lg_fedavg",
     "local",
     "named",
@@ -95,6 +110,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "fedadam": fedadam,
         "fedyogi": fedyogi,
         "scaffold": scaffold,
+        "fedp2p": fedp2p,
     },
     "a model per cluster": {
         "ifca": ifca,
@@ -102,6 +118,9 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "wecfl": wecfl,
         "cfl": cfl,
         "flhc": flhc,
+        "ifca+": ifca_plus,
+        "ifca-one-shot": ifca_one_shot,
+        "clove": clove,
     },
     "a model per client": {
         "local": local,

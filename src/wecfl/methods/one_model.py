@@ -7,10 +7,12 @@ from wecfl.bilevel.clustering import Nearest
 from wecfl.bilevel.control_variates import CONTROLLED
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.importance import data_size
+from wecfl.bilevel.joint_means import PeerGroups, PeerMeans
 from wecfl.bilevel.local import Train
 from wecfl.bilevel.optimizer import Adaptive, Momentum, adagrad, adam, yogi
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Center
+from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "fedavg",
     "fedavg_plus",
     "fedavgm",
+    "fedp2p",
     "fedprox",
     "fedprox_plus",
     "fedyogi",
@@ -120,4 +123,19 @@ def scaffold() -> Method:
     """
     return fedavg.replace(
         name="scaffold", steps=(CONTROLLED, "E", "M", "D"), plan={"momentum": 0.0}
+    )
+
+
+def fedp2p(peer_groups: int = 5) -> Method:
+    """FedP2P: groups of peers agree among themselves, and the server averages the groups.
+
+    The groups are drawn anew in each round (Chou et al., 2021).
+
+    >>> fedp2p(3).aggregation
+    PeerMeans()
+    """
+    return fedavg.replace(
+        name="fedp2p",
+        aggregation=PeerMeans(),
+        steps=(Ask(learn=PeerGroups(peer_groups)), "E", "M", "D"),
     )

@@ -6,17 +6,31 @@ from typing import Literal
 
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto, Criterion
-from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.clustering import KMeans, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
 from wecfl.bilevel.distance import component
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
+from wecfl.bilevel.joint_means import CommonColumns
 from wecfl.bilevel.local import Train
-from wecfl.bilevel.representation import Losses
+from wecfl.bilevel.loss_clustering import LossSpread, LossVectors
+from wecfl.bilevel.representation import Columns, Losses
+from wecfl.bilevel.trial import Trial
+from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
-__all__ = ["NumberOfClusters", "cfl", "fesem", "flhc", "ifca", "wecfl"]
+__all__ = [
+    "NumberOfClusters",
+    "cfl",
+    "clove",
+    "fesem",
+    "flhc",
+    "ifca",
+    "ifca_one_shot",
+    "ifca_plus",
+    "wecfl",
+]
 
 NumberOfClusters = int | Literal["auto"]
 """A number of clusters, or "auto": the server chooses it."""
@@ -70,6 +84,60 @@ def ifca(k: int, batches: int | None = None) -> Method:
         name="ifca", k=k, representation=Losses(batches), distance=component, start="each",
         opening=("E", "D"), steps=("L", "M", "E", "D"),
     )  # fmt: skip
+
+
+def ifca_plus(
+    k: int,
+    batches: int | None = None,
+    share_body: bool = True,
+    restarts: int = 5,
+    start_steps: int | None = None,
+) -> Method:
+    """IFCA+: IFCA with a common body, and a start that is spread out over the clients.
+
+    Before the first round, all clients train the initial model for `start_steps` steps, and K of
+    the trained models are drawn as in k-means++, by losses (`LossSpread`). With `share_body`, all
+    layers but the last one are averaged over all clients (Ghosh et al., their weight sharing).
+
+    >>> ifca_plus(3).opening[0].program, ifca_plus(3).aggregation.which
+    (Trial(steps=None), '~classifier')
+    """
+    body = "~classifier" if share_body else ""
+    start = Ask(Trial(start_steps), learn=LossSpread(restarts, body, batches))
+    return ifca(k, batches).replace(
+        name="ifca+", start="one", opening=(start, "E", "D"),
+        aggregation=CommonColumns(body) if share_body else Mean(),
+    )  # fmt: skip
+
+
+def ifca_one_shot(k: int, start_steps: int = 100) -> Method:
+    """One-shot IFCA: clients train alone, and their models are clustered once (Ghosh et al.).
+
+    Each client takes `start_steps` steps from the initial model. Then each cluster of K-means is
+    trained as by FedAvg.
+
+    >>> ifca_one_shot(3).opening[0].program
+    Trial(steps=100)
+    """
+    return fedavg.replace(
+        name="ifca-one-shot", k=k, representation=Columns("parameters"), importance=uniform,
+        aggregation=Mean(data_size), clustering=Once(KMeans(warm=False)),
+        opening=(Ask(Trial(start_steps)), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def clove(k: int, batches: int | None = None) -> Method:
+    """CLoVE: K-means of the clients' loss vectors, each cluster with the model that suits it best.
+
+    It starts from K different models, and goes on like IFCA (ICML 2026, arXiv 2506.22427). Clients
+    are clustered with λ_i = 1, and models averaged by data size.
+
+    >>> clove(3).clustering
+    LossVectors(fresh=10)
+    """
+    return ifca(k, batches).replace(
+        name="clove", importance=uniform, aggregation=Mean(data_size), clustering=LossVectors()
+    )
 
 
 def cfl(eps1: float = 0.4, eps2: float = 1.0) -> Method:

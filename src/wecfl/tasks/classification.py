@@ -162,6 +162,17 @@ class Classification:
         found = ranking.histograms(logits, truth.astype(np.float64), owners, clients)
         return np.concatenate([counts.reshape(clients, -1), found.reshape(clients, -1)], axis=1)
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, C), the logarithms of the mixed probabilities.
+
+        >>> logits = np.log([[[0.5, 0.5]], [[0.1, 0.9]]])
+        >>> np.exp(Classification().mixed(logits, np.array([[0.75], [0.25]]))).round(3).tolist()
+        [[0.4, 0.6]]
+        """
+        shares = outputs - _log_sum(outputs)[..., None]
+        with np.errstate(divide="ignore"):
+            return _log_sum(np.moveaxis(shares + np.log(mixture)[..., None], 0, -1))
+
     @property
     def lower(self) -> frozenset[str]:
         """What measures errors of probabilities."""

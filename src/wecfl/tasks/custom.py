@@ -122,6 +122,10 @@ class Custom:
         each = self._each(outputs, targets)
         return each.sum() if reduction == "sum" else each.mean()
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, C), as the other task mixes them."""
+        return self.of.mixed(outputs, mixture)
+
     def tally(self, outputs: F64, targets: Any, owners: Int, clients: int) -> F64:
         """(m, …), one row for each client."""
         tallies = self.of.tally(outputs, targets, owners, clients).reshape(clients, -1)

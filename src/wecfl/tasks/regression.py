@@ -119,6 +119,10 @@ class Regression:
             whole = getattr(functional, named)(outputs, targets, reduction=reduction, **options)
         return whole / outputs.shape[1] if reduction == "sum" else whole
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, d), the mean of the models' predictions."""
+        return np.asarray(np.einsum("jnc,jn->nc", outputs, mixture))
+
     def tally(self, outputs: F64, targets: F32, owners: Int, clients: int) -> F64:
         """(m, d, 5 or 7), sums over each client's samples."""
         y = targets.astype(np.float64)

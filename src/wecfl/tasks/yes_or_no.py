@@ -92,6 +92,10 @@ class Binary:
     def _weight(self) -> float:
         return 1.0 if self.weight == "balanced" else self.weight
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, 1), log p / (1 − p) of the mixed probabilities."""
+        return _mixed(outputs, mixture)
+
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
         """(m, 1, 4, bins), the histograms of each client."""
         return ranking.histograms(outputs, targets[:, None].astype(np.float64), owners, clients)
@@ -191,6 +195,10 @@ class MultiLabel:
     def _weights(self) -> tuple[float, ...] | float:
         return self.weights if isinstance(self.weights, tuple) else 1.0
 
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, C), log p / (1 − p) of the mixed probabilities."""
+        return _mixed(outputs, mixture)
+
     def tally(self, outputs: F64, targets: F32, owners: Int, clients: int) -> F64:
         """(m, C, 4, bins), the histograms of each client."""
         return ranking.histograms(outputs, targets.astype(np.float64), owners, clients)
@@ -225,6 +233,14 @@ def _answers(outputs: F64) -> Int:
 def _sigmoid(outputs: F64) -> F64:
     shares: F64 = np.exp(-np.logaddexp(0, -outputs))  # which does not overflow
     return shares
+
+
+def _mixed(outputs: F64, mixture: F64) -> F64:
+    """The logits of mixed probabilities: log Σ π σ(z) − log Σ π σ(−z), over the first axis."""
+    with np.errstate(divide="ignore"):
+        shares = np.log(mixture)[..., None]
+    yes = np.logaddexp.reduce(shares - np.logaddexp(0, -outputs), axis=0)
+    return np.asarray(yes - np.logaddexp.reduce(shares - np.logaddexp(0, outputs), axis=0))
 
 
 def _check_headline(headline: str) -> None:

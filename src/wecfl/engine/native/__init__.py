@@ -117,6 +117,9 @@ class NativeEngine(LocalEngine):
         ends = np.cumsum(counts).reshape(counts.shape)
         offsets = np.concatenate([ends[:, :1] - counts[:, :1], ends], axis=1)
         index = np.concatenate([batch for client in batches for batch in client])
+        by_sample = {"weights": lesson.weights, "bias": lesson.bias}
+        if any(values is not None for values in by_sample.values()):
+            spots = np.concatenate(lesson.positions(self.sizes[clients], federation.keys[clients]))
         self._call(
             "train",
             models,
@@ -134,6 +137,7 @@ class NativeEngine(LocalEngine):
             offsets,
             np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
             self.workers,
+            **{name: values[spots] for name, values in by_sample.items() if values is not None},
         )
         return models, buffers
 
@@ -190,9 +194,9 @@ class NativeEngine(LocalEngine):
             **(self.task.kernel or {}),
         )
 
-    def _call(self, work: str, *arguments: Any) -> None:
+    def _call(self, work: str, *arguments: Any, **named: Any) -> None:
         try:
-            getattr(self._runner, work)(*arguments)
+            getattr(self._runner, work)(*arguments, **named)
         except (ValueError, RuntimeError, MemoryError) as error:
             raise EngineError(f"the native engine failed in {work}: {error}") from None
 
