@@ -73,8 +73,10 @@ def test_curves_are_the_accuracy_of_each_round(tmp_path: Path) -> None:
 
 def test_seeds_are_one_curve_and_choices_two(tmp_path: Path) -> None:
     folders = [folder(tmp_path / str(s), [0.1 * (s + 1), 0.5], seed=s, lr=0.1) for s in (0, 1)]
-    _, (curves, *_) = drawn(folders)
+    spec, (curves, *_) = drawn(folders)
     assert [row["accuracy"] for row in curves] == [pytest.approx(0.15), 0.5]
+    assert [(row["lowest"], row["highest"]) for row in curves] == [(0.1, 0.2), (0.5, 0.5)]
+    assert spec["hconcat"][0]["layer"][0]["mark"]["type"] == "area"  # a band over the seeds
     folders.append(folder(tmp_path / "c", [0.9, 0.9], lr=0.2))
     _, (curves, *_) = drawn(folders)
     assert {row["name"] for row in curves} == {"wecfl K=2 lr=0.1", "wecfl K=2 lr=0.2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -25,6 +26,7 @@ Clients = Callable[[Config], Federation]
 Found = list[tuple[Cell, list[StoredResult]]]
 """The cells that have results, each with the results of its seeds."""
 
+SMALL_TITLE: dict[str, Any] = {"fontSize": 11, "fontWeight": "normal", "offset": 4}
 DATASET_TITLES = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
@@ -121,29 +123,36 @@ def _tsne(found: Found) -> AnyChart:
     for cell, results in found:
         config, trace = cell.config, results[0]["trace"]
         where = f"{_dataset(config)}, K = {config.clusters}"
+        last, clusters = trace["rounds"][-1], range(int(config.clusters))
         panels = [
-            _plane(seen, trace["group"], f"round {seen['round']}") for seen in trace["rounds"]
+            _plane(seen, trace["group"], clusters, legend=seen is last) for seen in trace["rounds"]
         ]
-        rows.append(alt.hconcat(*panels, spacing=12, title=where))
+        row = alt.hconcat(*panels, spacing=12, title=where)
+        rows.append(row.resolve_scale(color="independent"))
     return styled(alt.vconcat(*rows, spacing=24).resolve_scale(color="independent"))
 
 
-def _plane(seen: dict[str, list[float]], group: list[int] | None, title: str) -> alt.Chart:
+def _plane(
+    seen: dict[str, Any], group: list[int] | None, clusters: Sequence[int], *, legend: bool
+) -> alt.Chart:
     points = pd.DataFrame({key: seen[key] for key in ("x", "y", "cluster")})
     points["client"] = range(len(points))
     points["group"] = group if group is not None else "unknown"
     bare = alt.Axis(labels=False, ticks=False, grid=False, title=None, domain=False)
     scale = alt.Scale(zero=False, nice=False, padding=8)
+    named = alt.Legend(title="cluster", symbolSize=60) if legend else None
+    colors = alt.Scale(domain=[*clusters], range=CURVE_COLORS[: len(clusters)])
+    title = alt.TitleParams(f"round {seen['round']}", **SMALL_TITLE)
     chart: alt.Chart = (
-        alt.Chart(points, title=alt.TitleParams(title, fontSize=11, fontWeight="normal", offset=4))
-        .mark_circle(size=16, opacity=1)  # PDF and SVG draw translucent points one by one
+        alt.Chart(points, title=title)
+        .mark_circle(size=24, opacity=1)  # PDF and SVG draw translucent points one by one
         .encode(
             x=alt.X("x:Q", axis=bare, scale=scale),
             y=alt.Y("y:Q", axis=bare, scale=scale),
-            color=alt.Color("cluster:N", scale=alt.Scale(range=CURVE_COLORS), legend=None),
+            color=alt.Color("cluster:N", scale=colors, legend=named),
             tooltip=["client:O", "cluster:N", "group:N"],
         )
-        .properties(width=165, height=165, view=alt.ViewConfig(stroke="#ddd"))
+        .properties(width=155, height=155, view=alt.ViewConfig(stroke="#ddd"))
     )
     return chart
 
@@ -154,12 +163,8 @@ def _objectives(found: Found) -> AnyChart:
     for cell, results in found:
         where = f"{_setting(cell.config)}, {_name(cell.config, several=True)}"
         seen = results[0]["trace"]
-        panels = [
-            _objective(seen[name], name, f"{where}: {name}")
-            for name in LEGEND_TITLES
-            if name in seen
-        ]
-        panel = alt.hconcat(*panels, spacing=40)
+        panels = [_objective(seen[name], name) for name in LEGEND_TITLES if name in seen]
+        panel = alt.hconcat(*panels, spacing=24, title=where)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
     chart = alt.vconcat(*rows, spacing=30)
     return styled(chart.resolve_scale(color="independent", strokeDash="independent"))
@@ -172,7 +177,7 @@ STEP_NAMES = {
 LEGEND_TITLES = {"F": "F after the", "R": "R after the", "B": "largest B of a cluster"}
 
 
-def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Chart:
+def _objective(by_step: dict[str, list[float]], name: str) -> alt.Chart:
     values = pd.DataFrame(
         [
             {"round": t, "after": STEP_NAMES[step], name: value}
@@ -180,27 +185,42 @@ def _objective(by_step: dict[str, list[float]], name: str, title: str) -> alt.Ch
             for t, value in enumerate(values, 1)
         ]
     )
-    names, title_of = [STEP_NAMES[step] for step in by_step], LEGEND_TITLES[name]
+    names = [STEP_NAMES[step] for step in by_step]
+    legend = alt.Legend(title=LEGEND_TITLES[name], orient="bottom", direction="vertical")
     # F after M equals F after E if K-means has converged, and R after D nearly equals R after L if
     # local updates are short. Dashes show both lines.
     dashes = [[1, 0]] * (len(names) - 1) + [[5, 5]]
     chart: alt.Chart = (
-        alt.Chart(values, title=title)
+        alt.Chart(values, title=alt.TitleParams(_course(by_step, name), **SMALL_TITLE))
         .mark_line(strokeWidth=2)
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, grid=False)),
-            y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4)),
+            y=alt.Y(f"{name}:Q", title=name, axis=alt.Axis(gridOpacity=0.4, format="~g")),
             color=alt.Color(
-                "after:N", title=title_of, scale=alt.Scale(domain=names, range=CURVE_COLORS)
+                "after:N", legend=legend, scale=alt.Scale(domain=names, range=CURVE_COLORS)
             ),
             strokeDash=alt.StrokeDash(
-                "after:N", title=title_of, scale=alt.Scale(domain=names, range=dashes)
+                "after:N", legend=legend, scale=alt.Scale(domain=names, range=dashes)
             ),
             tooltip=["after:N", "round:Q", alt.Tooltip(f"{name}:Q", format=".4g")],
         )
-        .properties(width=320, height=240)
+        .properties(width=235, height=220)
     )
     return chart
+
+
+def _course(by_step: dict[str, list[float]], name: str) -> str:
+    """What became of an objective after the first of its steps, in words.
+
+    >>> _course({"L": [1.0, 4.0, 2.0]}, "F"), _course({"L": [3.0, 2.0, 1.0]}, "R")
+    ('F: from 1 up to 4 in round 2, then 2', 'R: from 3 to 1')
+    """
+    values = next(iter(by_step.values()))
+    first, top, last = values[0], max(values), values[-1]
+    if top > max(first, last):
+        peak = f"{top:.2g} in round {values.index(top) + 1}"
+        return f"{name}: from {first:.2g} up to {peak}, then {last:.2g}"
+    return f"{name}: from {first:.2g} to {last:.2g}"
 
 
 def _rate(found: Found) -> AnyChart:

@@ -25,16 +25,21 @@ CURVE_COLORS = (
 def curves_panel(
     records: pd.DataFrame, score: str, *, title: str, kind: ScoreKind | None = None
 ) -> alt.LayerChart:
-    """A score over the rounds: one line for each `name`, the mean of its rows, named at its end."""
+    """A score over the rounds: one line for each `name`, the mean of its rows, named at its end.
+
+    Where a name has several rows for a round, which are its seeds, a band reaches from the smallest
+    to the largest.
+    """
     names = records["name"].unique().tolist()
-    curves = records.groupby(["name", "round"], sort=False)[score].mean().reset_index()
+    rows = records.groupby(["name", "round"], sort=False)[score]
+    curves = rows.mean().reset_index().assign(lowest=rows.min().array, highest=rows.max().array)
     color = alt.Color("name:N", legend=None, scale=alt.Scale(domain=names, range=CURVE_COLORS))
     kind = kind or kind_of(score)
-    low, top = 0.0, 1.05 * curves[score].max()
+    low, top = 0.0, 1.05 * curves["highest"].max()
     if kind.percent:
         top = min(1.0, top)
-    elif not curves[score].min() >= 0:  # R² has no lower end
-        low, top = curves[score].min(), max(curves[score].max(), 0.0)
+    elif not curves["lowest"].min() >= 0:  # R² has no lower end
+        low, top = curves["lowest"].min(), max(curves["highest"].max(), 0.0)
     form = ".1%" if kind.percent else ".4~g"
     lines = (
         alt.Chart(curves, title=title)
@@ -51,6 +56,11 @@ def curves_panel(
             tooltip=["name:N", "round:Q", alt.Tooltip(f"{score}:Q", format=form)],
         )
     )
+    bands = (
+        alt.Chart(curves)
+        .mark_area(opacity=0.18)
+        .encode(x="round:Q", y="lowest:Q", y2="highest:Q", color=color)
+    )
     ends = curves.sort_values("round").groupby("name").tail(1).assign(round=curves["round"].max())
     ends = ends.sort_values(score)
     ends["place"] = _apart(ends[score].tolist(), gap=NAME_GAP / PANEL_HEIGHT * (top - low))
@@ -59,8 +69,9 @@ def curves_panel(
         .mark_text(align="left", dx=8, fontSize=12)
         .encode(x="round:Q", y="place:Q", text="name:N", color=color)
     )
-    layers: alt.LayerChart = (lines + labels).properties(width=340, height=PANEL_HEIGHT)
-    return layers
+    several = bool((rows.size() > 1).any())
+    drawn = [bands, lines, labels] if several else [lines, labels]
+    return alt.LayerChart(layer=drawn, width=340, height=PANEL_HEIGHT)
 
 
 def _apart(values: Sequence[float], gap: float) -> list[float]:
