@@ -1,11 +1,12 @@
 // The passes of a network over one mini-batch, compiled once for each instruction set.
 //
-// Operations that look at one block at a time (convolution, ReLU, pooling, dropout) run block by
-// block, so that a block's activations stay in the second-level cache from one layer to the next;
-// BatchNorm and linear layers look at all blocks at once. Lanes beyond the batch repeat a sample,
-// carry no loss and are kept out of BatchNorm's sums.
+// Operations that look at one block at a time (all but BatchNorm and linear layers) run block by block,
+// so that a block's activations stay in the second-level cache from one layer to the next. Lanes beyond the
+// batch repeat a sample, carry no loss and are kept out of BatchNorm's sums.
+#include "any_conv.h"
 #include "convolution.h"
 #include "elementwise.h"
+#include "group_norm.h"
 #include "linear.h"
 #include "loss.h"
 #include "norm.h"
@@ -18,6 +19,8 @@ static void forward_block(const Pass& p, const Op& op, int b) {
     switch (op.kind) {
         case Kind::conv:
             return forward_conv(p, op, b);
+        case Kind::any_conv:
+            return forward_any_conv(p, op, b);
         case Kind::relu_pool:
             if (!op.fused_in_conv) forward_relu_pool(p, op, b);
             return;
@@ -26,14 +29,26 @@ static void forward_block(const Pass& p, const Op& op, int b) {
         case Kind::max_pool:
             return forward_max_pool(p, op, b);
         case Kind::avg_pool:
-            return forward_avg_pool(p, op, b);
+        case Kind::adaptive_pool:
+            return forward_mean_pool(p, op, b);
         case Kind::relu:
             return forward_relu(p, op, b);
+        case Kind::activation:
+            return forward_activation(p, op, b);
         case Kind::norm:
             return forward_norm(p, op, b);
+        case Kind::group_norm:
+            return forward_group_norm(p, op, b);
+        case Kind::layer_norm:
+            return forward_layer_norm(p, op, b);
+        case Kind::add:
+            return forward_add(p, op, b);
+        case Kind::place:
+            return forward_place(p, op, b);
         case Kind::dropout:
             return forward_dropout(p, op, b);
         case Kind::linear:  // looks at all blocks at once: forward_linear
+        case Kind::fork:
             return;
     }
 }
@@ -61,16 +76,35 @@ static void forward_all(const Pass& p) {
 }
 
 static void backward_block(const Pass& p, const Op& op, int b) {
-    if (op.kind == Kind::conv) return backward_conv(p, op, b);
-    if (!op.input_gradient) return;
+    switch (op.kind) {  // those with parameters look themselves whether their input needs a gradient
+        case Kind::conv:
+            return backward_conv(p, op, b);
+        case Kind::any_conv:
+            return backward_any_conv(p, op, b);
+        case Kind::group_norm:
+            return backward_group_norm(p, op, b);
+        case Kind::layer_norm:
+            return backward_layer_norm(p, op, b);
+        case Kind::add:
+            return backward_add(p, op, b);
+        default:
+            if (!op.input_gradient) return;
+    }
     switch (op.kind) {
         case Kind::relu_pool:
             return backward_relu_pool(p, op, b);
         case Kind::max_pool:
         case Kind::avg_pool:
+        case Kind::adaptive_pool:
             return backward_window(p, op, b);
         case Kind::relu:
             return backward_relu(p, op, b);
+        case Kind::activation:
+            return backward_activation(p, op, b);
+        case Kind::place:
+            return backward_place(p, op, b);
+        case Kind::fork:
+            return backward_fork(p, op, b);
         case Kind::dropout:
             return backward_dropout(p, op, b);
         default:  // BatchNorm and linear layers look at all blocks at once
@@ -127,7 +161,7 @@ static void forward(const Network& net, float* row, const Batch& batch, Mode mod
                     const Workspace& workspace, float* logits) {
     const Pass p = make_pass(net, row, batch, mode, key, workspace);
     forward_all(p);
-    const int last = net.ops[net.op_count - 1].out;
+    const int last = net.output;
     const Geometry& g = p.tensor(last).value;
     for (int s = 0; s < batch.count; s++)
         for (int c = 0; c < net.classes; c++)

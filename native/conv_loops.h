@@ -9,7 +9,7 @@ namespace WECFL_ISA {
 struct ConvShape {
     int in_channels, out_channels, height, width;  // of the output
     size_t in_plane, in_row;                       // floats from channel to channel, from row to row
-    size_t out_plane, out_row, out_step;
+    size_t out_plane, out_row;
 };
 
 // acc[p][q] = bias[p] + Σ_c Σ_i Σ_j in[c][i][q·S + j] · w[p][c][i][j], i < H and j < W; then done(p, q, acc).
@@ -92,7 +92,7 @@ template <int K, int S>
 static void conv_forward(const ConvShape& s, const float* in, const float* w, const float* bias, float* out,
                          int from, int to) {
     convolve<K, K, S>(s, in, w, bias, from, to, [&](int o, int y, int x, V v) {
-        store(out + o * s.out_plane + y * s.out_row + x * s.out_step, v);
+        store(out + o * s.out_plane + y * s.out_row + x * LANES, v);
     });
 }
 

@@ -14,24 +14,25 @@ static ConvShape conv_shape(const Geometry& in, const Geometry& out) {
             in.plane() * LANES,
             size_t(in.columns()) * LANES,
             out.plane() * LANES,
-            size_t(out.columns()) * out.step * LANES,
-            size_t(out.step) * LANES};
+            size_t(out.columns()) * LANES};
 }
 
-// Kernel size and stride as compile-time numbers.
+// The kernel size as a compile-time number.
 template <class F>
 static void with_kernel(const Op& op, F f) {
-    auto stride = [&](auto k) { return op.stride == 1 ? f(k, Constant<1>{}) : f(k, Constant<2>{}); };
-    switch (op.kernel) {
-        case 1:
-            return stride(Constant<1>{});
+    switch (op.kernel.y) {
         case 3:
-            return stride(Constant<3>{});
+            return f(Constant<3>{});
         case 5:
-            return stride(Constant<5>{});
+            return f(Constant<5>{});
         default:
-            return stride(Constant<7>{});
+            return f(Constant<7>{});
     }
+}
+
+// Where a convolution of this padding begins to read a tensor, whose border may be wider.
+INLINE const float* padded(const Geometry& g, const float* value, const Sides& pad) {
+    return value + (size_t(g.border - pad.y) * g.columns() + (g.border - pad.x)) * LANES;
 }
 
 // The weights of all convolutions that run by winograd.h, for the forward pass or the input gradient.
@@ -40,27 +41,25 @@ static void combine(const Pass& p, bool back) {
         const Op& op = p.net.ops[n];
         if (!(back ? op.pairs_back : op.pairs)) continue;
         const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels;
-        with_kernel(op, [&](auto k, auto) {
+        with_kernel(op, [&](auto k) {
             constexpr int K = decltype(k)::value;
-            if constexpr (K > 1)
-                back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, p.combined + op.combined_back_at)
-                     : combine_weights<K>(ci, co, p.row + op.weight, p.combined + op.combined_at);
+            back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, p.combined + op.combined_back_at)
+                 : combine_weights<K>(ci, co, p.row + op.weight, p.combined + op.combined_at);
         });
     }
 }
 
 static void forward_conv(const Pass& p, const Op& op, int b) {
     const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value;
-    const float *in = p.value(op.in, b), *w = p.row + op.weight,
+    const float *in = padded(gi, p.value(op.in, b), op.pad), *w = p.row + op.weight,
                 *bias = op.bias < 0 ? nullptr : p.row + op.bias;
     ConvShape s = conv_shape(gi, go);
-    with_kernel(op, [&](auto k, auto stride) {
-        constexpr int K = decltype(k)::value, S = decltype(stride)::value;
+    with_kernel(op, [&](auto k) {
+        constexpr int K = decltype(k)::value;
         auto rows = [&](float* out, int from, int to) {
-            if constexpr (K > 1 && S == 1)
-                if (op.pairs)
-                    return conv_pairs<K>(s, in, p.combined + op.combined_at, bias, p.room, out, from, to);
-            conv_forward<K, S>(s, in, w, bias, out, from, to);
+            if (op.pairs)
+                return conv_pairs<K>(s, in, p.combined + op.combined_at, bias, p.room, out, from, to);
+            conv_forward<K, 1>(s, in, w, bias, out, from, to);
         };
         if (op.fused_pool < 0) return rows(p.value(op.out, b) + go.at(0, 0, 0) * LANES, 0, go.height);
         // Two rows at a time into a small buffer, then through ReLU and the pooling after it.
@@ -70,7 +69,6 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
         uint8_t* codes = p.code(pool, b);
         s.out_row = size_t(go.width) * LANES;
         s.out_plane = 2 * s.out_row;
-        s.out_step = LANES;
         for (int y = 0; y < gp.height; y++) {
             rows(p.rows, 2 * y, 2 * y + 2);
             for (int c = 0; c < go.channels; c++)
@@ -88,60 +86,44 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
 static void backward_conv(const Pass& p, const Op& op, int b) {
     const Tensor &ti = p.tensor(op.in), &to = p.tensor(op.out);
     const float* up = p.grad(op.out, b);
-    with_kernel(op, [&](auto k, auto stride) {
-        constexpr int K = decltype(k)::value, S = decltype(stride)::value;
+    with_kernel(op, [&](auto k) {
+        constexpr int K = decltype(k)::value;
         ConvShape s = conv_shape(ti.value, to.grad);
         const float* inner = up + to.grad.at(0, 0, 0) * LANES;
-        conv_weights<K, S>(s, p.value(op.in, b), inner, p.partial + op.partial_at * LANES);
-        if (op.bias >= 0) {
-            float* sums =
-                p.partial + (op.partial_at + size_t(s.in_channels) * s.out_channels * K * K) * LANES;
-            for (int o = 0; o < s.out_channels; o++) {
-                V acc = load(sums + o * LANES);
-                pixels(to.grad, o, [&](int, int, size_t at) { acc += load(up + at); });
-                store(sums + o * LANES, acc);
-            }
-        }
+        conv_weights<K, 1>(s, padded(ti.value, p.value(op.in, b), op.pad), inner,
+                           p.partial + op.partial_at * LANES);
+        if (op.bias >= 0)
+            add_channel_sums(to.grad, up, p.partial + (op.partial_at + op.partial_weights) * LANES);
         if (!op.input_gradient) return;
         // The gradient of the input: a convolution of the bordered gradient with the turned kernel.
         const Geometry &h = to.grad, &hi = ti.grad;
         const ConvShape back = conv_shape(h, hi);
         float* out = p.grad(op.in, b) + hi.at(0, 0, 0) * LANES;
-        if constexpr (K > 1)
-            if (op.pairs_back)
-                return conv_pairs<K>(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0,
-                                     hi.height);
+        if (op.pairs_back)
+            return conv_pairs<K>(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0,
+                                 hi.height);
         conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr, out, 0, hi.height);
     });
 }
 
-// The turned kernels of all convolutions: flipped[c][o][K−1−i][K−1−j] = w[o][c][i][j].
+// The turned kernels of all convolutions: flipped[c][o][K−1−i][K−1−j] = w[o][c][i][j]; for general ones in the
+// order of their phases.
 static void turn_kernels(const Pass& p) {
     for (int n = 0; n < p.net.op_count; n++) {
         const Op& op = p.net.ops[n];
-        if (op.kind != Kind::conv || !op.input_gradient) continue;
-        const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels,
-                  kk = op.kernel * op.kernel;
+        if ((op.kind != Kind::conv && op.kind != Kind::any_conv) || !op.input_gradient) continue;
         const float* w = p.row + op.weight;
         float* to = p.flipped + op.partial_at;
+        if (op.kind == Kind::any_conv) {
+            for (size_t k = 0; k < op.partial_weights; k++) to[k] = w[op.any->order[k]];
+            continue;
+        }
+        const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels,
+                  kk = op.kernel.area();
         for (int o = 0; o < co; o++)
             for (int c = 0; c < ci; c++)
                 for (int k = 0; k < kk; k++)
                     to[(size_t(c) * co + o) * kk + kk - 1 - k] = w[(size_t(o) * ci + c) * kk + k];
-    }
-}
-
-// Adds up the lanes of the partial sums of all convolutions: the gradients of their weights.
-static void reduce_partial_sums(const Pass& p, float* gradient) {
-    for (int i = 0; i < p.net.op_count; i++) {
-        const Op& op = p.net.ops[i];
-        if (op.kind != Kind::conv) continue;
-        const int co = p.tensor(op.out).value.channels;
-        const size_t count = size_t(co) * p.tensor(op.in).value.channels * op.kernel * op.kernel;
-        const float* sums = p.partial + op.partial_at * LANES;
-        for (size_t n = 0; n < count; n++) gradient[op.weight + n] = sum(load(sums + n * LANES));
-        if (op.bias >= 0)
-            for (int o = 0; o < co; o++) gradient[op.bias + o] = sum(load(sums + (count + o) * LANES));
     }
 }
 

@@ -13,7 +13,7 @@ namespace WECFL_ISA {
 //   squares   2·(z_c − y_c)/C
 // Here z is the output plus the sample's bias.
 static void loss_gradient(const Pass& p) {
-    const int last = p.net.ops[p.net.op_count - 1].out;
+    const int last = p.net.output;
     const Geometry &g = p.tensor(last).value, &h = p.tensor(last).grad;
     const int classes = p.net.classes;
     const LossOptions& loss = p.net.loss;

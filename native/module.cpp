@@ -1,5 +1,6 @@
 // The Python module: names and arguments of what Python may call.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,15 +15,21 @@ NB_MODULE(_native, m) {
     nb::class_<Layer>(m, "Layer")
         .def(
             "__init__",
-            [](Layer* self, std::string kind, std::string place, int64_t kernel, int64_t stride, int64_t pad,
-               int inputs, int outputs, int64_t weight, int64_t bias, int64_t mean, int64_t variance,
-               float eps, float momentum, float rate) {
-                new (self) Layer{std::move(kind), std::move(place), kernel, stride, pad,      inputs, outputs,
-                                 weight,          bias,             mean,   variance, eps,    momentum, rate};
+            [](Layer* self, std::string kind, std::string place, std::vector<int> reads, Pair kernel, Pair stride,
+               Pair pad, Pair dilation, int64_t groups, int inputs, int outputs, int64_t weight, int64_t bias,
+               int64_t mean, int64_t variance, float eps, float momentum, float rate, bool ceil,
+               bool count_padding) {
+                new (self) Layer{std::move(kind), std::move(place), std::move(reads), kernel,   stride, pad,
+                                 dilation,        groups,           inputs,           outputs,  weight, bias,
+                                 mean,            variance,         eps,              momentum, rate,   ceil,
+                                 count_padding};
             },
-            nb::arg("kind"), nb::kw_only(), nb::arg("place") = "", nb::arg("kernel") = 0,
-            nb::arg("stride") = 1, nb::arg("pad") = 0, nb::arg("inputs") = -1, nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
-            nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f);
+            nb::arg("kind"), nb::kw_only(), nb::arg("place") = "", nb::arg("reads") = std::vector<int>(),
+            nb::arg("kernel") = Pair{0, 0}, nb::arg("stride") = Pair{1, 1}, nb::arg("pad") = Pair{0, 0},
+            nb::arg("dilation") = Pair{1, 1}, nb::arg("groups") = 1, nb::arg("inputs") = -1,
+            nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
+            nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f,
+            nb::arg("ceil") = false, nb::arg("count_padding") = true);
     nb::class_<Optimizer>(m, "Optimizer")
         .def(nb::init<const std::string&, std::vector<int64_t>, double, double, double, double, double>(),
              nb::arg("name"), nb::arg("stops"), nb::kw_only(), nb::arg("momentum") = 0.,

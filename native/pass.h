@@ -17,7 +17,7 @@ struct Pass {
     int capacity, blocks;  // blocks that the workspace has room for; blocks of this batch
     // Parts of the workspace, as `lay_out` divides it.
     float *tensors = nullptr, *partial = nullptr, *statistics = nullptr, *turned = nullptr,
-          *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr;
+          *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr, *moments = nullptr;
     uint8_t* codes = nullptr;
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
@@ -59,6 +59,7 @@ static size_t lay_out(Pass& p, char* base) {
     p.rows = reinterpret_cast<float*>(take(n.rows_size * vector));
     p.combined = reinterpret_cast<float*>(take(n.combined_size * sizeof(float)));
     p.room = reinterpret_cast<float*>(take(n.room_size * vector));
+    p.moments = reinterpret_cast<float*>(take(n.moments_size * p.capacity * vector));
     p.codes = reinterpret_cast<uint8_t*>(take(n.codes_size * p.capacity * LANES));
     return size_t(at - base);
 }
@@ -93,18 +94,37 @@ template <class F>
 INLINE void pixels(const Geometry& g, int c, F f) {
     for (int y = 0; y < g.height; y++) {
         size_t at = g.at(c, y, 0) * LANES;
-        for (int x = 0; x < g.width; x++, at += size_t(g.step) * LANES) f(y, x, at);
+        for (int x = 0; x < g.width; x++, at += LANES) f(y, x, at);
     }
 }
 
-// Element by element: out = f(in, channel, running number).
+// Element by element: out = f(in, channel, row, column).
 template <class F>
 static void map(const Geometry& gi, const float* in, const Geometry& go, float* out, F f) {
-    size_t e = 0;
     for (int c = 0; c < gi.channels; c++)
         pixels(gi, c, [&](int y, int x, size_t at) {
-            store(out + go.at(c, y, x) * LANES, f(load(in + at), c, e++));
+            store(out + go.at(c, y, x) * LANES, f(load(in + at), c, y, x));
         });
+}
+
+// sums[c][lane] += Σ_pixels of channel c
+static void add_channel_sums(const Geometry& g, const float* from, float* sums) {
+    for (int c = 0; c < g.channels; c++) {
+        V acc = load(sums + c * LANES);
+        pixels(g, c, [&](int, int, size_t at) { acc += load(from + at); });
+        store(sums + c * LANES, acc);
+    }
+}
+
+// Adds up the lanes of all partial sums: gradients of weights and biases.
+static void reduce_partial_sums(const Pass& p, float* gradient) {
+    for (int i = 0; i < p.net.op_count; i++) {
+        const Op& op = p.net.ops[i];
+        const float* sums = p.partial + op.partial_at * LANES;
+        for (size_t n = 0; n < op.partial_weights; n++) gradient[op.weight + n] = sum(load(sums + n * LANES));
+        sums += op.partial_weights * LANES;
+        for (size_t n = 0; n < op.partial_biases; n++) gradient[op.bias + n] = sum(load(sums + n * LANES));
+    }
 }
 
 static void clear(const Geometry& g, float* at) {

@@ -9,19 +9,44 @@
 
 namespace wecfl {
 
-enum class Kind : int { conv, norm, relu, max_pool, avg_pool, linear, dropout, norm_relu_pool, relu_pool };
+enum class Kind : int {
+    conv,      // square kernels of 3, 5 and 7, stride 1: conv_loops.h
+    any_conv,  // all others: any_conv.h
+    norm,
+    group_norm,
+    layer_norm,
+    relu,
+    activation,
+    max_pool,
+    avg_pool,
+    adaptive_pool,
+    linear,
+    dropout,
+    norm_relu_pool,
+    relu_pool,
+    add,
+    place,  // a copy, to some of the channels of a larger tensor: a concatenation is several of them
+    fork,   // a tensor that is read again: forwards the same numbers, backwards a sum of gradients
+};
 
-// A tensor of one block: `border` rows and columns of zeros around it, and `step` − 1 of them
-// between neighbours, as the convolution that reads it wants it (padding; a strided gradient).
+enum class Function : int { leaky_relu, elu, sigmoid, tanh, silu, gelu, gelu_tanh };
+
+// Along rows (downwards) and along columns.
+struct Sides {
+    int y = 0, x = 0;
+    int area() const { return y * x; }
+    bool operator==(const Sides&) const = default;
+};
+
+// A tensor of one block: `border` rows and columns of zeros around it, as the convolutions that read it want.
 struct Geometry {
-    int channels = 0, height = 0, width = 0, border = 0, step = 1;
-    int slack = 0;  // further rows and columns of zeros at the end (strided convolutions)
-    int rows() const { return height ? (height - 1) * step + 1 + 2 * border + slack : 0; }
-    int columns() const { return width ? (width - 1) * step + 1 + 2 * border + slack : 0; }
+    int channels = 0, height = 0, width = 0, border = 0;
+    int rows() const { return height + 2 * border; }
+    int columns() const { return width + 2 * border; }
     size_t plane() const { return size_t(rows()) * columns(); }
     size_t size() const { return plane() * channels; }  // in vectors
     size_t at(int c, int y, int x) const {
-        return (size_t(c) * rows() + border + size_t(y) * step) * columns() + border + size_t(x) * step;
+        return (size_t(c) * rows() + border + y) * columns() + border + x;
     }
 };
 
@@ -33,21 +58,58 @@ struct Tensor {
     size_t value_at = 0, grad_at = 0;  // in vectors, of block 0; block b is b * size further
 };
 
+// Where the products of one pixel of a general convolution read, in vectors from the place of its first one.
+struct Taps {
+    const int32_t* offsets;
+    int count;
+};
+
+// Pixels of a convolution's input, `stride` apart, whose gradients are sums over the same taps.
+struct Phase {
+    Sides first, count;  // pixels: first + stride · (0 … count − 1)
+    int32_t start;       // where the first of them reads the gradient, in vectors
+    int32_t weights_at;  // its weights among the turned ones of a group
+    Taps taps;
+};
+
+struct AnyConv {
+    int groups, inputs, outputs;  // channels of each group
+    Taps taps;
+    const Phase* phases;
+    int phase_count;
+    const int32_t* order;  // turned weight n is weight order[n]
+};
+
 struct Op {
     Kind kind;
     int in = 0, out = 0;  // tensors
-    int kernel = 0, stride = 1, pad = 0;
+    int other = -1;       // the second tensor of an addition, alone or behind a norm
+    bool relu = false;    // ReLU behind a norm or an addition
+    Sides kernel, stride{1, 1}, pad, dilation{1, 1};
+    int groups = 1;                // of a group_norm
+    int channel = 0;               // of a place: where it begins
+    bool by_column = false;        // of a layer_norm: each row by itself, not the whole sample
+    bool count_padding = true;     // of an avg_pool
+    Function function{};           // of an activation; `rate` is its slope or scale
     int64_t weight = -1, bias = -1;  // columns of the row
     int64_t mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
-    bool input_gradient = true;  // the first layer needs none
+    bool input_gradient = true;  // nothing before the first parameters needs one
+    bool copy_in = false, copy_other = false;  // of an addition: inputs that don't share its gradient's memory
     int fused_pool = -1;         // of a convolution: the number of the relu_pool that it computes as well
     bool fused_in_conv = false;  // of that relu_pool: the convolution before it does its forward pass
     bool pairs = false, pairs_back = false;        // forward pass and input gradient by winograd.h
     size_t combined_at = 0, combined_back_at = 0;  // the combined weights of each, in floats
     size_t partial_at = 0;                         // its partial sums of weights, in vectors
+    size_t partial_weights = 0, partial_biases = 0;  // how many
     size_t codes_at = 0;       // its pooling codes or dropout mask, in vectors of bytes, of block 0
     size_t statistics_at = 0;  // its BatchNorm statistics, in floats
+    size_t moments_at = 0;     // its means and deviations of single samples, in vectors, of block 0
+    const AnyConv* any = nullptr;
+
+    bool keeps_sums() const { return partial_weights + partial_biases > 0; }
+    // Whether its backward pass writes ReLU's mask into the gradient of its own output.
+    bool masks() const { return relu && other >= 0; }
 };
 
 enum class Loss : int { plain, weighted, squares };
@@ -64,10 +126,11 @@ struct Network {
     const Tensor* tensors;
     int64_t trainable, width;
     int classes;  // outputs of the last layer
+    int output;   // the tensor that holds them
     LossOptions loss;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
     size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
-        combined_size, room_size;
+        combined_size, room_size, moments_size;
 };
 
 enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave

@@ -1,3 +1,4 @@
+// From layers to operations on tensors, and their places in memory.
 #include "planner.h"
 
 #include <algorithm>
@@ -5,112 +6,20 @@
 
 namespace wecfl {
 
-// The shape of a sample on its way through the layers. Flattening changes the form alone: numbers stay
-// where they are, and a linear layer reads all of them.
-struct Plan::Shape {
-    enum Form { flat, plane, image };  // features; height and width; channels, height and width
-    int channels, height, width;
-    Form form;
+// What the layers make: value 0 are the samples, value i + 1 is the output of layer i.
+struct Plan::Values {
+    std::vector<Shape> shapes;
+    std::vector<int> tensor;   // of values made so far
+    std::vector<int> source;              // the value itself, or what it is a flattened form of
+    std::vector<int> readers, last_reader;  // of sources: how many layers, and which; the loss counts as one
+    std::vector<std::vector<int>> reads;  // of layers
 
-    int64_t count() const { return int64_t(channels) * height * width; }
-    std::string sides() const { return std::to_string(height) + " × " + std::to_string(width); }
-    bool can_be_halved() const { return height >= 2 && width >= 2; }
-};
-
-// ---- the rules --------------------------------------------------------------------------------
-
-Plan::Shape Plan::sample(const std::vector<int>& sizes) {
-    demand(!sizes.empty() && sizes.size() <= 3,
-           "samples have " + std::to_string(sizes.size()) + " dimensions; the native engine takes 1 to 3");
-    demand(std::all_of(sizes.begin(), sizes.end(), [](int size) { return size > 0; }),
-           "samples must have at least one number along each dimension");
-    int64_t count = 1;
-    for (int size : sizes) demand((count *= size) <= std::numeric_limits<int>::max(), "samples are too large");
-    if (sizes.size() == 1) return {sizes[0], 1, 1, Shape::flat};
-    if (sizes.size() == 2) return {1, sizes[0], sizes[1], Shape::plane};
-    return {sizes[0], sizes[1], sizes[2], Shape::image};
-}
-
-// The shape that a layer makes of its input. Every rule is here, and each is one sentence about the layer.
-Plan::Shape Plan::after(const Layer& layer, const std::string& place, Shape in) const {
-    const auto text = [](int64_t number) { return std::to_string(number); };
-    const auto rule = [&](bool ok, const std::string& sentence) { demand(ok, place + " " + sentence); };
-    const auto columns = [&](int64_t first, int64_t count, int64_t limit, const char* name) {
-        rule(first >= 0 && first <= limit - count, std::string("has its ") + name + " outside of the row");
-    };
-    const auto weight_and_bias = [&](int64_t weights, int64_t biases) {
-        columns(layer.weight, weights, net_.trainable, "weight");
-        if (layer.bias >= 0) columns(layer.bias, biases, net_.trainable, "bias");
-    };
-    const auto expects = [&](int64_t inputs, const char* what) {
-        rule(layer.inputs < 0 || layer.inputs == inputs,
-             "expects " + text(layer.inputs) + " " + what + ", but its input has " + text(inputs));
-    };
-    const auto needs_image = [&] {
-        rule(in.form == Shape::image, std::string("needs images with channels, but its input ") +
-                                          (in.form == Shape::flat ? "is flat" : "has none"));
-    };
-    const auto window = [&] {  // kernel and padding are small: each kind of layer limits them first
-        const int pad = int(layer.pad), kernel = int(layer.kernel);
-        rule(layer.stride >= 1 && layer.stride <= std::numeric_limits<int>::max(),
-             "has a stride of " + text(layer.stride) + "; it must be at least 1");
-        rule(int64_t(in.height) + 2 * pad >= kernel && int64_t(in.width) + 2 * pad >= kernel,
-             "has a kernel of " + text(kernel) + ", larger than its input of " + in.sides() +
-                 " with a padding of " + text(pad));
-        in.height = int((int64_t(in.height) + 2 * pad - kernel) / layer.stride + 1);
-        in.width = int((int64_t(in.width) + 2 * pad - kernel) / layer.stride + 1);
-    };
-
-    if (layer.kind == "conv") {
-        const int64_t kernel = layer.kernel;
-        needs_image();
-        expects(in.channels, "channels");
-        rule(layer.outputs > 0, "has no output channel");
-        rule(kernel == 1 || kernel == 3 || kernel == 5 || kernel == 7,
-             "has a kernel of " + text(kernel) + "; the native engine knows 1, 3, 5 and 7");
-        rule(layer.stride == 1 || layer.stride == 2,
-             "has a stride of " + text(layer.stride) + "; the native engine knows 1 and 2");
-        rule(layer.pad >= 0 && layer.pad < kernel, "has a padding of " + text(layer.pad) +
-                                                       "; it must be smaller than the kernel of " +
-                                                       text(kernel));
-        rule(layer.stride == 1 || in.height % 2 == in.width % 2,
-             "has a stride of 2 on an input of " + in.sides() +
-                 "; the native engine needs both sides odd or both even");
-        weight_and_bias(int64_t(layer.outputs) * in.channels * kernel * kernel, layer.outputs);
-        window();
-        in.channels = layer.outputs;
-    } else if (layer.kind == "norm") {
-        needs_image();
-        expects(in.channels, "channels");
-        columns(layer.mean, in.channels, net_.width, "running mean");
-        columns(layer.variance, in.channels, net_.width, "running variance");
-        if (layer.weight >= 0) columns(layer.weight, in.channels, net_.trainable, "weight");
-        if (layer.bias >= 0) columns(layer.bias, in.channels, net_.trainable, "bias");
-    } else if (layer.kind == "max_pool" || layer.kind == "avg_pool") {
-        needs_image();
-        rule(layer.kernel >= 1 && layer.kernel <= 15,  // a winner's number must fit a byte
-             "has a kernel of " + text(layer.kernel) + "; the native engine pools over 1 to 15");
-        rule(layer.pad >= 0 && layer.pad <= layer.kernel / 2,
-             "has a padding of " + text(layer.pad) + "; it must be at most half the kernel of " +
-                 text(layer.kernel));
-        window();
-    } else if (layer.kind == "linear") {
-        rule(in.form == Shape::flat, "needs flat samples, but its input was not flattened");
-        expects(in.count(), "inputs");
-        rule(layer.outputs > 0, "has no output");
-        weight_and_bias(layer.outputs * in.count(), layer.outputs);
-        in = {layer.outputs, 1, 1, Shape::flat};
-    } else if (layer.kind == "dropout") {
-        rule(layer.rate >= 0 && layer.rate < 1, "must drop a share of at least 0 and below 1");
-    } else if (layer.kind == "flatten") {
-        in.form = Shape::flat;
-    } else {
-        rule(layer.kind == "relu", "is of the unknown kind '" + layer.kind + "'");
+    // Whether layer i + 1 is of this kind, reads layer i and nobody else does.
+    bool followed_by(const std::vector<Layer>& layers, size_t i, const char* kind) const {
+        return i + 1 < layers.size() && layers[i + 1].kind == kind && readers[source[i + 1]] == 1 &&
+               last_reader[source[i + 1]] == int(i) + 1;
     }
-    return in;
-}
-
-// ---- from layers to operations ----------------------------------------------------------------
+};
 
 Plan::Plan(const std::vector<Layer>& layers, const std::vector<int>& sample_shape, int classes,
            int64_t trainable, int64_t width, const std::string& loss, std::vector<float> weights,
@@ -123,83 +32,240 @@ Plan::Plan(const std::vector<Layer>& layers, const std::vector<int>& sample_shap
     demand(smoothing >= 0 && smoothing < 1, "smoothing must lie in [0, 1)");
     net_.loss = {weighted ? Loss::weighted : loss == "squares" ? Loss::squares : Loss::plain,
                  weights_.data(), smoothing};
-    std::vector<Shape> shapes{sample(sample_shape)};  // shapes[i]: the input of layer i
-    for (size_t i = 0; i < layers.size(); i++) {
+    const size_t count = layers.size();
+    Values values;
+    values.shapes = {Shape::of_samples(sample_shape)};
+    values.source = {0};
+    values.readers.resize(count + 1), values.last_reader.resize(count + 1, -1);
+    for (size_t i = 0; i < count; i++) {
         const Layer& layer = layers[i];
         const std::string unnamed = "layer " + std::to_string(i) + " (" + layer.kind + ")";
-        shapes.push_back(after(layer, layer.place.empty() ? unnamed : layer.place, shapes.back()));
+        const std::string& place = layer.place.empty() ? unnamed : layer.place;
+        values.reads.push_back(layer.reads.empty() ? std::vector<int>{int(i)} : layer.reads);
+        std::vector<Shape> inputs;
+        for (int value : values.reads.back()) {
+            demand(value >= 0 && value <= int(i), place + " reads a value that is not there yet");
+            inputs.push_back(values.shapes[value]);
+            if (layer.kind == "flatten") continue;
+            values.readers[values.source[value]]++, values.last_reader[values.source[value]] = int(i);
+        }
+        values.source.push_back(layer.kind == "flatten" ? values.source[values.reads.back()[0]] : int(i) + 1);
+        values.shapes.push_back(shape_after(layer, place, inputs, trainable, width));
     }
-    const Shape& in = shapes.front();
-    tensors_.push_back({{in.channels, in.height, in.width}, {in.channels, in.height, in.width}});
-    for (size_t i = 0; i < layers.size();) i += add(layers, shapes, i);
-    demand(!ops_.empty() && ops_.back().kind == Kind::linear && shapes.back().channels == classes,
-           "the last layer must be linear with " + std::to_string(classes) + " outputs");
-    skip_needless_gradients();
+    values.readers[values.source[count]]++;
+    const Shape& last = values.shapes.back();
+    demand(count && last.form == Shape::flat && last.count() == classes && last.channels == classes,
+           "the last layer must give " + std::to_string(classes) + " numbers, one for each output");
+    values.tensor = {new_tensor(values.shapes.front())};
+    for (size_t i = 0; i < count;) i += add(layers, values, i);
+    net_.output = values.tensor.back();
+    demand(std::any_of(ops_.begin(), ops_.end(), [](const Op& op) { return op.weight >= 0; }),
+           "the last layer must give something that is learned");
+    set_borders();
+    find_needed_gradients();
+    fork_tensors();
+    share_gradients();
     assign_memory();
 }
 
+int Plan::new_tensor(const Shape& shape) {
+    const Geometry geometry{shape.channels, shape.height, shape.width};
+    tensors_.push_back({geometry, geometry});
+    return int(tensors_.size()) - 1;
+}
+
 // Adds the operation for layer i, and for those after it that it can do as well; how many layers that are.
-size_t Plan::add(const std::vector<Layer>& layers, const std::vector<Shape>& shapes, size_t i) {
+size_t Plan::add(const std::vector<Layer>& layers, Values& values, size_t i) {
     const Layer& layer = layers[i];
-    if (layer.kind == "flatten") return 1;
-    const auto relu_at = [&](size_t at) { return at < layers.size() && layers[at].kind == "relu"; };
-    const auto halving_at = [&](size_t at) {  // a 2 × 2 maximum
-        return at < layers.size() && layers[at].kind == "max_pool" && layers[at].kernel == 2 &&
-               layers[at].stride == 2 && layers[at].pad == 0;
+    const auto halving = [&](size_t at) {  // a 2 × 2 maximum
+        const Layer& pool = layers[at];
+        return pool.kernel == Pair{2, 2} && pool.stride == Pair{2, 2} && pool.pad == Pair{0, 0} && !pool.ceil &&
+               values.shapes[at].can_be_halved();
     };
-    const Shape &in = shapes[i], &after_it = shapes[i + 1];
+    const Shape& in = values.shapes[values.reads[i][0]];
     Op op{};
-    op.in = int(tensors_.size()) - 1;
-    op.out = op.in + 1;
-    op.kernel = int(layer.kernel), op.stride = int(layer.stride), op.pad = int(layer.pad);
+    op.in = values.tensor[values.reads[i][0]];
+    if (layer.kind == "flatten") {
+        values.tensor.push_back(op.in);
+        return 1;
+    }
+    const auto sides = [](const Pair& pair) { return Sides{int(pair[0]), int(pair[1])}; };
+    op.kernel = sides(layer.kernel), op.stride = sides(layer.stride), op.pad = sides(layer.pad);
+    op.dilation = sides(layer.dilation), op.groups = int(layer.groups), op.count_padding = layer.count_padding;
     op.weight = layer.weight, op.bias = layer.bias, op.mean = layer.mean, op.variance = layer.variance;
     op.eps = layer.eps, op.momentum = layer.momentum, op.rate = layer.rate;
     size_t used = 1;
-    int border = 0, step = 1, slack = 0;  // of the gradient that comes back
+    const bool relu_next = values.followed_by(layers, i, "relu");
     if (layer.kind == "conv") {
-        op.kind = Kind::conv;
-        tensors_.back().value.border = op.pad;
-        border = op.kernel - 1 - op.pad;
-        step = op.stride;
-        slack = in.height + 2 * op.pad - op.kernel - (after_it.height - 1) * op.stride;
-        if (relu_at(i + 1) && halving_at(i + 2) && after_it.can_be_halved())
-            op.fused_pool = int(ops_.size()) + 1;
-    } else if (layer.kind == "norm") {
-        op.kind = Kind::norm;
-        if (relu_at(i + 1) && halving_at(i + 2) && in.can_be_halved())
+        const int k = op.kernel.y;
+        const bool usual = (k == 3 || k == 5 || k == 7) && op.kernel.x == k && op.stride == Sides{1, 1} &&
+                           op.dilation == Sides{1, 1} && op.groups == 1 && op.pad.y == op.pad.x && op.pad.y < k;
+        op.kind = usual ? Kind::conv : Kind::any_conv;
+    } else if (layer.kind == "norm" || layer.kind == "group_norm") {
+        op.kind = layer.kind == "norm" ? Kind::norm : Kind::group_norm;
+        if (relu_next) op.relu = true, used = 2;
+        if (relu_next && op.kind == Kind::norm && values.followed_by(layers, i + 1, "max_pool") && halving(i + 2))
             op.kind = Kind::norm_relu_pool, used = 3;
+    } else if (layer.kind == "layer_norm") {
+        op.kind = Kind::layer_norm;
+        op.by_column = layer.inputs != in.count();
+        op.groups = op.by_column ? in.channels * in.height : 1;
     } else if (layer.kind == "relu") {
         op.kind = Kind::relu;
-        if (halving_at(i + 1) && in.can_be_halved()) {
-            op.kind = Kind::relu_pool, used = 2;
-            op.fused_in_conv = !ops_.empty() && ops_.back().fused_pool == int(ops_.size());
-        }
+        if (values.followed_by(layers, i, "max_pool") && halving(i + 1)) op.kind = Kind::relu_pool, used = 2;
     } else if (layer.kind == "max_pool") {
         op.kind = Kind::max_pool;
     } else if (layer.kind == "avg_pool") {
         op.kind = Kind::avg_pool;
+    } else if (layer.kind == "adaptive_pool") {
+        op.kind = Kind::adaptive_pool;
     } else if (layer.kind == "linear") {
         op.kind = Kind::linear;
-    } else {
+    } else if (layer.kind == "dropout") {
         op.kind = Kind::dropout;
+    } else if (layer.kind == "concat") {
+        add_concatenation(values, i);
+        return 1;
+    } else if (layer.kind == "add") {
+        op.kind = Kind::add;
+        op.other = values.tensor[values.reads[i][1]];
+        if (relu_next) op.relu = true, used = 2;
+        // A norm whose output only the addition reads does it as well, and moves here: both inputs are there.
+        for (int n = 0; n < 2; n++) {
+            const int mine = n ? op.other : op.in, other = n ? op.in : op.other;
+            const auto norm = std::find_if(ops_.begin(), ops_.end(), [&](const Op& o) { return o.out == mine; });
+            if (norm == ops_.end() || values.readers[values.source[values.reads[i][n]]] != 1 || norm->relu || norm->other >= 0 ||
+                (norm->kind != Kind::norm && norm->kind != Kind::group_norm))
+                continue;
+            Op fused = *norm;
+            ops_.erase(norm);
+            fused.other = other, fused.relu = op.relu;
+            ops_.push_back(fused);
+            while (used + i + 1 > values.tensor.size()) values.tensor.push_back(mine);
+            return used;
+        }
+    } else {
+        op.kind = Kind::activation;
+        const char* names[] = {"leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh"};
+        op.function = Function(std::find(std::begin(names), std::end(names), layer.kind) - names);
     }
-    const Shape& out = shapes[i + used];
-    tensors_.push_back({{out.channels, out.height, out.width},
-                        {out.channels, out.height, out.width, border, step, slack}});
+    op.out = new_tensor(values.shapes[i + used]);
+    while (used + i + 1 > values.tensor.size()) values.tensor.push_back(op.out);
     ops_.push_back(op);
     return used;
 }
 
+void Plan::add_concatenation(Values& values, size_t i) {
+    Op op{};
+    op.kind = Kind::place;
+    op.out = new_tensor(values.shapes[i + 1]);
+    for (int value : values.reads[i]) {
+        op.in = values.tensor[value];
+        ops_.push_back(op);
+        op.channel += values.shapes[value].channels;
+    }
+    values.tensor.push_back(op.out);
+}
+
+// Convolutions want zeros around what they read, and around the gradient that comes back. A linear layer wants
+// none, so it gets a copy if a convolution reads the same tensor.
+void Plan::set_borders() {
+    for (const Op& op : ops_)
+        if (op.kind == Kind::conv || op.kind == Kind::any_conv) {
+            Tensor &in = tensors_[op.in], &out = tensors_[op.out];
+            in.value.border = std::max({in.value.border, op.pad.y, op.pad.x});
+            out.grad.border = op.kind == Kind::conv ? op.kernel.y - 1 - op.pad.y
+                                                    : AnyConvTables::border(op, in.value, out.value);
+        }
+    for (size_t i = 0; i < ops_.size(); i++) {
+        const Geometry in = tensors_[ops_[i].in].value;
+        if (ops_[i].kind != Kind::linear || !in.border) continue;
+        Op copy{};
+        copy.kind = Kind::place;
+        copy.in = ops_[i].in;
+        copy.out = ops_[i].in = new_tensor({in.channels, in.height, in.width, Shape::image});
+        ops_.insert(ops_.begin() + i, copy);
+    }
+}
+
 // Nothing before the first parameters needs a gradient.
-void Plan::skip_needless_gradients() {
-    ops_.front().input_gradient = false;
-    for (size_t i = 1; i < ops_.size(); i++)
-        if (!ops_[i - 1].input_gradient && ops_[i - 1].weight < 0) ops_[i].input_gradient = false;
+void Plan::find_needed_gradients() {
+    needs_gradient_.resize(tensors_.size());
+    for (Op& op : ops_) {
+        op.input_gradient = needs_gradient_[op.in];
+        if (op.input_gradient || op.weight >= 0 || op.bias >= 0 || (op.other >= 0 && needs_gradient_[op.other]))
+            needs_gradient_[op.out] = true;
+    }
+}
+
+// The first reader of a tensor writes its gradient; each further one gets a tensor with the same numbers and a
+// gradient of its own, which a fork adds to the first.
+void Plan::fork_tensors() {
+    value_of_.resize(tensors_.size());
+    for (size_t t = 0; t < tensors_.size(); t++) value_of_[t] = int(t);
+    std::vector<bool> read(tensors_.size());
+    std::vector<Op> forks;
+    read[net_.output] = true;  // by the loss
+    const auto reads = [&](int& tensor) {
+        if (!needs_gradient_[tensor]) return;
+        if (!read[tensor]) {
+            read[tensor] = true;
+            return;
+        }
+        Op fork{};
+        fork.kind = Kind::fork;
+        fork.in = tensor;
+        const Geometry value = tensors_[tensor].value;
+        tensors_.push_back({value, {value.channels, value.height, value.width}});
+        needs_gradient_.push_back(true), value_of_.push_back(tensor);
+        tensor = fork.out = int(tensors_.size()) - 1;
+        forks.push_back(fork);
+    };
+    for (Op& op : ops_)  // additions last: they can share the memory of a further reader's gradient
+        if (op.kind != Kind::add) reads(op.in);
+    for (Op& op : ops_) {
+        if (op.kind == Kind::add) reads(op.in);
+        if (op.other >= 0) reads(op.other);
+    }
+    std::vector<Op> ops;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        ops.push_back(ops_[i]);
+        if (i + 1 < ops_.size() && ops_[i + 1].out == ops_[i].out) continue;  // parts of a concatenation
+        for (const Op& fork : forks)
+            if (fork.in == ops_[i].out) ops.push_back(fork);
+    }
+    ops_ = std::move(ops);
+}
+
+// The gradient of a sum is that of its inputs, in the same memory if nobody changes it later: neither a fork
+// adds to it, nor does the operation that made the input write ReLU's mask into it.
+void Plan::share_gradients() {
+    gradient_of_.resize(tensors_.size());
+    for (size_t t = 0; t < tensors_.size(); t++) gradient_of_[t] = int(t);
+    for (Op& op : ops_) {
+        if (op.other < 0) continue;
+        const auto shares = [&](int tensor) {
+            if (value_of_[tensor] != tensor) return true;
+            if (tensors_[tensor].grad.border) return false;
+            for (const Op& o : ops_) {
+                if (o.kind == Kind::fork && o.in == tensor) return false;
+                if (o.kind != Kind::fork && o.out == tensor && o.masks()) return false;
+            }
+            return true;
+        };
+        const auto give = [&](int tensor, bool& copy) {
+            if (!needs_gradient_[tensor]) return;
+            if (shares(tensor)) gradient_of_[tensor] = op.out;
+            else copy = true;
+        };
+        if (op.kind == Kind::add) give(op.in, op.copy_in);
+        give(op.other, op.copy_other);
+    }
 }
 
 // Whether winograd.h is worth it: few channels leave too much beside the products. Makes room for it.
-bool Plan::by_pairs(int kernel, int stride, const Geometry& in, const Geometry& out) {
-    if (kernel == 1 || stride != 1 || in.channels < 6 || out.channels < 4) return false;
+bool Plan::by_pairs(int kernel, const Geometry& in, const Geometry& out) {
+    if (in.channels < 6 || out.channels < 4) return false;
     const size_t columns = out.width + kernel - 1, count = products(kernel);
     net_.combined_size += count * kernel * in.channels * out.channels;
     net_.room_size =
@@ -209,21 +275,49 @@ bool Plan::by_pairs(int kernel, int stride, const Geometry& in, const Geometry& 
 
 // Gives every tensor and operation its place in the workspace.
 void Plan::assign_memory() {
-    for (Tensor& t : tensors_) {
-        t.value_at = net_.tensors_size;
-        t.grad_at = t.value_at + t.value.size();
-        net_.tensors_size = t.grad_at + t.grad.size();
+    const auto take = [&](const Geometry& g) {
+        const size_t at = net_.tensors_size;
+        net_.tensors_size += g.size();
+        return at;
+    };
+    for (size_t t = 0; t < tensors_.size(); t++) {
+        if (value_of_[t] == int(t)) tensors_[t].value_at = take(tensors_[t].value);
+        if (gradient_of_[t] == int(t)) tensors_[t].grad_at = take(tensors_[t].grad);
     }
-    for (Op& op : ops_) {
+    for (size_t t = 0; t < tensors_.size(); t++) {
+        int owner = int(t);
+        while (gradient_of_[owner] != owner) owner = gradient_of_[owner];
+        tensors_[t].grad_at = tensors_[owner].grad_at;
+        tensors_[t].value_at = tensors_[value_of_[t]].value_at;
+    }
+    for (size_t i = 0; i < ops_.size(); i++) {
+        Op& op = ops_[i];
         const Geometry &in = tensors_[op.in].value, &out = tensors_[op.out].value;
+        if (op.kind == Kind::conv || op.kind == Kind::any_conv) {
+            op.partial_weights = size_t(out.channels) * (in.channels / op.groups) * op.kernel.area();
+            op.partial_biases = op.bias < 0 ? 0 : out.channels;
+        } else if (op.kind == Kind::group_norm || op.kind == Kind::layer_norm) {
+            const size_t count = op.kind == Kind::group_norm ? in.channels
+                                                             : size_t(in.channels) * in.height * in.width / op.groups;
+            op.partial_weights = op.weight < 0 ? 0 : count;
+            op.partial_biases = op.bias < 0 ? 0 : count;
+            op.moments_at = net_.moments_size;
+            net_.moments_size += 4 * size_t(op.groups);
+        }
         op.partial_at = net_.partial_size;
+        net_.partial_size += op.partial_weights + op.partial_biases;
         if (op.kind == Kind::conv) {
-            net_.partial_size += size_t(out.channels) * (in.channels * op.kernel * op.kernel + 1);
             net_.rows_size = std::max(net_.rows_size, size_t(2) * out.channels * out.width);
             op.combined_at = net_.combined_size;
-            op.pairs = by_pairs(op.kernel, op.stride, in, out);
+            op.pairs = by_pairs(op.kernel.y, in, out);
             op.combined_back_at = net_.combined_size;
-            op.pairs_back = op.input_gradient && by_pairs(op.kernel, 1, out, in);
+            op.pairs_back = op.input_gradient && by_pairs(op.kernel.y, out, in);
+            if (i + 1 < ops_.size() && ops_[i + 1].kind == Kind::relu_pool && ops_[i + 1].in == op.out)
+                op.fused_pool = int(i) + 1, ops_[i + 1].fused_in_conv = true;
+        }
+        if (op.kind == Kind::any_conv) {
+            tables_.push_back(std::make_unique<AnyConvTables>(op, op.groups, in, tensors_[op.out].grad));
+            op.any = &tables_.back()->conv;
         }
         op.codes_at = net_.codes_size;
         net_.codes_size += size_t(out.channels) * out.height * out.width;

@@ -1,7 +1,9 @@
 // The rule book of layers: which ones the kernels run, what shape each makes of its input, and where the
 // numbers of a network are kept.
 #pragma once
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -10,20 +12,61 @@
 
 namespace wecfl {
 
+using Pair = std::array<int64_t, 2>;  // along rows (downwards) and along columns
+
 // One layer as Python gives it. Columns of the row are -1 where the layer has no such parameter.
 struct Layer {
-    std::string kind;   // conv, norm, relu, max_pool, avg_pool, linear, dropout, or flatten
-    std::string place;  // how errors name the layer, as in "the layer 'features.0' (Conv2d)"
-    int64_t kernel = 0, stride = 1, pad = 0;
+    std::string kind;    // the names are in `Plan::after`
+    std::string place;   // how errors name the layer, as in "the layer 'features.0' (Conv2d)"
+    std::vector<int> reads;  // whose output it reads: 0 are the samples, i + 1 is layer i; none: the one before
+    Pair kernel{0, 0}, stride{1, 1}, pad{0, 0}, dilation{1, 1};
+    int64_t groups = 1;
     int inputs = -1, outputs = 0;  // channels or features; inputs -1: as many as come
     int64_t weight = -1, bias = -1, mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
+    bool ceil = false, count_padding = true;
+};
+
+// The shape of a sample on its way through the layers. Flattening changes the form alone: numbers stay
+// where they are, and a linear layer reads all of them.
+struct Shape {
+    enum Form { flat, plane, image };  // features; height and width; channels, height and width
+    int channels, height, width;
+    Form form;
+
+    int64_t count() const { return int64_t(channels) * height * width; }
+    std::string sides() const { return std::to_string(height) + " × " + std::to_string(width); }
+    bool can_be_halved() const { return height >= 2 && width >= 2; }
+    bool operator==(const Shape&) const = default;
+
+    static Shape of_samples(const std::vector<int>& sizes);
 };
 
 // Throws the sentence, which Python gets as a ValueError.
 inline void demand(bool ok, const std::string& sentence) {
     if (!ok) throw std::invalid_argument(sentence);
 }
+
+// The shape that a layer makes of its inputs, in a network of which a row has `width` columns and the first
+// `trainable` get gradients. Throws a sentence that begins with `place` if the layer breaks a rule.
+Shape shape_after(const Layer& layer, const std::string& place, const std::vector<Shape>& inputs,
+                  int64_t trainable, int64_t width);
+
+// The lists of a general convolution; they follow from the geometry of what it reads and of its gradient.
+struct AnyConvTables {
+    AnyConvTables(const Op& op, int groups, const Geometry& in, const Geometry& out_grad);
+    AnyConvTables(const AnyConvTables&) = delete;  // `conv` points into the vectors
+    AnyConvTables& operator=(const AnyConvTables&) = delete;
+    // How wide a border of zeros its output's gradient needs.
+    static int border(const Op& op, const Geometry& in, const Geometry& out);
+
+    AnyConv conv;
+
+private:
+    std::vector<int32_t> offsets_, order_;
+    std::vector<std::vector<int32_t>> phase_offsets_;
+    std::vector<Phase> phases_;
+};
 
 // A network, ready to run. Its constructor throws where the layers break a rule; the sentence names the
 // layer and the reason.
@@ -40,20 +83,27 @@ public:
 
     const Network& network() const { return net_; }
     const std::vector<Op>& ops() const { return ops_; }
+    const Geometry& input() const { return tensors_[0].value; }
     const Geometry& input_of(const Op& op) const { return tensors_[op.in].value; }
 
 private:
-    struct Shape;
-    static Shape sample(const std::vector<int>& sizes);
-    Shape after(const Layer& layer, const std::string& place, Shape in) const;
-    size_t add(const std::vector<Layer>& layers, const std::vector<Shape>& shapes, size_t i);
-    void skip_needless_gradients();
+    struct Values;
+    size_t add(const std::vector<Layer>& layers, Values& values, size_t i);
+    void add_concatenation(Values& values, size_t i);
+    int new_tensor(const Shape& shape);
+    void set_borders();
+    void find_needed_gradients();
+    void fork_tensors();
+    void share_gradients();
     void assign_memory();
-    bool by_pairs(int kernel, int stride, const Geometry& in, const Geometry& out);
+    bool by_pairs(int kernel, const Geometry& in, const Geometry& out);
 
     std::vector<float> weights_;
     std::vector<Op> ops_;
     std::vector<Tensor> tensors_;
+    std::vector<bool> needs_gradient_;  // of tensors
+    std::vector<int> value_of_, gradient_of_;  // tensors whose memory a tensor uses: its own, or another's
+    std::vector<std::unique_ptr<AnyConvTables>> tables_;
     Network net_{};
 };
 

@@ -284,7 +284,7 @@ private:
     }
 
     void check_samples(const Array<const float, 2>& x, const Array<const int64_t, 1>& index) const {
-        const Geometry& in = plan_.input_of(plan_.ops().front());
+        const Geometry& in = plan_.input();
         demand(x.shape(1) == size_t(in.channels) * in.height * in.width, "samples have the wrong size");
         const int64_t n = int64_t(x.shape(0));
         for (size_t i = 0; i < index.shape(0); i++)

@@ -91,7 +91,7 @@ static void conv_pairs(const ConvShape& s, const float* in, const float* w, cons
             f.in_plane = plane;
             const float* weights = w + size_t(T::first[form]) * s.out_channels * s.in_channels * K;
             auto place = [&](int o, int, int x, V v) {
-                float *sum = sums + (o * s.width + x) * 2 * LANES, *to = out + o * s.out_plane + x * s.out_step;
+                float *sum = sums + (o * s.width + x) * 2 * LANES, *to = out + o * s.out_plane + x * LANES;
                 if (form == P) return store(sum, v);
                 if (form == A) return store(to, load(sum) + v);
                 if (form == Z) return store(to + s.out_row, load(sum + LANES) + v);

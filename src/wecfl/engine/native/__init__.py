@@ -1,7 +1,7 @@
 """The fast engine: kernels of our own for the layers of small models, on threads.
 
-The C++ sources are in `native/`. `chain.py` translates a module into a list of layers, and
-`native/planner.cpp` decides which layers the kernels can run. In training, the module's own forward
+The C++ sources are in `native/`. `graph.py` translates a module into a list of layers, and
+`native/rules.cpp` decides which layers the kernels can run. In training, the module's own forward
 method is not called, so a self-check at the start compares one training step with torch.
 """
 
@@ -22,7 +22,8 @@ from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine
-from wecfl.engine.native.chain import Layer, Unsupported, chain
+from wecfl.engine.native.graph import graph
+from wecfl.engine.native.layers import Layer, Unsupported
 from wecfl.errors import EngineError
 from wecfl.models.rows import one_at_a_time, row_of
 
@@ -80,10 +81,10 @@ class NativeEngine(LocalEngine):
         federation = self._federation
         if self.task.kernel is None:
             raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
-        self._layers = chain(self._model, self.layout)
+        self._layers = graph(self._model, self.layout)
         try:
             self._runner = self._make(self._layers, isa)
-        except ValueError as error:  # from `native/planner.cpp`: the layer and the rule it breaks
+        except ValueError as error:  # from `native/rules.cpp`: the layer and the rule it breaks
             raise Unsupported(str(error)) from None
         self._x = np.ascontiguousarray(federation.x).reshape(len(federation.x), -1)
         self._y = np.ascontiguousarray(federation.y)
@@ -203,7 +204,8 @@ class NativeEngine(LocalEngine):
     def _check_kernels(self, isa: str) -> None:
         """Compare one training step and one evaluation with torch, without Dropout."""
         without_dropout = [
-            {**layer, "rate": 0.0} if "rate" in layer else layer for layer in self._layers
+            {**layer, "rate": 0.0} if layer["kind"] == "dropout" else layer
+            for layer in self._layers
         ]
         runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")

@@ -1,0 +1,151 @@
+// Convolutions of any kernel, stride, padding, dilation and number of groups, by lists of taps: the planner
+// wrote down where each product of a pixel reads. The gradient of the input is the same loop over other taps:
+// pixels a stride apart read the same ones, so that no product with a zero between strides is made.
+#pragma once
+#include "conv_loops.h"
+#include "pass.h"
+
+namespace WECFL_ISA {
+
+// Pixels (rows × columns, `row` and `step` floats apart where they are read) of `outputs` channels.
+struct TapGrid {
+    int outputs, rows, columns;
+    size_t row, step;
+};
+
+// done(o, y, x, bias[o] + Σ_k in[x + offset k] · w[o][k])
+template <int OB, int XB, class Done>
+INLINE void taps_tile(const Taps& taps, const float* in, size_t step, const float* w, const float* bias,
+                      Done done) {
+    V acc[OB][XB];
+    EACH(p, OB)
+        EACH(q, XB) acc[p][q] = all(bias ? bias[p] : 0.f);
+    for (int k = 0; k < taps.count; k++) {
+        const float* from = in + ptrdiff_t(taps.offsets[k]) * LANES;
+        V u[XB];
+        EACH(q, XB) u[q] = load(from + q * step);
+        EACH(p, OB) {
+            const V weight = all(w[size_t(p) * taps.count + k]);
+            EACH(q, XB) acc[p][q] += u[q] * weight;
+        }
+    }
+    EACH(p, OB)
+        EACH(q, XB) done(p, q, acc[p][q]);
+}
+
+template <class Done>
+static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, const float* w,
+                        const float* bias, Done done) {
+    int o = 0;
+    auto channels = [&](auto ob, auto xb) {
+        constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
+        for (int y = 0; y < g.rows; y++)
+            in_tiles<XB>(g.columns, [&](int x, auto size) {
+                taps_tile<OB, decltype(size)::value>(
+                    taps, in + y * g.row + x * g.step, g.step, w + size_t(o) * taps.count,
+                    bias ? bias + o : nullptr, [&](int p, int q, V v) { done(o + p, y, x + q, v); });
+            });
+        o += OB;
+    };
+    while (g.outputs - o >= 4) channels(Constant<4>{}, Constant<3>{});
+    while (o < g.outputs) channels(Constant<1>{}, Constant<6>{});
+}
+
+// partial[o][k][lane] += Σ_pixels grad[o][pixel] · in[pixel + offset k] for OB outputs and TB taps.
+template <int OB, int TB>
+INLINE void taps_weights_tile(const TapGrid& g, const int32_t* offsets, const float* in, const float* grad,
+                              size_t grad_plane, size_t grad_row, float* partial, size_t per_output) {
+    V acc[OB][TB];
+    const float* tap[TB];
+    EACH(t, TB) tap[t] = in + ptrdiff_t(offsets[t]) * LANES;
+    EACH(p, OB)
+        EACH(t, TB) acc[p][t] = load(partial + p * per_output + t * LANES);
+    for (int y = 0; y < g.rows; y++) {
+        size_t at = y * g.row;
+        const float* up = grad + y * grad_row;
+        for (int x = 0; x < g.columns; x++, at += g.step, up += LANES) {
+            V d[OB];
+            EACH(p, OB) d[p] = load(up + p * grad_plane);
+            EACH(t, TB) {
+                const V u = load(tap[t] + at);
+                EACH(p, OB) acc[p][t] += d[p] * u;
+            }
+        }
+    }
+    EACH(p, OB)
+        EACH(t, TB) store(partial + p * per_output + t * LANES, acc[p][t]);
+}
+
+static void taps_weights(const Taps& taps, TapGrid g, const float* in, const float* grad, size_t grad_plane,
+                         size_t grad_row, float* partial) {
+    const int rows = g.rows, band = g.columns < 64 ? 64 / g.columns : 1;  // so that a band stays in the first cache
+    const size_t per_output = size_t(taps.count) * LANES;
+    for (int y = 0; y < rows; y += band) {
+        g.rows = rows - y < band ? rows - y : band;
+        const float *from = in + y * g.row, *up = grad + y * grad_row;
+        int o = 0;
+        auto outputs = [&](auto ob, auto tb) {
+            constexpr int OB = decltype(ob)::value, TB = decltype(tb)::value;
+            int k = 0;
+            auto tile = [&](auto size) {
+                constexpr int N = decltype(size)::value;
+                taps_weights_tile<OB, N>(g, taps.offsets + k, from, up + o * grad_plane, grad_plane, grad_row,
+                                         partial + o * per_output + size_t(k) * LANES, per_output);
+                k += N;
+            };
+            while (taps.count - k >= TB) tile(Constant<TB>{});
+            while (k < taps.count) tile(Constant<1>{});
+            o += OB;
+        };
+        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<3>{});
+        while (o < g.outputs) outputs(Constant<1>{}, Constant<9>{});
+    }
+}
+
+static void forward_any_conv(const Pass& p, const Op& op, int b) {
+    const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value;
+    const AnyConv& conv = *op.any;
+    const TapGrid grid{conv.outputs, go.height, go.width, size_t(gi.columns()) * op.stride.y * LANES,
+                       size_t(op.stride.x) * LANES};
+    float* out = p.value(op.out, b);
+    for (int g = 0; g < conv.groups; g++) {
+        const int first = g * conv.outputs;
+        taps_pixels(conv.taps, grid, p.value(op.in, b) + g * conv.inputs * gi.plane() * LANES,
+                    p.row + op.weight + size_t(first) * conv.taps.count,
+                    op.bias < 0 ? nullptr : p.row + op.bias + first,
+                    [&](int o, int y, int x, V v) { store(out + go.at(first + o, y, x) * LANES, v); });
+    }
+}
+
+static void backward_any_conv(const Pass& p, const Op& op, int b) {
+    const Geometry &gi = p.tensor(op.in).value, &hi = p.tensor(op.in).grad, &ho = p.tensor(op.out).grad;
+    const AnyConv& conv = *op.any;
+    const float* up = p.grad(op.out, b);
+    const TapGrid grid{conv.outputs, ho.height, ho.width, size_t(gi.columns()) * op.stride.y * LANES,
+                       size_t(op.stride.x) * LANES};
+    float* partial = p.partial + op.partial_at * LANES;
+    for (int g = 0; g < conv.groups; g++)
+        taps_weights(conv.taps, grid, p.value(op.in, b) + g * conv.inputs * gi.plane() * LANES,
+                     up + ho.at(g * conv.outputs, 0, 0) * LANES, ho.plane() * LANES,
+                     size_t(ho.columns()) * LANES,
+                     partial + size_t(g) * conv.outputs * conv.taps.count * LANES);
+    if (op.bias >= 0) add_channel_sums(ho, up, partial + op.partial_weights * LANES);
+    if (!op.input_gradient) return;
+    float* out = p.grad(op.in, b);
+    const size_t weights = size_t(conv.outputs) * conv.taps.count;  // of a group
+    for (int g = 0; g < conv.groups; g++)
+        for (int n = 0; n < conv.phase_count; n++) {
+            const Phase& phase = conv.phases[n];
+            const int first = g * conv.inputs;
+            const TapGrid pixels{conv.inputs, phase.count.y, phase.count.x, size_t(ho.columns()) * LANES, LANES};
+            taps_pixels(phase.taps, pixels,
+                        up + (g * conv.outputs * ho.plane() + phase.start) * LANES,
+                        p.flipped + op.partial_at + g * weights + phase.weights_at, nullptr,
+                        [&](int c, int y, int x, V v) {
+                            store(out + hi.at(first + c, phase.first.y + y * op.stride.y,
+                                              phase.first.x + x * op.stride.x) * LANES, v);
+                        });
+        }
+}
+
+}  // namespace WECFL_ISA
