@@ -6,6 +6,7 @@ import argparse
 
 from rich.console import Console
 
+import architectures
 import cluster
 import growth
 import local_update
@@ -15,7 +16,7 @@ import shortcuts
 import whole_round
 from common import show
 
-QUESTIONS = (local_update, whole_round, memory, growth, cluster, shortcuts, peers)
+QUESTIONS = (local_update, architectures, whole_round, memory, growth, cluster, shortcuts, peers)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "runner.h"
@@ -9,24 +10,31 @@
 namespace nb = nanobind;
 using namespace wecfl;
 
+// One number for both sides, or one for each.
+using Side = std::variant<int64_t, Pair>;
+static Pair both(const Side& side) {
+    if (const int64_t* number = std::get_if<int64_t>(&side)) return {*number, *number};
+    return std::get<Pair>(side);
+}
+
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // interpreters exit with objects alive; that is no leak of ours
     m.doc() = "Hand-written training of small networks on the CPU.";
     nb::class_<Layer>(m, "Layer")
         .def(
             "__init__",
-            [](Layer* self, std::string kind, std::string place, std::vector<int> reads, Pair kernel, Pair stride,
-               Pair pad, Pair dilation, int64_t groups, int inputs, int outputs, int64_t weight, int64_t bias,
+            [](Layer* self, std::string kind, std::string place, std::vector<int> reads, Side kernel, Side stride,
+               Side pad, Side dilation, int64_t groups, int inputs, int outputs, int64_t weight, int64_t bias,
                int64_t mean, int64_t variance, float eps, float momentum, float rate, bool ceil,
                bool count_padding) {
-                new (self) Layer{std::move(kind), std::move(place), std::move(reads), kernel,   stride, pad,
-                                 dilation,        groups,           inputs,           outputs,  weight, bias,
-                                 mean,            variance,         eps,              momentum, rate,   ceil,
-                                 count_padding};
+                new (self) Layer{std::move(kind), std::move(place), std::move(reads), both(kernel), both(stride),
+                                 both(pad),       both(dilation),   groups,           inputs,       outputs,
+                                 weight,          bias,             mean,             variance,     eps,
+                                 momentum,        rate,             ceil,             count_padding};
             },
             nb::arg("kind"), nb::kw_only(), nb::arg("place") = "", nb::arg("reads") = std::vector<int>(),
-            nb::arg("kernel") = Pair{0, 0}, nb::arg("stride") = Pair{1, 1}, nb::arg("pad") = Pair{0, 0},
-            nb::arg("dilation") = Pair{1, 1}, nb::arg("groups") = 1, nb::arg("inputs") = -1,
+            nb::arg("kernel") = 0, nb::arg("stride") = 1, nb::arg("pad") = 0, nb::arg("dilation") = 1,
+            nb::arg("groups") = 1, nb::arg("inputs") = -1,
             nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
             nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f,
             nb::arg("ceil") = false, nb::arg("count_padding") = true);

@@ -24,14 +24,15 @@ CONCATENATIONS = {torch.cat, torch.concat}
 
 
 def graph(model: nn.Module, layout: Layout) -> list[Layer]:
-    """The layers that a module calls, in this order, with the numbers of those that they read.
+    """The layers that a module calls, in this order.
 
-    Number 0 are the samples, and i + 1 is the output of layer i.
+    A layer reads the output of the one before it, or has a list `reads`: number 0 are the samples,
+    and i + 1 is the output of layer i.
 
     >>> from wecfl.models import layout_of
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> [(layer["kind"], layer["reads"]) for layer in graph(net, layout_of(net))]
-    [('flatten', [0]), ('linear', [1]), ('relu', [2]), ('linear', [3])]
+    >>> [layer["kind"] for layer in graph(net, layout_of(net))]
+    ['flatten', 'linear', 'relu', 'linear']
     """
     if any("frozen" in entry.tags for entry in layout.entries):
         raise Unsupported("the model has frozen parameters")
@@ -39,7 +40,7 @@ def graph(model: nn.Module, layout: Layout) -> list[Layer]:
         raise Unsupported("two layers share a parameter")
     walk = _Walk(model, {entry.name: entry.start for entry in layout.entries})
     if type(model) is nn.Linear:  # tracing would take it apart
-        return [{**of_module("", model, walk.columns), "reads": [0]}]
+        return [of_module("", model, walk.columns)]
     try:
         nodes = _traced(model).nodes
     except Exception as error:
@@ -106,10 +107,11 @@ class _Walk:
             self._values[node] = numbers[0]
             return
         then = layer.pop("then", None)
-        self.layers.append({**layer, "reads": numbers})
+        if numbers != [len(self.layers)]:
+            layer["reads"] = numbers
+        self.layers.append(layer)
         if then:
-            more = {"kind": then, "place": layer["place"], "reads": [len(self.layers)]}
-            self.layers.append(more)
+            self.layers.append({"kind": then, "place": layer["place"]})
         self._values[node] = len(self.layers)
 
     def _read(self, value: Any) -> int:

@@ -25,6 +25,10 @@ class Unsupported(WecflError):  # noqa: N818
     """The native engine can't run this model; the message says which layer is the reason."""
 
 
+DEFAULTS = {"dilation": 1, "groups": 1, "ceil": False, "count_padding": True}
+"""What a layer of the extension has if it is not told."""
+
+
 def of_module(name: str, part: nn.Module, columns: Mapping[str, int]) -> Layer:
     """The layer for a module of torch; empty if the module does nothing."""
     kind = type(part)
@@ -35,7 +39,7 @@ def of_module(name: str, part: nn.Module, columns: Mapping[str, int]) -> Layer:
         raise Unsupported(f"{place} is not one of those the native engine knows")
     leaves = [leaf for leaf, _ in [*part.named_parameters(), *part.named_buffers()]]
     row = {leaf: columns.get(f"{name}.{leaf}".lstrip("."), -1) for leaf in leaves}
-    return {"place": place, **MODULES[kind](part, row, place)}
+    return _without_defaults({"place": place, **MODULES[kind](part, row, place)})
 
 
 def of_function(node: fx.Node) -> Layer:
@@ -48,7 +52,7 @@ def of_function(node: fx.Node) -> Layer:
         given.pop("inplace", None)
         surplus = len(node.args) - 1 > len(names) or not given.keys() <= {*names}
         if not surplus and (layer := make(given, place)) is not None:
-            return {"place": place, **layer} if layer else {}
+            return _without_defaults({"place": place, **layer}) if layer else {}
     if target in ("view", "reshape", torch.reshape):
         args = node.args[1:]
         sizes = tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else args
@@ -71,7 +75,7 @@ def _conv(part: Any, row: Mapping[str, int], place: str) -> Layer:
     return {
         "kind": "conv",
         **_window(part.kernel_size, part.stride, padding, place),
-        "dilation": _pair(part.dilation, place),
+        "dilation": _sides(part.dilation, place),
         "groups": part.groups,
         "inputs": part.in_channels,
         "outputs": part.out_channels,
@@ -131,7 +135,7 @@ def _gelu(approximate: str) -> Layer:
 
 
 def _max_pool(given: Mapping[str, Any], place: str) -> Layer:
-    if given.get("return_indices") or _pair(given.get("dilation", 1), place) != (1, 1):
+    if given.get("return_indices") or _sides(given.get("dilation", 1), place) != 1:
         raise Unsupported(f"{place} has dilation or return_indices")
     kernel, stride = given["kernel_size"], given.get("stride")
     stride = kernel if stride is None else stride
@@ -147,15 +151,19 @@ def _mean_pool(given: Mapping[str, Any], place: str) -> Layer:
 
 
 def _adaptive(size: Any, place: str) -> Layer:
-    return {"kind": "adaptive_pool", "kernel": _pair(size, place)}
+    return {"kind": "adaptive_pool", "kernel": _sides(size, place)}
 
 
 def _mean(given: Mapping[str, Any], _place: str) -> Layer | None:
     """The mean over height and width of an image, which leaves its channels."""
     dims, keep = given.get("dim"), given.get("keepdim", False)
     if isinstance(dims, tuple | list) and {d % 4 for d in dims} == {2, 3}:
-        return {"kind": "adaptive_pool", "kernel": (1, 1), **({} if keep else {"then": "flatten"})}
+        return {"kind": "adaptive_pool", "kernel": 1, **({} if keep else {"then": "flatten"})}
     return None
+
+
+def _without_defaults(layer: Layer) -> Layer:
+    return {name: value for name, value in layer.items() if DEFAULTS.get(name) != value}
 
 
 def _of_options(part: nn.Module, *names: str) -> Layer:
@@ -236,14 +244,13 @@ layer for them, or None if these arguments are not known."""
 
 def _window(kernel: Any, stride: Any, padding: Any, place: str) -> Layer:
     sizes = {"kernel": kernel, "stride": stride, "pad": padding}
-    return {name: _pair(value, place) for name, value in sizes.items()}
+    return {name: _sides(value, place) for name, value in sizes.items()}
 
 
-def _pair(value: Any, place: str) -> tuple[int, int]:
-    """The numbers for height and width."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(values) == 1:
-        values *= 2
-    if len(values) != 2 or not all(isinstance(v, int) for v in values):
-        raise Unsupported(f"{place} has sizes that are not two whole numbers: {value}")
-    return values
+def _sides(value: Any, place: str) -> int | tuple[int, int]:
+    """The numbers for height and width, or one number if they are the same."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(values) <= 2 or not all(isinstance(v, int) for v in values):
+        raise Unsupported(f"{place} has sizes that are not one or two whole numbers: {value}")
+    first, last = values[0], values[-1]
+    return first if first == last else (first, last)

@@ -1,0 +1,128 @@
+"""Training of other models than the paper's on one core: the native engine against the eager loop.
+
+ResNet-8 with GroupNorm and with BatchNorm on 32 × 32 images, and the small models with small
+batches that other libraries use. All run the same number of mini-batches, in turns; a figure is
+the median of the ratios of paired turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from common import Line, main, measure, ratios, sgd, tensors, update
+from wecfl import Federation, NativeEngine, State
+from wecfl.core.plan import LocalPlan
+from wecfl.models import row_of
+
+
+class Block(nn.Module):
+    """Two convolutions of 3 × 3 with norms, and the residual connection around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), norm(outputs), nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ReLU of the sum."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet8(norm: Callable[[int], nn.Module]) -> nn.Module:
+    """Three blocks of 16, 32 and 64 channels (78,042 parameters)."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False), norm(16), nn.ReLU(),
+        Block(16, 16, 1, norm), Block(16, 32, 2, norm), Block(32, 64, 2, norm),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    """784-200-10, the MLP of many papers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+
+
+def lenet5() -> nn.Module:
+    """LeNet-5 with ReLU and maxima, 28 × 28."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model, its samples and batches, and how many times as fast as eager it should be."""
+
+    title: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch: int
+    goal: float
+
+
+ARCHITECTURES = (
+    Architecture(
+        "ResNet-8, GroupNorm, batch 32",
+        lambda: resnet8(lambda c: nn.GroupNorm(8, c)),
+        (3, 32, 32),
+        32,
+        2.5,
+    ),
+    Architecture(
+        "ResNet-8, BatchNorm, batch 32", lambda: resnet8(nn.BatchNorm2d), (3, 32, 32), 32, 2.5
+    ),
+    Architecture("MLP 784-200-10, batch 10", mlp, (1, 28, 28), 10, 4),
+    Architecture("LeNet-5, batch 10", lenet5, (1, 28, 28), 10, 4),
+)
+
+
+def lines(turns: int = 9, clients: int = 4) -> list[Line]:
+    """Training of each model."""
+    torch.set_num_threads(1)
+    return [_line(each, turns, clients) for each in ARCHITECTURES]
+
+
+def _line(each: Architecture, turns: int, clients: int) -> Line:
+    rng, steps = np.random.default_rng(0), 10
+    count = steps * each.batch
+    xs = [rng.standard_normal((count * 5 // 4, *each.shape), np.float32) for _ in range(clients)]
+    ys = [rng.integers(0, 10, len(x)) for x in xs]
+    fed = Federation.from_arrays(xs, ys, classes=10)
+    module, *models = (each.build() for _ in range(clients + 1))
+    loaders = [
+        DataLoader(tensors(fed, rows[:count]), batch_size=each.batch, shuffle=True)
+        for rows in fed.train
+    ]
+
+    def eager() -> None:
+        for model, loader in zip(models, loaders, strict=True):
+            sgd(model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), loader)
+
+    rows = np.repeat(row_of(module)[None], clients, axis=0)
+    state = State(0, {"model": rows}, rows[:1], np.zeros(clients, dtype=np.int64))
+    plan, native = LocalPlan(steps=steps, batch=each.batch), NativeEngine(fed, module, workers=1)
+    before, after = measure(turns, eager, lambda: update(native, state, plan))
+    samples = clients * count
+    rates = f"{samples / median(after):,.0f} against {samples / median(before):,.0f} samples/s"
+    work = "train, native ÷ eager + DataLoader"
+    return Line(work, each.title, ratios(before, after), each.goal, detail=rates)
+
+
+if __name__ == "__main__":
+    main(lines)
