@@ -33,6 +33,7 @@ from wecfl.core.rounds import Observer
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.task import Task
+from wecfl.core.traffic import Metered
 from wecfl.data.federation import Federation
 from wecfl.data.pipeline import Pipeline
 from wecfl.engine import check_engine, local, make_engine
@@ -265,21 +266,20 @@ class Experiment:
             triggered = attack and attack.triggered_test
             trigger_engine = started(triggered) if triggered else None
             newcomer_engine = started(self.kept_out) if self.kept_out else None
+            metered = Metered(engine)
             settings = [
-                Setting(
-                    method, engine, self._plan,
-                    rng.derive(self.seed, "member", j) if j else self.seed, j, self._rate,
-                    self._channel, self.plan.schedule,
-                )
+                Setting(method, metered, self._plan, rng.derive(self.seed, "member", j) if j else
+                        self.seed, j, self._rate, self._channel, self.plan.schedule)
                 for j in numbers
             ]  # fmt: skip
+            measured = replace(settings[0], engine=engine)
             recorder = Recorder(
-                settings[0], self.members.groups,
+                measured, self.members.groups, metered,
                 objectives=self._objectives,
                 score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
-            yield OpenExperiment(settings, recorder, newcomer_engine)
+            yield OpenExperiment(settings, measured, recorder, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
@@ -341,7 +341,7 @@ class Experiment:
             )
         local_run = replace(self, engine=self._local, folder=None)
         with local_run.open(members=[member]) as opened:
-            return Reference.of(opened.settings[0], state)
+            return Reference.of(opened.measured, state)
 
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""

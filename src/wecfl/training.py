@@ -46,7 +46,9 @@ class OpenExperiment:
     """An experiment whose engines are open, ready to be trained."""
 
     settings: Sequence[Setting]
-    """One setting, or one for each run of a soft vote."""
+    """One setting, or one for each run of a soft vote; their engine counts what is sent."""
+    measured: Setting
+    """The first of them with an engine that does not count, for what only measures the run."""
     recorder: Recorder
     newcomer_engine: Engine | None
     """The engine of the clients that are kept out of the training, if there are some."""
@@ -54,7 +56,7 @@ class OpenExperiment:
     @property
     def engine(self) -> Engine:
         """The engine of the clients that are trained."""
-        return self.settings[0].engine
+        return self.measured.engine
 
 
 def train(
@@ -65,7 +67,7 @@ def train(
 ) -> Result:
     """Run the rounds of an open experiment, and return the result."""
     settings, recorder, engine = opened.settings, opened.recorder, opened.engine
-    setting, rounds = settings[0], Rounds.of(experiment.rounds).judged_by(engine.task)
+    setting, rounds = opened.measured, Rounds.of(experiment.rounds).judged_by(engine.task)
     clients = experiment.members
     saved = folder.saved if folder else None
     records = _earlier(folder, rounds, recorder)

@@ -52,6 +52,8 @@ EmptyAsNone = BeforeValidator(lambda text: None if text == "" else text)
 """Reads an empty cell of a CSV table as None."""
 StepName = Literal["L", "E", "M", "D"]
 """A step of Algorithm 1."""
+Traffic = Annotated[dict[Literal["up", "down", "messages"], Count], Field(min_length=3)]
+"""Bytes that clients sent and received, and messages. Folders of earlier versions lack it."""
 UpdateSide = Literal["0", "Q"]
 """Before (0) and after (Q) the local update."""
 
@@ -209,6 +211,7 @@ class SummarySchema(Schema):
     attack: dict[str, Fraction | None] = {}
     privacy: PrivacySchema | None = None
     newcomers: NewcomersSchema | None = None
+    traffic: Traffic | None = None
     stopped: str = ""
 
     @model_validator(mode="after")
@@ -272,6 +275,7 @@ class RoundSchema(Schema):
     worst_decile: FiniteNumber | None = None
     cluster_scores: list[float | None] = []
     network: dict[str, Any] = {}
+    traffic: Traffic | None = None
     ari: AgreementScore | None
     clusters: Count
     sizes: list[Count]

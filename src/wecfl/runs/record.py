@@ -17,6 +17,7 @@ from wecfl.core.engine import Engine
 from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
+from wecfl.core.traffic import Metered
 from wecfl.core.types import F32, F64, Int, Real
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
@@ -53,7 +54,8 @@ RECORD_KEYS = {
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
     "worst_decile": "mean of the first score over the tenth of the clients that fares worst",
     "cluster_scores": "the first score of each cluster, from the tallies of its clients together",
-    "clients": "accuracy and macro_f1 of each client",
+    "clients": "accuracy and macro_f1 of each client, and the bytes it sent and received",
+    "traffic": "bytes of arrays that clients sent (up) and received (down), and messages",
 }
 """The keys of a record, and what they mean. `accuracy` and `macro_f1` are the scores of a
 classification; another task has its own in their place (`wecfl.tasks`)."""
@@ -95,13 +97,15 @@ class Recorder:
     in the clear.
 
     Under an `attack` the scores are those of the honest clients. `trigger_engine` tests the models
-    on samples with the trigger of a backdoor.
+    on samples with the trigger of a backdoor. `metered` has counted what was sent since the last
+    record, including what came before the first round.
     """
 
     def __init__(
         self,
         setting: Setting,
         groups: Int | None,
+        metered: Metered | None = None,
         *,
         objectives: bool = True,
         score_every: int | None = 1,
@@ -110,7 +114,7 @@ class Recorder:
         trigger_engine: Engine | None = None,
     ) -> None:
         self._setting, self._method, self._engine = setting, setting.method, setting.engine
-        self._groups = groups
+        self._groups, self._metered = groups, metered
         self._objectives = objectives
         self._every, self._last = score_every, rounds
         self._attack, self._trigger_engine = attack, trigger_engine
@@ -201,6 +205,14 @@ class Recorder:
         if self._attack:
             stack = served(states, self._engine.layout, self._method.shared)
             record["attack"] = self._attack.measured(state.labels, stack, self._trigger_engine)
+        if self._metered:
+            counted_bytes = {"up": self._metered.up, "down": self._metered.down}
+            record["traffic"] = {
+                **{way: int(each.sum()) for way, each in counted_bytes.items()},
+                "messages": self._metered.messages,
+            }
+            record["clients"] |= {f"bytes_{way}": n.tolist() for way, n in counted_bytes.items()}
+            self._metered.clear()
         self._add_seconds("score", perf_counter() - began)
         if self._diagnostics:
             record["silhouette"] = compared and metrics.silhouette(compared[0], state.labels)

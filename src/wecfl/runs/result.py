@@ -294,6 +294,8 @@ class Result:
     def _extras(self) -> dict[str, Any]:
         """Further entries of the summary: the choice of K, attacks, privacy and newcomers."""
         extras: dict[str, Any] = last_choice(self.records)
+        if traffic := [record["traffic"] for record in self.records if "traffic" in record]:
+            extras["traffic"] = {name: sum(each[name] for each in traffic) for name in traffic[0]}
         if self.stopped:
             extras["stopped"] = self.stopped
         for name in ("before", "attack"):
@@ -341,7 +343,8 @@ class Result:
         refused = (replies(self.records, len(fed)) >= Reply.NOT_FINITE).sum(axis=0)
         if refused.any():
             columns["refused"] = refused
-        shown = {name: values for name, values in last.items() if name != "reply"}
+        of_one_round = {"reply", "bytes_up", "bytes_down"}
+        shown = {name: values for name, values in last.items() if name not in of_one_round}
         return pd.DataFrame(columns | {"cluster": self.labels} | shown)
 
     def table(self) -> pd.DataFrame:

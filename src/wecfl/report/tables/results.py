@@ -25,7 +25,7 @@ Summary = Mapping[str, Any]
 
 COLUMNS = {
     "method", "k", "ari", "ari_std", "worst_decile", "worst_decile_std", "clusters", "rounds",
-    "seeds", "seconds", "unfinished", "scores",
+    "seeds", "seconds", "megabytes", "unfinished", "scores",
 }  # fmt: skip
 """Columns that `results` always has, beside those of the scores. Others are choices in which the
 experiments differ."""
@@ -74,7 +74,7 @@ def results(runs: Sequence[Path | Summary]) -> pd.DataFrame:
     frame, key = experiments(runs)
     grouped = frame.groupby(key, sort=False)
     scores = [*_all_scores(frame), "worst_decile", "ari"]
-    table = grouped[[*scores, "clusters", "seconds"]].mean()
+    table = grouped[[*scores, "clusters", "seconds", "megabytes"]].mean()
     spread = grouped[scores].std().add_suffix("_std")
     counts = grouped.agg(
         rounds=("rounds", "max"), seeds=("seed", "nunique"), unfinished=("unfinished", "sum"),
@@ -87,16 +87,18 @@ def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the table as texts: the best first, shares in percent.
 
     The scores are the headline of each task and the one after it, and the mean headline of the
-    tenth of the clients that fares worst. Rounds are a column only if experiments differ in them,
-    seeds only if there are several: the table must fit a narrow terminal.
+    tenth of the clients that fares worst. Megabytes are those of all clients, up and down. Rounds
+    are a column only if experiments differ in them, seeds only if there are several: the table must
+    fit a narrow terminal.
     """
     kinds, shown, extra = _all_scores(frame), first_scores(frame), _choices(frame)
     counts = [
         name for name, usual in (("rounds", None), ("seeds", 1)) if _matters(frame[name], usual)
     ]
+    sent = ["MB sent"] if frame["megabytes"].notna().any() else []
     worst = ["worst tenth"] if frame["worst_decile"].notna().any() else []
     heads = [*(kinds[name].head for name in shown), *worst, "groups found", "ARI"]
-    return ["method", "K", *extra, *heads, *counts, "seconds"], [
+    return ["method", "K", *extra, *heads, *counts, *sent, "seconds"], [
         [
             row["method"] + (" (stopped)" if row["unfinished"] else ""),
             str(row["k"]),
@@ -106,6 +108,7 @@ def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             "–" if isnan(row["clusters"]) else f"{row['clusters']:.3g}",
             score(row["ari"], row["ari_std"], 1),
             *(str(row[name]) for name in counts),
+            *([score(row["megabytes"], float("nan"), digits=1)] if sent else []),
             f"{row['seconds']:.1f}",
         ]
         for row in _best_first(frame).to_dict("records")
@@ -158,7 +161,7 @@ def rich_results(frame: pd.DataFrame) -> Table:
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     numbers = text_columns(frame)
     for i, head in enumerate(heads):
-        wraps = head in ("groups found", "worst tenth")
+        wraps = head in ("groups found", "worst tenth", "MB sent")
         side: Literal["left", "right"] = "left" if i < numbers else "right"
         table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
     for line in lines:
@@ -193,7 +196,7 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
     }
     # Without hidden groups there is no ARI, and without a complete round no score at all. NaN
     # keeps the column one of numbers.
-    known = summary_scores(summary)
+    known, traffic = summary_scores(summary), summary.pop("traffic", None)
     scores = {
         key: float("nan") if (value := summary.get(key)) is None else value
         for key in (*known, "worst_decile", "ari", "clusters")
@@ -205,6 +208,7 @@ def _flat(run: Path | Summary) -> dict[str, Any]:
         **summary,
         **scores,
         "scores": known,
+        "megabytes": (traffic["up"] + traffic["down"]) / 1e6 if traffic else float("nan"),
         **choices,
         "folder": run if isinstance(run, Path) else None,
         "planned": config.get("rounds", summary["rounds"]),
