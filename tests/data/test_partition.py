@@ -17,8 +17,10 @@ from wecfl.data.partition import (
     ClusterwiseDirichlet,
     ClusterwiseNClass,
     ClusterwisePermuted,
+    ClusterwiseQuantity,
     Iid,
     Partition,
+    QuantityPower,
     QuantitySkew,
     Shares,
     build,
@@ -34,6 +36,8 @@ BALANCED_TEST = np.repeat(np.arange(CLASSES), 100)
 SAMPLES: list[Partition] = [
     Iid(),
     QuantitySkew(2.0),
+    QuantityPower(0.5),
+    ClusterwiseQuantity((2.0, 10.0), groups=4),
     ClientwiseDirichlet(1.0),
     ClientwiseNClass(3),
     ClusterwiseDirichlet((0.5, 10.0), groups=4),
@@ -50,6 +54,8 @@ def partitions() -> st.SearchStrategy[Partition]:
     return st.one_of(
         st.just(Iid()),
         st.builds(QuantitySkew, alpha),
+        st.builds(QuantityPower, st.floats(0.1, 2)),
+        st.builds(ClusterwiseQuantity, st.tuples(alpha, alpha), groups),
         st.builds(ClientwiseDirichlet, alpha),
         st.builds(ClientwiseNClass, n),
         st.builds(ClusterwiseDirichlet, st.tuples(alpha, alpha), groups),
@@ -166,6 +172,22 @@ def test_rounding_errors_do_not_add_up_over_the_classes(clients: int) -> None:
     parts = split_samples(Iid(), few, few, classes=10, clients=clients, seed=0)
     sizes = [len(i) for i in parts.test]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_sizes_follow_a_power_law() -> None:
+    sizes = class_counts(BALANCED, balanced(QuantityPower(1.0)).train, CLASSES).sum(axis=0)
+    ranks = np.arange(1, 21)
+    np.testing.assert_allclose(np.sort(sizes)[::-1], 6000 / ranks / (1 / ranks).sum(), atol=1)
+    assert not np.array_equal(sizes, np.sort(sizes)[::-1])  # the ranking is random
+
+
+def test_groups_differ_in_size_and_in_nothing_else() -> None:
+    parts = balanced(ClusterwiseQuantity((1.0, 1000.0), groups=4))
+    held = class_counts(BALANCED, parts.train, CLASSES)
+    assert (np.ptp(held, axis=0) <= 1).all()
+    sizes = held.sum(axis=0).reshape(4, 5)
+    assert (sizes.std(axis=1) < 0.1 * sizes.mean(axis=1)).all()
+    assert sizes.mean(axis=1).std() > 0.3 * sizes.mean()
 
 
 def test_iid_and_quantity_skew_have_the_classes_in_equal_parts() -> None:
@@ -290,6 +312,9 @@ def test_small_label_types_do_not_overflow() -> None:
 def test_names_build_the_partitions() -> None:
     assert build("iid") == Iid()
     assert build("quantity-skew", alpha=(1.0,)) == QuantitySkew(1.0)
+    assert build("quantity-power", alpha=(1.0,)) == QuantityPower(1.0)
+    quantity = build("clusterwise-quantity", alpha=(1.0, 9.0), groups=3)
+    assert quantity == ClusterwiseQuantity((1.0, 9.0), 3)
     assert build("clientwise-dirichlet", alpha=(0.1,)) == ClientwiseDirichlet(0.1)
     assert build("clientwise-nclass", n=(2,)) == ClientwiseNClass(2)
     assert build("clusterwise-dirichlet", alpha=(0.1, 10.0), groups=7) == ClusterwiseDirichlet(

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.core.types import F64, Int
-from wecfl.data.partition import Partition, Shares, describe
+from wecfl.data.partition import describe
+from wecfl.data.shares import Partition, Shares
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 

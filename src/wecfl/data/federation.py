@@ -16,7 +16,7 @@ from wecfl.core.types import F32, Int
 from wecfl.data.client_arrays import Arrays, cut_clients, held_arrays, pooled_clients
 from wecfl.data.client_rows import class_counts, split_samples
 from wecfl.data.datasets import load
-from wecfl.data.partition import Iid, Partition, QuantitySkew
+from wecfl.data.partition import BY_SIZE, Partition
 from wecfl.data.samples import holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, alike, count_targets, may_be_labels
@@ -371,10 +371,11 @@ class Federation:
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         n, labels, classes = data.n_train, data.y, data.classes
         if not may_be_labels(labels):
-            if not isinstance(partition, Iid | QuantitySkew):
+            if not isinstance(partition, BY_SIZE):
                 raise PartitionError(
-                    f"{partition.name} shares out classes, but the targets are numbers: use the "
-                    f"partition iid or quantity-skew, or a folder with one file per client"
+                    f"{partition.name} shares out classes, but the targets are numbers: use one "
+                    f"of {', '.join(each.name for each in BY_SIZE)}, or a folder with one file per "
+                    "client"
                 )
             labels, classes = np.zeros(len(data.y), np.int64), 1
         held = split_samples(

@@ -7,6 +7,8 @@ holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly
 |---|---|---|
 | iid | | equal shares |
 | quantity-skew | alpha A | one Dirichlet(A) over clients, the same for all classes |
+| quantity-power | alpha A | sizes ∝ rank^(−A), the same for all classes |
+| clusterwise-quantity | alpha A1 A2 | a Dirichlet(A1) over groups, in each a Dirichlet(A2), once |
 | clientwise-dirichlet | alpha A | for each class a Dirichlet(A) over clients |
 | clientwise-nclass | classes_per N | N random classes per client, shared equally |
 | clusterwise-dirichlet | alpha A1 A2 | a Dirichlet(A1) over groups, in each a Dirichlet(A2) |
@@ -16,65 +18,42 @@ holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly
 
 from __future__ import annotations
 
-from dataclasses import Field, asdict, dataclass
-from math import inf
-from typing import Any, ClassVar, Protocol
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from wecfl.core.types import F64, Int
+from wecfl.data.quantity import ClusterwiseQuantity, QuantityPower, QuantitySkew
+from wecfl.data.shares import (
+    OneAlpha,
+    Partition,
+    Shares,
+    check_alpha,
+    check_groups,
+    dirichlet,
+    spread,
+)
 from wecfl.data.transforms import Permutation, SampleKind
 from wecfl.errors import PartitionError, unknown
 
 __all__ = [
+    "BY_SIZE",
     "PARTITIONS",
     "ClientwiseDirichlet",
     "ClientwiseNClass",
     "ClusterwiseDirichlet",
     "ClusterwiseNClass",
     "ClusterwisePermuted",
+    "ClusterwiseQuantity",
     "Iid",
     "Partition",
+    "QuantityPower",
     "QuantitySkew",
     "Shares",
     "build",
     "describe",
-    "spread",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """One draw of a partition: which part of each class each client holds.
-
-    >>> Iid().shares(classes=1, clients=4, rng=np.random.default_rng(0)).matrix.tolist()
-    [[0.25, 0.25, 0.25, 0.25]]
-    """
-
-    matrix: F64
-    """(classes, m), S. A row sums to 1, or to 0 if the draw gave the class to no client."""
-    groups: Int | None = None
-    """(m,), the group that generated each client."""
-    floor: float = 0.0
-    """Each group must hold more than this part of the mean group's test samples."""
-    names: Int | None = None
-    """(m, classes), the label that client i gives to class c; None if all keep the labels."""
-
-
-class Partition(Protocol):
-    """What `split_samples` needs: a dataclass that draws shares and describes itself."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    name: ClassVar[str]
-    usage: ClassVar[str]
-    """The parameters it takes, for error messages."""
-    remedy: ClassVar[str]
-    """What to do when no draw gives every client enough."""
-
-    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """One draw of the share matrix."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +74,7 @@ class Iid:
 
 
 @dataclass(frozen=True, slots=True)
-class _OneAlpha:
-    """What partitions with one Dirichlet parameter α share."""
-
-    alpha: float
-
-    usage: ClassVar[str] = "alpha A"
-    remedy: ClassVar[str] = "raise alpha or ask for fewer clients"
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantitySkew(_OneAlpha):
-    """Clients differ in size only: S_ci = q_i with q ~ Dirichlet(α) over the clients.
-
-    >>> drawn = QuantitySkew(alpha=1.0).shares(2, 3, np.random.default_rng(0)).matrix
-    >>> bool((drawn[0] == drawn[1]).all())
-    True
-    """
-
-    name: ClassVar[str] = "quantity-skew"
-
-    def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
-        """One vector for all classes."""
-        return Shares(np.tile(_dirichlet(self.alpha, clients, 1, rng), (classes, 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class ClientwiseDirichlet(_OneAlpha):
+class ClientwiseDirichlet(OneAlpha):
     """S_c ~ Dirichlet(α) over the clients, for each class c (Hsu et al., 2019).
 
     >>> drawn = ClientwiseDirichlet(alpha=0.1).shares(2, 3, np.random.default_rng(0))
@@ -136,7 +86,7 @@ class ClientwiseDirichlet(_OneAlpha):
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """One vector per class."""
-        return Shares(_dirichlet(self.alpha, clients, classes, rng))
+        return Shares(dirichlet(self.alpha, clients, classes, rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +134,14 @@ class ClusterwiseDirichlet:
     remedy: ClassVar[str] = "raise alpha or ask for fewer clients or groups"
 
     def __post_init__(self) -> None:
-        _check_alpha(*self.alpha)
-        _check_groups(self.groups)
+        check_alpha(*self.alpha)
+        check_groups(self.groups)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Groups first, then the clients inside each group."""
         groups = spread(clients, self.groups)
-        between = _dirichlet(self.alpha[0], self.groups, classes, rng)
-        within = [_dirichlet(self.alpha[1], size, classes, rng) for size in np.bincount(groups)]
+        between = dirichlet(self.alpha[0], self.groups, classes, rng)
+        within = [dirichlet(self.alpha[1], size, classes, rng) for size in np.bincount(groups)]
         return Shares(between[:, groups] * np.concatenate(within, axis=1), groups, floor=0.3)
 
 
@@ -215,7 +165,7 @@ class ClusterwiseNClass:
 
     def __post_init__(self) -> None:
         _check_n(*self.n)
-        _check_groups(self.groups)
+        check_groups(self.groups)
         n1, n2 = self.n
         if n2 > n1:
             raise PartitionError(
@@ -252,7 +202,7 @@ class ClusterwisePermuted:
     remedy: ClassVar[str] = "ask for fewer clients"
 
     def __post_init__(self) -> None:
-        _check_groups(self.groups)
+        check_groups(self.groups)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Equal shares, and a different permutation of the labels for each group."""
@@ -267,6 +217,8 @@ PARTITIONS: dict[str, type[Partition]] = {
     for kind in (
         Iid,
         QuantitySkew,
+        QuantityPower,
+        ClusterwiseQuantity,
         ClientwiseDirichlet,
         ClientwiseNClass,
         ClusterwiseDirichlet,
@@ -275,6 +227,9 @@ PARTITIONS: dict[str, type[Partition]] = {
     )
 }
 """Every partition by its name."""
+
+BY_SIZE = (Iid, QuantitySkew, QuantityPower, ClusterwiseQuantity)
+"""The partitions that do without classes: they share out samples with any targets."""
 
 
 def build(
@@ -293,6 +248,10 @@ def build(
             return Iid()
         case QuantitySkew.name, (a,), ():
             return QuantitySkew(a)
+        case QuantityPower.name, (a,), ():
+            return QuantityPower(a)
+        case ClusterwiseQuantity.name, (a1, a2), ():
+            return ClusterwiseQuantity((a1, a2), groups)
         case ClientwiseDirichlet.name, (a,), ():
             return ClientwiseDirichlet(a)
         case ClientwiseNClass.name, (), (k,):
@@ -320,10 +279,6 @@ def describe(partition: Partition) -> str:
     return " ".join([partition.name, *(f"{k}={v}" for k, v in asdict(partition).items())])
 
 
-def _dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> F64:
-    return rng.dirichlet(np.full(over, alpha), size=rows)
-
-
 def _choose(n: int, of: int, rows: int, rng: np.random.Generator) -> Int:
     """(rows, n), in each row n different numbers from 0 to of − 1."""
     return rng.permuted(np.tile(np.arange(of), (rows, 1)), axis=1)[:, :n]
@@ -338,34 +293,10 @@ def _share_equally(held: Int, classes: int) -> F64:
     return shares
 
 
-def spread(clients: int, groups: int) -> Int:
-    """(clients,), the group of each client. Groups are consecutive, of nearly equal size.
-
-    >>> spread(5, 2)
-    array([0, 0, 0, 1, 1])
-    """
-    if groups > clients:
-        raise PartitionError(
-            f"{groups} groups need at least as many clients, got {clients}; ask for fewer groups"
-        )
-    return np.arange(clients) * groups // clients
-
-
-def _check_alpha(*alpha: float) -> None:
-    for value in alpha:
-        if not 0 < value < inf:
-            raise PartitionError(f"alpha must be positive and finite, got {value:g}")
-
-
 def _check_n(*n: int) -> None:
     for value in n:
         if value < 1:
             raise PartitionError(f"classes_per must be at least 1, got {value}")
-
-
-def _check_groups(groups: int) -> None:
-    if groups < 1:
-        raise PartitionError(f"groups must be at least 1, got {groups}")
 
 
 def _check_capacity(capacity: int, n: int, classes: int, who: str) -> None:

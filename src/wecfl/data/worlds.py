@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wecfl.core.types import F32, Int
-from wecfl.data.partition import spread
+from wecfl.data.shares import spread
 from wecfl.data.targets import Targets, may_be_labels
 from wecfl.data.transforms import SampleKind, Transform
 from wecfl.errors import ConfigError, PartitionError
