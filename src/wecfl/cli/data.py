@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import altair as alt
 import numpy as np
 from cyclopts import App, Parameter
 from rich.box import SIMPLE_HEAD
@@ -25,6 +26,7 @@ from wecfl.data import datasets
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.figures.partition import Panel, bars
+from wecfl.report.figures.samples import sample_panel
 from wecfl.report.sentences import client_words, partition_words
 from wecfl.resolve import resolve
 
@@ -85,7 +87,8 @@ def partition(
     """Show how samples would be divided: a summary of the clients, and a bar chart.
 
     Each partition gets one line: samples per client (mean ± standard deviation), the smallest and
-    the largest client, test samples, and the mean number of classes per client.
+    the largest client, test samples, and the mean number of classes per client. If samples are
+    transformed, the figure also shows some of each group.
     """
     chosen = config_from_flags(config, preset, flags)
     check_figure(out)
@@ -103,22 +106,26 @@ def partition(
         }[panels]
         settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
     drawn: list[Panel] = []
+    beside: list[alt.Chart | alt.FacetChart] = []
     pool = None if holds_clients(chosen) else terminal.load(chosen)
     for setting in settings:
         federation = federation_of(setting, pool)
         held = federation.held
-        if held is None:
+        if held is None and not chosen.transform:
             raise ConfigError(
                 f"{chosen.dataset} has no classes to show: its targets are numbers, and wecfl run "
                 "shares them out by size alone"
             )
         title = chosen.dataset if holds_clients(chosen) else partition_words(setting.model_dump())
-        drawn.append((title, held, federation.groups))
+        if held is not None:
+            drawn.append((title, held, federation.groups))
+        if chosen.transform:
+            beside.append(sample_panel(federation))
         sizes, tests = federation.sizes, np.array([len(rows) for rows in federation.test])
         clients = client_words(sizes, federation.groups)
+        kinds = "" if held is None else f", {(held > 0).sum(axis=0).mean():.1f} classes each"
         terminal.show(
             f"{title}: {clients} ({sizes.min()} … {sizes.max()}), "
-            f"{tests.mean():.0f} ± {tests.std():.0f} test samples, "
-            f"{(held > 0).sum(axis=0).mean():.1f} classes each"
+            f"{tests.mean():.0f} ± {tests.std():.0f} test samples{kinds}"
         )
-    terminal.draw(bars(drawn), out)
+    terminal.draw(bars(drawn, beside=beside), out)

@@ -11,6 +11,8 @@ also has these keys::
                data that is held out for the choice; it is then used with all the data
     trace      keep what figures need: F, R, B, t-SNE of the first rounds, cosines of the last
 
+`[[each]]` are tables of such choices, too: every set is made once with each of them.
+
 A definition itself has a `title`. `paper`, `table` and `figure` say how it is shown
 (`wecfl.paper.tables`, `wecfl.paper.figures`). With `together`, the results of many short runs are
 lines of one file instead of files of their own.
@@ -41,10 +43,10 @@ __all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_defin
 SHIPPED = Path(__file__).parent
 """The definitions that come with the package."""
 
-TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found"]
+TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found", "gallery"]
 """The layout of a table that is not shown beside one of the paper."""
 
-LIST_KEYS = ("alpha", "classes_per")
+LIST_KEYS = ("alpha", "classes_per", "transform")
 """Keys whose values are lists: such a list is one value, not several."""
 
 MAX_CELLS = 1000
@@ -252,6 +254,7 @@ class _Written(BaseModel):
     figure: str | None = None
     together: bool = False
     base: dict[str, Any] = {}
+    each: list[dict[str, Any]] = [{}]
     sets: list[dict[str, Any]]
 
 
@@ -271,7 +274,11 @@ class _Set(BaseModel):
 def _definition(file: Path) -> Definition:
     try:
         written = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-        sets = [_Set.model_validate({**written.base, **keys}) for keys in written.sets]
+        sets = [
+            _Set.model_validate({**written.base, **keys, **each})
+            for each in written.each
+            for keys in written.sets
+        ]
         pool = file.stem if written.together else ""
         entries = tuple((cells.priority, cells.seeds, _cells(cells, pool)) for cells in sets)
     except ValidationError as error:

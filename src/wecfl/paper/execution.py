@@ -101,7 +101,8 @@ def _scores(records: Sequence[Record]) -> StoredResult:
     }
     last = last_rounds(records, AVERAGED_ROUNDS)  # without scores if the first round diverged
     means = {
-        key: None if (mean := last.get(key)) is None else round(mean, 6) for key in STORED_SCORES
+        key: None if (mean := last.get(key)) is None else round(mean, 6)
+        for key in (*STORED_SCORES, "worst_decile")
     }
     return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
 

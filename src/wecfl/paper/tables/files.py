@@ -11,7 +11,14 @@ import pandas as pd
 from wecfl.paper.definitions import Cell, Definition, TableLayout
 from wecfl.paper.queue import machine_seconds
 from wecfl.paper.result_store import ResultStore, StoredResult
-from wecfl.paper.tables import beside_paper, defences, found_clusters, newcomers, robustness
+from wecfl.paper.tables import (
+    beside_paper,
+    defences,
+    found_clusters,
+    gallery,
+    newcomers,
+    robustness,
+)
 from wecfl.paper.tables.text_table import TextTable, markdown_rows
 
 __all__ = ["fill", "frame_of", "text_tables", "write"]
@@ -27,6 +34,7 @@ LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "defended": (defences.frame, defences.tables_with_means),
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
+    "gallery": (gallery.frame, gallery.tables),
 }
 """Tables that are not compared with the paper's, by the name in their definition."""
 

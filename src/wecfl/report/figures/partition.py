@@ -17,21 +17,27 @@ Panel = tuple[str, Int, Int | None]
 AXIS_COLOR = "#888"
 
 
-def bars(panels: Sequence[Panel], *, names: Sequence[str] = ()) -> alt.ConcatChart:
+def bars(
+    panels: Sequence[Panel],
+    *,
+    names: Sequence[str] = (),
+    beside: Sequence[alt.Chart | alt.FacetChart] = (),
+) -> alt.ConcatChart:
     """One bar per client, as long as its number of samples, coloured by class; two panels a row.
 
     `names` are the names of the classes in the legend (default 0, 1, …). Clients with groups are
     drawn group by group, with a gap between groups. `wecfl.data.client_rows.class_counts` makes the
-    counts.
+    counts. Charts `beside` the panels follow them.
 
     >>> chart = bars([("two clients", np.array([[3, 0], [1, 4]]), None)])
     >>> [rows] = chart.to_dict()["datasets"].values()
     >>> [(row["client"], row["class"], row["samples"]) for row in rows]
     [(0, '0', 3), (0, '1', 1), (1, '1', 4)]
     """
-    legend = list(names) or [str(c) for c in range(max(len(counts) for _, counts, _ in panels))]
+    classes = max((len(counts) for _, counts, _ in panels), default=0)
+    legend = list(names) or [str(c) for c in range(classes)]
     chart: alt.ConcatChart = (
-        alt.concat(*(_panel(*panel, legend) for panel in panels), columns=2, spacing=28)
+        alt.concat(*(_panel(*panel, legend) for panel in panels), *beside, columns=2, spacing=28)
         .configure_view(stroke=None)
         .configure_axis(
             grid=False,
