@@ -17,6 +17,7 @@ from helpers import Wecfl
 from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.channel.attacks import ATTACKS
 from wecfl.config import Config
+from wecfl.data.transforms import TRANSFORMS
 from wecfl.folder.readers import read_summary
 from wecfl.from_config import federation_of
 from wecfl.paper.definitions import PlannedRun, ordered, read_definitions
@@ -706,6 +707,75 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
         "| wecfl | auto | 1, – | 1 of 2 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |",
     ):
         assert row in page.read_text(), page.read_text()
+
+
+GALLERY = f"""
+title = "Worlds"
+table = "gallery"
+together = true
+{BASE}
+priority = 1
+seeds = 2
+
+[[sets]]
+method = ["fedavg", "wecfl"]
+clusters = 2
+
+[[sets]]
+method = "wecfl"
+clusters = "auto"
+
+[[each]]
+label = "rotation, by group"
+transform = ["rotation", "permutation"]
+
+[[each]]
+label = "nothing differs"
+partition = "iid"
+"""
+
+
+def test_a_gallery_has_a_row_for_each_world(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "gallery.toml").write_text(GALLERY)
+    store = ResultStore(Path("docs/results"))
+    cells = read_definitions(defined)["gallery"].cells
+    assert [cell.config.transform for cell in cells] == [("rotation", "permutation")] * 3 + [
+        None
+    ] * 3
+    fedavg, given, *_ = cells
+    made_up(store, fedavg.run(0), ari=0.0, worst_decile=0.25)
+    for seed in range(2):
+        made_up(store, given.run(seed), ari=1.0, worst_decile=0.375 + 0.25 * seed)
+    wecfl("reproduce", "gallery", "--definitions", defined, "--show")
+    text = Path("docs/results/gallery.md").read_text()
+    for row in (
+        "| what | fedavg | wecfl | wecfl auto |",
+        "| rotation, by group | **50.0** | **50.0 ± 0.0** | not run |",
+        "| rotation, by group | 25.0 | **50.0 ± 17.7** | not run |",
+        "| rotation, by group | 0.00 | **1.00 ± 0.00** | not run |",
+        "| nothing differs | not run | not run | not run |",
+    ):
+        assert row in text, text
+    assert text.count("nothing differs") == 2  # there is no ARI without groups
+
+
+def test_the_gallery_shows_every_cell_of_the_taxonomy() -> None:
+    cells = read_definitions()["gallery"].cells
+    worlds = {cell.label: cell.config for cell in cells}
+    assert len(cells) == 9 * len(worlds)
+    kinds = {
+        (transform.partition("(")[0], "by=client" in transform)
+        for config in worlds.values()
+        for transform in config.transform or ()
+    }
+    assert {name for name, _ in kinds} == set(TRANSFORMS) - {"sign"}  # digits are no numbers
+    assert {("rotation", True), ("rotation", False), ("permutation", True)} <= kinds
+    partitions = {config.partition for config in worlds.values()}
+    assert partitions >= {
+        "clientwise-dirichlet", "clusterwise-dirichlet", "clientwise-nclass", "clusterwise-nclass",
+        "quantity-power", "clusterwise-quantity", "iid",
+    }  # fmt: skip
+    assert any(config.mixture for config in worlds.values())
 
 
 NEWCOMERS = f"""

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import struct
+import zlib
+from base64 import b64decode
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -9,9 +12,11 @@ import numpy as np
 import pytest
 
 from wecfl.core.types import Int
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.report.figures.files import save
 from wecfl.report.figures.partition import bars
+from wecfl.report.figures.samples import sample_panel
 
 pytestmark = pytest.mark.usefixtures("checked_charts")
 
@@ -96,3 +101,41 @@ def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"\.png, .*\.html"):
         save(bars([("", TABLE, None)]), tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def decoded(url: str) -> Int:
+    """The grey pixels of a PNG, read by hand: lines of a zero and the pixels."""
+    head, _, text = url.partition(",")
+    assert head == "data:image/png;base64"
+    png = b64decode(text)
+    width, height = struct.unpack(">II", png[16:24])
+    length = struct.unpack(">I", png[33:37])[0]
+    lines = np.frombuffer(zlib.decompress(png[41 : 41 + length]), np.uint8).reshape(height, -1)
+    assert not lines[:, 0].any()
+    return lines[:, 1 : width + 1].astype(np.int64)
+
+
+def test_samples_are_shown_as_each_group_sees_and_names_them(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 40 * 12).reshape(40, 1, 3, 4).astype(np.float32)
+    y = np.arange(40) % 2
+    fed = Federation.from_arrays([x, x], [y, 1 - y], groups=[0, 1])
+    chart = bars([], beside=[sample_panel(fed)])
+    cells = {(row["group"], row["label"]): str(row["url"]) for row in rows(chart)}
+    assert set(cells) == {("0", 0), ("0", 1), ("1", 0), ("1", 1)}
+    for (group, label), url in cells.items():
+        held = fed.train[int(group)]
+        image = fed.x[held[np.argmax(fed.y[held] == label)], 0]
+        np.testing.assert_array_equal(decoded(url), np.round((image + 1) * 127.5))
+    assert save(chart, tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_samples_of_a_table_are_points() -> None:
+    x = np.arange(1.0, 21).reshape(10, 2)
+    fed = Federation.from_arrays([x, -x], [x[:, 0] * 3, x[:, 0]], test=0.1)
+    points = rows(bars([], beside=[sample_panel(fed)]))
+    assert {(row["client"], row["up"] == 3 * float(row["across"])) for row in points} == {
+        ("0", True), ("1", False),
+    }  # fmt: skip
+    labelled = Federation.from_arrays([x], [np.arange(10) % 2])
+    assert {float(row["up"]) - float(row["across"]) for row in
+            rows(bars([], beside=[sample_panel(labelled)]))} == {1.0}  # fmt: skip

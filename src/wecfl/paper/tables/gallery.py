@@ -56,6 +56,6 @@ def _texts(world: pd.DataFrame, methods: Sequence[str], measure: str, digits: in
             texts.append(NOT_RUN)
             continue
         mean, deviation = found[method][measure], found[method][f"{measure}_std"]
-        text = score(mean, deviation, digits)
+        text = score(mean, deviation, digits=digits)
         texts.append(f"**{text}**" if not isnan(mean) and round(mean, digits) == best else text)
     return texts
