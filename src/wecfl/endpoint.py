@@ -7,8 +7,8 @@
     POST /predict   {"rows": …} with {"client": NAME}, {"cluster": NUMBER}, or {"newcomer": {x, y}}
     POST /assign    {"x": rows, "y": labels, "by": "update" or "losses"}
 
-Rows are as they were given for the training: lists of values in the order of the columns, or
-objects with the columns by name. An error is JSON too: {"error": one line}.
+Rows are as they were given for the training: lists of values in the order of the columns, objects
+with the columns or arrays by name, or sequences of numbers. An error is JSON: {"error": one line}.
 """
 
 from __future__ import annotations

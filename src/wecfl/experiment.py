@@ -111,8 +111,8 @@ class Experiment:
         if not isinstance(self.method, Method):
             raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
-        kinds = {"plan": Plan, "conditions": Conditions, "measure": Measure}
-        check_kinds(self, kinds, {"privacy": Privacy, "newcomers": Newcomers})
+        options = {"plan": Plan, "conditions": Conditions, "measure": Measure}
+        check_kinds(self, options, {"privacy": Privacy, "newcomers": Newcomers})
 
     @classmethod
     def prepared(
@@ -166,7 +166,8 @@ class Experiment:
     @cached_property
     def _module(self) -> Module:
         shape, outputs = self.federation.shape, self.fitted.task.outputs
-        return make(self.model, shape=shape, classes=outputs, seed=self.seed)
+        parts = self._pipeline.parts if self._pipeline else ()
+        return make(self.model, shape=shape, classes=outputs, seed=self.seed, parts=parts)
 
     @cached_property
     def _attack(self) -> SimulatedAttack | None:
@@ -345,16 +346,15 @@ class Experiment:
 
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""
-        task = self.fitted.task
         return NewcomerSetup(
-            setting.method, Blueprint.of(self.model, self._module, self.members, task),
+            setting.method, Blueprint.of(self.model, self._module, self.members, self.fitted.task),
             self._module, setting.plan, setting.seed, local(self._local.engine),
-            self._engine_options, task, setting.member, self.privacy, self._pipeline,
+            self._engine_options, self.fitted.task, setting.member, self.privacy, self._pipeline,
         )  # fmt: skip
 
     @property
     def _pipeline(self) -> Pipeline | None:
-        return self.members.pipeline if isinstance(self.members, Federation) else None
+        return self.federation.pipeline if isinstance(self.federation, Federation) else None
 
 
 def run(

@@ -15,6 +15,7 @@ from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.state import State
 from wecfl.core.task import Task
+from wecfl.data.pipeline import Pipeline
 from wecfl.engine import local
 from wecfl.errors import ConfigError, ModelError, RunFolderError
 from wecfl.experiment import Experiment
@@ -89,7 +90,8 @@ def load(
         )
     records = read_metrics(path, saved.round if saved else None)
     blueprint = _blueprint(path, ended)
-    module = _module(path, blueprint, model, choices.seed)
+    pipeline = read_pipeline(path)
+    module = _module(path, blueprint, model, choices.seed, pipeline)
     states = saved.states if saved else _without_checkpoint(path, choices.method, module)
     if states[0].centers.shape[1] != (width := layout_of(module).width):
         raise ModelError(
@@ -103,7 +105,7 @@ def load(
         choices.method, blueprint, module, choices.plan, choices.seed,
         local(engine),
         {"workers": workers, "batchnorm": choices.batchnorm, "batch": choices.plan.batch},
-        learned, privacy=choices.privacy, pipeline=read_pipeline(path),
+        learned, privacy=choices.privacy, pipeline=pipeline,
     )  # fmt: skip
     return Result(
         choices.method,
@@ -196,9 +198,12 @@ def _blueprint(path: Path, ended: bool) -> Blueprint:
     return found
 
 
-def _module(path: Path, blueprint: Blueprint, model: Model | None, seed: int) -> Module:
+def _module(
+    path: Path, blueprint: Blueprint, model: Model | None, seed: int, pipeline: Pipeline | None
+) -> Module:
     if model is not None:
-        return make(model, shape=blueprint.shape, classes=blueprint.classes, seed=seed)
+        parts = pipeline.parts if pipeline else ()
+        return make(model, shape=blueprint.shape, classes=blueprint.classes, seed=seed, parts=parts)
     if blueprint.model not in MODELS:
         raise ModelError(
             f"{path} holds models of your own, of the class {blueprint.model}: give the class, "

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.core.types import Int
+from wecfl.data.packing import Part, pack, parts_of
+from wecfl.data.pipeline import Pipeline
 from wecfl.data.samples import NamedArray, holdout
 from wecfl.data.targets import Targets, as_targets, encoded
 from wecfl.errors import ConfigError, DataError
 
-__all__ = ["Arrays", "cut_clients", "held_arrays", "pooled_clients"]
+__all__ = ["Arrays", "PlainArrays", "cut_clients", "held_arrays", "pooled_clients"]
 
-Arrays: TypeAlias = Sequence[ArrayLike]
-"""One array per client."""
+Arrays: TypeAlias = Sequence[Any]
+"""For each client an array, or what `wecfl.data.packing` takes for one."""
 
 
 def held_arrays(
@@ -50,6 +52,45 @@ def held_arrays(
     return column("x"), column("y"), tests
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainArrays:
+    """Samples and targets as plain arrays of numbers, and what is needed to make such of others."""
+
+    xs: Arrays
+    ys: Arrays
+    test: float | tuple[Arrays, Arrays]
+    parts: tuple[Part, ...]
+    """What samples are made of; empty: of one array of any numbers."""
+    classes: tuple[str, ...] | None
+    """The names of the classes, if they have names."""
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline that makes such samples and classes; None: there is nothing to make."""
+        if not self.parts and self.classes is None:
+            return None
+        return Pipeline(classes=self.classes, parts=self.parts)
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], xs: Arrays, ys: Arrays, test: float | tuple[Arrays, Arrays]
+    ) -> PlainArrays:
+        """Tokens, several arrays and lists of unequal length as rows; texts as numbers."""
+        given = isinstance(test, float | int)
+        more_xs, more_ys = ((), ()) if isinstance(test, float | int) else test
+        parts = parts_of([*xs, *more_xs])
+        if parts:
+            wheres = [*(f"client {name}" for name in names)]
+            pairs = zip(
+                [*wheres, *(f"{where} (test)" for where in wheres)], [*xs, *more_xs], strict=False
+            )
+            rows = [pack(where, x, parts) for where, x in pairs]
+            xs, more_xs = rows[: len(xs)], rows[len(xs) :]
+        numbers, classes = encoded([*ys, *more_ys])
+        tests = test if given else (more_xs, numbers[len(ys) :])
+        return cls(xs, numbers[: len(ys)], tests, parts, classes)
+
+
 def pooled_clients(
     names: Sequence[str],
     xs: Arrays,
@@ -61,13 +102,12 @@ def pooled_clients(
 ) -> tuple[list[NamedArray], list[Targets], list[Int], list[Int]]:
     """The parts of a pool with their targets, and the rows of each client to train and to test."""
     if isinstance(test, float | int):
-        parts, targets = _checked(names, xs, encoded(ys), classes)
+        parts, targets = _checked(names, xs, ys, classes)
         cuts = zip(_rows_of(targets), cut_clients(targets, test, seed), strict=True)
         pairs = [(own[kept], own[held]) for own, (kept, held) in cuts]
         return parts, targets, [train for train, _ in pairs], [tested for _, tested in pairs]
-    numbers = encoded([*ys, *test[1]])
-    parts, targets = _checked(names, xs, numbers[: len(ys)], classes)
-    more = _checked(names, test[0], numbers[len(ys) :], classes, side=" (test)")
+    parts, targets = _checked(names, xs, ys, classes)
+    more = _checked(names, *test, classes, side=" (test)")
     parts, targets = parts + more[0], targets + more[1]
     rows = _rows_of(targets)
     return parts, targets, rows[: len(names)], rows[len(names) :]

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.core.types import F64, Int
-from wecfl.data.partition import describe
+from wecfl.data.partition import BY_SIZE, describe
 from wecfl.data.shares import Partition, Shares
+from wecfl.data.source import Dataset
+from wecfl.data.targets import Targets, may_be_labels
 from wecfl.errors import PartitionError
 from wecfl.rng import stream
 
-__all__ = ["MAX_DRAWS", "ClientRows", "allot", "class_counts", "split_samples"]
+__all__ = ["MAX_DRAWS", "ClientRows", "allot", "class_counts", "share_out", "split_samples"]
 
 MAX_DRAWS = 10_000
 """The number of draws after which `split_samples` gives up. In the paper's hardest setting,
@@ -44,6 +46,41 @@ class ClientRows:
     """(m,), the group that generated each client; None if the partition has no groups."""
     names: Int | None = None
     """(m, classes), the label that client i gives to class c; None if all keep the labels."""
+
+
+def share_out(
+    data: Dataset, partition: Partition, *, clients: int, seed: int
+) -> tuple[Targets, ClientRows]:
+    """The targets as the clients name them, and the rows of each client in the whole pool.
+
+    >>> data = Dataset("four", np.zeros((4, 1), np.float32), np.array([0, 0, 0, 0]), 2, 1)
+    >>> _, held = share_out(data, BY_SIZE[0](), clients=2, seed=0)
+    >>> sorted(int(rows[0]) for rows in held.train), sorted(int(rows[0]) for rows in held.test)
+    ([0, 1], [2, 3])
+    """
+    if not hasattr(partition, "shares"):
+        raise PartitionError(
+            f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
+        )
+    n, labels, classes = data.n_train, data.y, data.classes
+    if not may_be_labels(labels):
+        if not isinstance(partition, BY_SIZE):
+            raise PartitionError(
+                f"{partition.name} shares out classes, but the targets are numbers: use one of "
+                f"{', '.join(each.name for each in BY_SIZE)}, or a folder with one file per client"
+            )
+        labels, classes = np.zeros(len(data.y), np.int64), 1
+    held = split_samples(
+        partition, labels[:n], labels[n:], classes=classes, clients=clients, seed=seed,
+        min_test=min(1, len(data.y) - n),
+    )  # fmt: skip
+    test, y = tuple(rows + n for rows in held.test), data.y
+    if held.names is not None:
+        y = y.copy()  # every sample has one holder, so its label can be changed in place
+        for names, rows in zip(held.names, zip(held.train, test, strict=True), strict=True):
+            for own in rows:
+                y[own] = names[y[own]]
+    return y, replace(held, test=test)
 
 
 def split_samples(

@@ -73,7 +73,7 @@ def read_npz_dataset(path: Path, test: float, seed: int) -> Dataset:
     targets = [
         as_targets(f"{path} ({name})", y, len(part))
         for (_, name), (_, part), y in zip(
-            sides, parts, encoded([arrays[y] for _, y in sides]), strict=True
+            sides, parts, encoded([arrays[y] for _, y in sides])[0], strict=True
         )
     ]
     if empty := [where for where, part in parts if not len(part)]:

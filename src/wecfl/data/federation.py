@@ -13,16 +13,16 @@ from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.core.types import F32, Int
-from wecfl.data.client_arrays import Arrays, cut_clients, held_arrays, pooled_clients
-from wecfl.data.client_rows import class_counts, split_samples
+from wecfl.data.client_arrays import Arrays, PlainArrays, cut_clients, held_arrays, pooled_clients
+from wecfl.data.client_rows import class_counts, share_out
 from wecfl.data.datasets import load
-from wecfl.data.partition import BY_SIZE, Partition
+from wecfl.data.partition import Partition
 from wecfl.data.samples import holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, alike, count_targets, may_be_labels
 from wecfl.data.transforms import Transform
 from wecfl.data.worlds import swapped, transformed
-from wecfl.errors import DataError, PartitionError
+from wecfl.errors import DataError
 from wecfl.limits import check_whole
 
 if TYPE_CHECKING:
@@ -223,11 +223,12 @@ class Federation:
         """
         from wecfl.data.fitting import scaled_samples  # noqa: PLC0415  (with scikit-learn)
 
-        if self.pipeline:
+        if self.pipeline and (not self.pipeline.plain or len(self.pipeline.parts) > 1):
             raise DataError("these samples have a pipeline already: say there how to scale them")
         held = dict(zip(self.names, zip(self.train, self.test, strict=True), strict=True))
         x, pipeline = scaled_samples(self.x, held, scale, by)
-        return replace(self, x=x, pipeline=pipeline)
+        classes = self.pipeline.classes if self.pipeline else None
+        return replace(self, x=x, pipeline=replace(pipeline, classes=classes))
 
     @classmethod
     def from_arrays(
@@ -257,14 +258,16 @@ class Federation:
         """
         check_whole(seed=(seed, 0))
         client_names = tuple(map(str, range(len(xs)) if names is None else names))
+        plain = PlainArrays.of(client_names, xs, ys, test)
         parts, labels, trains, tests = pooled_clients(
-            client_names, xs, ys, test, classes=classes, seed=seed
+            client_names, plain.xs, plain.ys, plain.test, classes=classes, seed=seed
         )
         y = alike([(where, each) for (where, _), each in zip(parts, labels, strict=True)])
         return cls(
             pool(parts), y, tuple(trains), tuple(tests),
             count_targets(y) if classes is None else classes, np.arange(len(client_names)),
             client_names, None if groups is None else np.asarray(groups, np.int64),
+            plain.pipeline,
         )  # fmt: skip
 
     @classmethod
@@ -363,38 +366,9 @@ class Federation:
         >>> Federation.from_dataset("digits", Iid(), clients=50).sizes.sum()
         np.int64(1438)
         """
-        if not hasattr(partition, "shares"):
-            raise PartitionError(
-                f"the partition must be a value such as wecfl.partitions.Iid(), got {partition!r}"
-            )
         check_whole(clients=(clients, 1), seed=(seed, 0))
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
-        n, labels, classes = data.n_train, data.y, data.classes
-        if not may_be_labels(labels):
-            if not isinstance(partition, BY_SIZE):
-                raise PartitionError(
-                    f"{partition.name} shares out classes, but the targets are numbers: use one "
-                    f"of {', '.join(each.name for each in BY_SIZE)}, or a folder with one file per "
-                    "client"
-                )
-            labels, classes = np.zeros(len(data.y), np.int64), 1
-        held = split_samples(
-            partition, labels[:n], labels[n:], classes=classes, clients=clients, seed=seed,
-            min_test=min(1, len(data.y) - n),
-        )  # fmt: skip
-        test, y = tuple(rows + n for rows in held.test), data.y
-        if held.names is not None:
-            y = y.copy()  # every sample has one holder, so its label can be changed in place
-            for names, rows in zip(held.names, zip(held.train, test, strict=True), strict=True):
-                for own in rows:
-                    y[own] = names[y[own]]
-        return cls(
-            x=data.x,
-            y=y,
-            train=held.train,
-            test=test,
-            classes=data.classes,
-            keys=np.arange(clients),
-            names=tuple(map(str, range(clients))),
-            groups=held.groups,
-        )
+        y, held = share_out(data, partition, clients=clients, seed=seed)
+        names = tuple(map(str, range(clients)))
+        keys = np.arange(clients)
+        return cls(data.x, y, held.train, held.test, data.classes, keys, names, held.groups)

@@ -9,6 +9,7 @@ the exported ONNX graph and `wecfl serve` begin with it.
     indicators   1 where a number was missing, for columns in which the training data lacked some
     categories   one feature for each value that the training data hold; others are all zeros
     pixels       0 … 255 to [−1, 1]
+    other        tokens, several arrays, sequences of unequal length (`wecfl.data.packing`)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from wecfl.core.types import F32, F64, Bool, Int
+from wecfl.data.packing import Part, pack
 from wecfl.data.samples import Array, fill_pixels
 from wecfl.errors import DataError
 
@@ -80,6 +82,13 @@ class Pipeline:
     """By client the shift and scale of each column of numbers, if each is scaled by its own."""
     scaled: Scale = "none"
     """How the numbers were scaled."""
+    parts: tuple[Part, ...] = ()
+    """The arrays that samples are made of, if they are not one table or array of numbers."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether samples are only packed (`wecfl.data.packing`), or used as they are."""
+        return not self.columns and self.scaled == "none"
 
     @property
     def numbers(self) -> list[Column]:
@@ -112,8 +121,11 @@ class Pipeline:
     def transform(self, table: Any, client: str | None = None, where: str = "predict") -> F32:
         """(n, features), the samples of a table: a DataFrame, rows in the columns' order, or dicts.
 
-        Where clients are scaled by their own statistics, `client` names whose.
+        Where clients are scaled by their own statistics, `client` names whose. Samples of other
+        kinds are packed; a single array of numbers stays as it is.
         """
+        if self.plain:
+            return pack(where, table, self.parts) if self.parts else table
         if self.scaled == "pixels":
             return pixels_of(where, table)
         frame = self.frame(table, where)
@@ -229,6 +241,7 @@ class Pipeline:
             "classes": None if self.classes is None else list(self.classes),
             "own": None if self.own is None else {n: list(map(list, each)) for n, each in self.own},
             "scaled": self.scaled,
+            "parts": [{"name": p.name, "shape": list(p.shape), "kind": p.kind} for p in self.parts],
         }
 
     @classmethod
@@ -244,6 +257,7 @@ class Pipeline:
             None if classes is None else tuple(classes),
             None if own is None else tuple((n, tuple(map(tuple, each))) for n, each in own.items()),
             written["scaled"],
+            tuple(Part(**{**p, "shape": tuple(p["shape"])}) for p in written["parts"]),
         )
 
 

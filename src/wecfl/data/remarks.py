@@ -16,8 +16,8 @@ MAX_NAMED_FEATURES = 5
 """The largest number of features that are named."""
 
 
-def data_remarks(federation: Federation) -> list[str]:
-    """A line about features that are not scaled, and one if nobody is tested.
+def data_remarks(federation: Federation, *, tokens: bool = False) -> list[str]:
+    """A line about features that are not scaled, unless they are tokens; one if nobody is tested.
 
     >>> x = [[1000.0, 1.0], [-1000.0, 0.0]]
     >>> for line in data_remarks(Federation.from_arrays([x], [[0, 1]], test=0)): print(line)
@@ -27,7 +27,7 @@ def data_remarks(federation: Federation) -> list[str]:
     lines = []
     if not any(map(len, federation.test)):
         lines.append("no client has test samples, so no scores follow")
-    if len(federation.shape) == 1:
+    if len(federation.shape) == 1 and not tokens:
         lines += _unscaled(federation)
     return lines
 
@@ -40,7 +40,9 @@ def _unscaled(federation: Federation) -> list[str]:
     if not large.size:
         return []
     pipeline = federation.pipeline
-    names = pipeline.features if pipeline else [str(j) for j in range(len(size))]
+    names = (
+        pipeline.features if pipeline and not pipeline.plain else [str(j) for j in range(len(size))]
+    )
     shown = ", ".join(names[j] for j in large[:MAX_NAMED_FEATURES])
     more = f" and {len(large) - MAX_NAMED_FEATURES} more" * (len(large) > MAX_NAMED_FEATURES)
     return [

@@ -58,11 +58,13 @@ def as_targets(where: str, y: ArrayLike, n: int, classes: int | None = None) -> 
     return numbers
 
 
-def encoded(ys: Sequence[ArrayLike]) -> list[Array]:
+def encoded(ys: Sequence[ArrayLike]) -> tuple[list[Array], tuple[str, ...] | None]:
     """The arrays as they are; texts as the numbers of their classes, in alphabetical order.
 
-    >>> [y.tolist() for y in encoded([["no", "yes"], ["no"]])]
-    [[0, 1], [0]]
+    Also the names of the classes, if they have names.
+
+    >>> encoded([["no", "yes"], ["no"]])
+    ([array([0, 1]), array([0])], ('no', 'yes'))
     """
     arrays = [np.asarray(y) for y in ys]
     texts = [
@@ -71,13 +73,12 @@ def encoded(ys: Sequence[ArrayLike]) -> list[Array]:
         for y in arrays
     ]
     if not all(texts) or not texts:
-        return arrays
-    _, numbers = np.unique(np.concatenate([y.astype(str).ravel() for y in arrays]),
+        return arrays, None
+    names, numbers = np.unique(np.concatenate([y.astype(str).ravel() for y in arrays]),
                            return_inverse=True)  # fmt: skip
     ends = np.cumsum([y.size for y in arrays])
-    return [
-        part.reshape(y.shape) for part, y in zip(np.split(numbers, ends[:-1]), arrays, strict=True)
-    ]
+    parts = zip(np.split(numbers, ends[:-1]), arrays, strict=True)
+    return [part.reshape(y.shape) for part, y in parts], tuple(map(str, names))
 
 
 def alike(parts: Sequence[tuple[str, Targets]]) -> Targets:

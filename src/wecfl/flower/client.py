@@ -170,7 +170,8 @@ class _LocalClient:
         self.task, self.federation = task.fit(own)
         self.samples = int(self.federation.sizes[0])
         self.tests = len(self.federation.test[0])
-        self.model = make(make_model, shape=own.shape, classes=task.outputs, seed=0)
+        parts = own.pipeline.parts if own.pipeline else ()
+        self.model = make(make_model, shape=own.shape, classes=task.outputs, seed=0, parts=parts)
         self.layout = layout_of(self.model)
 
     def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:

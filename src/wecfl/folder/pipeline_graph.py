@@ -24,6 +24,22 @@ def with_pipeline(proto: Any, pipeline: Pipeline, shape: Sequence[int]) -> Any:
     the names of the columns and of the classes.
     """
     import onnx  # noqa: PLC0415  (an extra)
+    from onnx import helper  # noqa: PLC0415
+
+    whole = proto if pipeline.plain else _merged(proto, pipeline, shape)
+    told = {
+        "numbers": [column.name for column in pipeline.numbers],
+        "categories": [column.name for column in pipeline.categories],
+        "class_names": list(pipeline.classes or ()),
+    }
+    for key, names in told.items():
+        if names:
+            helper.set_model_props(whole, {**_props(whole), key: json.dumps(names)})
+    onnx.checker.check_model(whole)
+    return whole
+
+
+def _merged(proto: Any, pipeline: Pipeline, shape: Sequence[int]) -> Any:
     from onnx import compose, helper  # noqa: PLC0415
 
     graph = _Graph()
@@ -38,17 +54,7 @@ def with_pipeline(proto: Any, pipeline: Pipeline, shape: Sequence[int]) -> Any:
         opset_imports=proto.opset_import,
         ir_version=proto.ir_version,
     )
-    whole = compose.merge_models(before, proto, io_map=[("features", "samples")])
-    told = {
-        "numbers": [column.name for column in pipeline.numbers],
-        "categories": [column.name for column in pipeline.categories],
-        "class_names": list(pipeline.classes or ()),
-    }
-    for key, names in told.items():
-        if names:
-            helper.set_model_props(whole, {**_props(whole), key: json.dumps(names)})
-    onnx.checker.check_model(whole)
-    return whole
+    return compose.merge_models(before, proto, io_map=[("features", "samples")])
 
 
 def _props(proto: Any) -> dict[str, str]:

@@ -24,12 +24,12 @@ from wecfl.folder.parsing import (
     read_table,
     read_toml,
 )
+from wecfl.folder.pipeline_schema import PipelineSchema
 from wecfl.folder.schema import (
     ClientSchema,
     ConfigSchema,
     EnvironmentSchema,
     NewcomerSchema,
-    PipelineSchema,
     RoundSchema,
     SummarySchema,
 )

@@ -5,32 +5,17 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
-from wecfl.bilevel import (
-    aggregation,
-    auto,
-    clustering,
-    distance,
-    hierarchy,
-    importance,
-    local,
-    optimizer,
-    representation,
-    serving,
-)
+from wecfl import bilevel
 from wecfl.bilevel.representation import Columns
 from wecfl.core.method import Method
 from wecfl.errors import ConfigError
 from wecfl.methods.one_model import fedavg
 
 __all__ = ["component_words", "components", "differences", "from_structure", "structure"]
-
-ROOMS = (
-    aggregation, auto, clustering, distance, hierarchy, importance, local, optimizer,
-    representation, serving,
-)  # fmt: skip
-"""The modules with the components of methods."""
 
 
 def components(method: Method) -> dict[str, str]:
@@ -93,7 +78,7 @@ def _component(part: str, plain: Any) -> Any:
     if not isinstance(plain, dict | str):
         return plain
     name = plain if isinstance(plain, str) else plain["is"]
-    known = next((getattr(room, name) for room in ROOMS if name in room.__all__), None)
+    known = _found(name)
     if isinstance(plain, str):
         return plain if known is None and part == "option" else _known(part, name, known)
     found = _known(part, name, known)
@@ -101,6 +86,12 @@ def _component(part: str, plain: Any) -> Any:
     for each in fields(found):
         _check_type(f"{each.name} of {name}", options.get(each.name), each.type)
     return found(**options)
+
+
+def _found(name: str) -> Any:
+    """The component of this name, in any module of `wecfl.bilevel`; None if there is none."""
+    rooms = (import_module(room.name) for room in iter_modules(bilevel.__path__, "wecfl.bilevel."))
+    return next((getattr(room, name) for room in rooms if name in room.__all__), None)
 
 
 def _check_type(what: str, value: Any, kind: Any) -> None:

@@ -8,8 +8,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from wecfl.data.packing import Part
 from wecfl.errors import ModelError, unknown
 from wecfl.models.rows import keyed
+from wecfl.models.unpacking import unpacking
 
 __all__ = ["MODELS", "Model", "Vote", "auto", "build", "is_logistic", "make"]
 
@@ -109,23 +111,27 @@ def build(name: str, *, shape: Shape, classes: int, seed: int = 0) -> nn.Module:
         return MODELS[name](shape, classes)
 
 
-def make(model: Model, *, shape: Shape, classes: int, seed: int) -> nn.Module:
+def make(
+    model: Model, *, shape: Shape, classes: int, seed: int, parts: Sequence[Part] = ()
+) -> nn.Module:
     """The module that was given, or that a function makes with keyed randomness, or that is named.
+
+    `parts` are the arrays that a sample is made of, if it is more than one array of numbers.
 
     >>> make(lambda: nn.Linear(2, 3), shape=(2,), classes=3, seed=0)
     Linear(in_features=2, out_features=3, bias=True)
     """
     if isinstance(model, str):
-        return build(model, shape=shape, classes=classes, seed=seed)
+        return unpacking(build(model, shape=shape, classes=classes, seed=seed), parts, model)
     if isinstance(model, nn.Module):
-        return model
+        return unpacking(model, parts, None)
     if not callable(model):
         raise ModelError(f"the model must be a module, a function or a name, got {model!r}")
     with keyed(seed):
         made = model()
     if not isinstance(made, nn.Module):
         raise ModelError(f"the model function must return an nn.Module, got {type(made).__name__}")
-    return made
+    return unpacking(made, parts, None)
 
 
 class Vote(nn.Module):

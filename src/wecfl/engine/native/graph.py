@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from wecfl.engine.native.layers import Layer, Unsupported, of_function, of_module
 from wecfl.layout import Layout
+from wecfl.models import unpacks
 
 __all__ = ["graph"]
 
@@ -38,6 +39,8 @@ def graph(model: nn.Module, layout: Layout) -> list[Layer]:
         raise Unsupported("the model has frozen parameters")
     if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
         raise Unsupported("two layers share a parameter")
+    if unpacks(model):
+        raise Unsupported("its samples are tokens or several arrays")
     walk = _Walk(model, {entry.name: entry.start for entry in layout.entries})
     if type(model) is nn.Linear:  # tracing would take it apart
         return [of_module("", model, walk.columns)]

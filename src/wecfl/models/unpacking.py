@@ -1,0 +1,79 @@
+"""Takes the rows of a pool apart again, before a model's `forward` (see `wecfl.data.packing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wecfl.data.packing import Part
+from wecfl.errors import ModelError
+
+__all__ = ["Unpack", "unpacking", "unpacks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack:
+    """A hook of torch: one tensor of rows becomes the arguments of `forward`.
+
+    Several arguments, and tensors of whole numbers, are passed on as they are.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments, by place and by name; None: as they are."""
+        if kwargs or len(args) != 1 or not args[0].is_floating_point():
+            return None
+        rows: Tensor = args[0]
+        if len(self.parts) == 1:
+            return (_typed(rows, self.parts[0]),), kwargs
+        pieces = torch.split(rows, [part.width for part in self.parts], dim=-1)
+        shaped = [
+            _typed(piece.reshape(*rows.shape[:-1], *part.shape), part)
+            for piece, part in zip(pieces, self.parts, strict=True)
+        ]
+        names = [part.name for part in self.parts]
+        if any(names):
+            return (), dict(zip(names, shaped, strict=True))
+        return tuple(shaped), kwargs
+
+
+def unpacking(module: nn.Module, parts: Sequence[Part], name: str | None) -> nn.Module:
+    """A copy of the module that takes such rows; itself, if its samples are one array of numbers.
+
+    Whole numbers stay whole for a module that has an embedding. `name` is that of a model which is
+    known by name: it takes one array.
+    """
+    if len(parts) > 1 and name:
+        raise ModelError(
+            f"the model {name} takes one array, but samples have {len(parts)}: give a module of "
+            "your own, whose forward takes them"
+        )
+    embeds = any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules())
+    if not parts or (len(parts) == 1 and not parts[0].name and not embeds):
+        return module
+    copy = deepcopy(module)
+    copy.register_forward_pre_hook(Unpack(tuple(parts)), with_kwargs=True)
+    return copy
+
+
+def unpacks(module: nn.Module) -> bool:
+    """Whether a module takes rows apart, so that its numbers are not features.
+
+    >>> unpacks(nn.Linear(2, 1)), unpacks(unpacking(nn.Embedding(2, 1), [Part("", (3,))], None))
+    (False, True)
+    """
+    return any(isinstance(hook, Unpack) for hook in module._forward_pre_hooks.values())
+
+
+def _typed(tensor: Tensor, part: Part) -> Tensor:
+    if part.kind == "number":
+        return tensor
+    return tensor.to(torch.int64 if part.kind == "whole" else torch.bool)

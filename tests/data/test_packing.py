@@ -1,0 +1,201 @@
+"""Tokens, several arrays and sequences of unequal length reach `forward` as they were given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wecfl
+from wecfl import Federation, methods
+from wecfl.errors import DataError, ModelError
+
+RNG = np.random.default_rng(0)
+TOKENS = [RNG.integers(0, 20, (12, 5)) for _ in range(4)]
+AGES = [RNG.normal(size=(12, 1)) for _ in range(4)]
+LISTS = [[list(range(1, 2 + int(n))) for n in RNG.integers(0, 4, 12)] for _ in range(4)]
+YS = [np.arange(12) % 2 for _ in range(4)]
+PLAN = wecfl.Plan(lr=0.1, steps=3, batch=4)
+
+
+class OfTokens(nn.Module):
+    """Says what it gets, and embeds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.int64
+        logits: Tensor = self.head(self.embedding(x).mean(dim=1))
+        return logits
+
+
+class OfBoth(nn.Module):
+    """Takes tokens and a number by name or by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 3), nn.Linear(4, 2)
+
+    def forward(self, text: Tensor, age: Tensor) -> Tensor:
+        assert (text.dtype, age.dtype) == (torch.int64, torch.float32)
+        logits: Tensor = self.head(torch.cat([self.embedding(text).mean(dim=1), age], dim=1))
+        return logits
+
+
+class OfMasked(nn.Module):
+    """Takes the mean over the places that are filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        assert (x.dtype, mask.dtype) == (torch.int64, torch.bool)
+        assert (x[~mask] == 0).all() and mask[:, 0].all()
+        filled = mask[:, :, None].float()
+        mean = (self.embedding(x) * filled).sum(dim=1) / filled.sum(dim=1)
+        logits: Tensor = self.head(mean)
+        return logits
+
+
+CASES: dict[str, tuple[list[Any], type[nn.Module]]] = {
+    "tokens": (TOKENS, OfTokens),
+    "by name": (
+        [{"text": t, "age": a} for t, a in zip(TOKENS, AGES, strict=True)], OfBoth
+    ),
+    "by place": ([*zip(TOKENS, AGES, strict=True)], OfBoth),
+    "unequal length": (LISTS, OfMasked),
+}  # fmt: skip
+
+
+def called(module: nn.Module, x: Any) -> Any:
+    """The outputs of the user's own module for samples as the user has them."""
+    with torch.no_grad():
+        if isinstance(x, dict):
+            return module(**{k: torch.tensor(np.asarray(v), dtype=kind(v)) for k, v in x.items()})
+        if isinstance(x, tuple):
+            return module(*(torch.tensor(np.asarray(v), dtype=kind(v)) for v in x))
+        if isinstance(x, list):
+            longest = max(len(s) for each in LISTS for s in each)
+            full = torch.tensor([[*s, *[0] * (longest - len(s))] for s in x])
+            return module(full, torch.tensor([[j < len(s) for j in range(longest)] for s in x]))
+        return module(torch.tensor(x))
+
+
+def kind(values: Any) -> torch.dtype:
+    return torch.int64 if np.asarray(values).dtype.kind == "i" else torch.float32
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_trained_predicted_and_loaded(case: str, tmp_path: Path) -> None:
+    xs, net = CASES[case]
+    fed = Federation.from_arrays(xs, YS)
+    result = wecfl.run(fed, methods.wecfl(k=2), model=net, rounds=2, plan=PLAN, folder=tmp_path)
+    own = net()
+    own.load_state_dict(result.model(client="1").state_dict())
+    expected = called(own, xs[1])
+    assert result.predict(xs[1], client="1").tolist() == expected.argmax(dim=1).tolist()
+    shares = result.predict_proba(xs[1], client="1")
+    np.testing.assert_allclose(shares, expected.softmax(dim=1), atol=1e-6)
+    loaded = wecfl.load(tmp_path, model=net)
+    assert (loaded.predict_proba(xs[1], client="1") == shares).all()
+    assert result.assign(xs[1], YS[1]).cluster in (0, 1)
+
+
+def test_the_steps_are_those_of_a_plain_loop() -> None:
+    fed = Federation.from_arrays(CASES["by name"][0], YS, test=0)
+    plan = wecfl.Plan(lr=0.1, steps=3, batch=12, momentum=0.0)
+    torch.manual_seed(0)
+    net = OfBoth()
+    result = wecfl.run(fed, methods.local(), model=net, rounds=1, plan=plan)
+    twin = OfBoth()
+    twin.load_state_dict(net.state_dict())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    text, age = torch.tensor(TOKENS[2]), torch.tensor(AGES[2], dtype=torch.float32)
+    for _ in range(3):  # a batch is all that the client has
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(twin(text, age), torch.tensor(YS[2]))
+        torch.autograd.backward(loss)
+        optimizer.step()
+    mine = result.model(client="2").state_dict()
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_whole_numbers_are_features_of_a_model_without_an_embedding() -> None:
+    whole = wecfl.run(Federation.from_arrays(TOKENS, YS), methods.fedavg, model="mlp", rounds=2)
+    floats = [x.astype(np.float32) for x in TOKENS]
+    other = wecfl.run(Federation.from_arrays(floats, YS), methods.fedavg, model="mlp", rounds=2)
+    assert (whole.centers == other.centers).all()
+
+
+def test_texts_as_labels_keep_their_names() -> None:
+    xs = [np.eye(2, dtype=np.float32)[y] for y in YS]
+    names = [np.array(["no", "yes"])[y] for y in YS]
+    result = wecfl.run(
+        Federation.from_arrays(xs, names), methods.fedavg, model="logistic", rounds=20, plan=PLAN
+    )
+    assert result.predict(xs[0], client="0").tolist() == names[0].tolist()
+    only_yes = result.assign(xs[0][1::2], ["yes"] * 6, by="losses")
+    assert only_yes.accuracy == 1.0, "a newcomer without a no"
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        ({"text": TOKENS[0]}, "1 of its arrays are known, expected the arrays text, age"),
+        ({"text": TOKENS[0], "age": AGES[0][:3]}, "3 and 12 samples"),
+        ({"text": TOKENS[0][:, :3], "age": AGES[0]}, r"text has shape \(12, 3\)"),
+        ({"text": TOKENS[0] + 0.5, "age": AGES[0]}, "text must hold whole numbers"),
+        ({"text": TOKENS[0] * 10**8, "age": AGES[0]}, "above 16777216"),
+        ({"text": TOKENS[0], "age": np.full((12, 1), "a")}, "expected numbers"),
+        ([[1]], "a sample needs the arrays text, age"),
+    ],
+)
+def test_what_does_not_fit_is_said(x: Any, said: str) -> None:
+    fed = Federation.from_arrays(CASES["by name"][0], YS)
+    result = wecfl.run(fed, methods.fedavg, model=OfBoth, rounds=1)
+    with pytest.raises(DataError, match=said) as caught:
+        result.predict(x, client="0")
+    assert "\n" not in str(caught.value)
+
+
+def test_sequences_that_do_not_fit() -> None:
+    fed = Federation.from_arrays(LISTS, YS)
+    result = wecfl.run(fed, methods.fedavg, model=OfMasked, rounds=1)
+    for x, said in (([[1] * 9], "expected 1 to 4"), ([[]], "0 places"), ([[[1]]], "shape")):
+        with pytest.raises(DataError, match=said):
+            result.predict(x, client="0")
+    assert len(result.predict([[3, 4], [1]], client="0")) == 2
+
+
+class FirstOnly(nn.Module):
+    """A chain of layers, but for what is done to its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, age: Tensor, text: Tensor) -> Tensor:
+        logits: Tensor = self.head(age)
+        return logits
+
+
+def test_the_native_engine_leaves_hooks_to_torch() -> None:
+    fed = Federation.from_arrays([*zip(AGES, TOKENS, strict=True)], YS)
+    assert wecfl.run(fed, methods.fedavg, model=FirstOnly, rounds=1).engine == "torch"
+
+
+def test_a_model_by_name_takes_one_array() -> None:
+    with pytest.raises(ModelError, match="takes one array, but samples have 2"):
+        wecfl.run(Federation.from_arrays(LISTS, YS), methods.fedavg, model="mlp", rounds=1)
+    with pytest.raises(DataError, match="same arrays, text, age"):
+        Federation.from_arrays([CASES["by name"][0][0], {"age": AGES[1]}], YS[:2])
+    with pytest.raises(DataError, match="tuples of 2"):
+        Federation.from_arrays([(TOKENS[0], AGES[0]), (TOKENS[1],)], YS[:2])
