@@ -7,6 +7,8 @@
 
 namespace WECFL_ISA {
 
+inline constexpr int TAP_COLUMNS = LANES_16 ? 6 : 3;  // beside 4 channels: AVX-512 has 32 registers, AVX2 16
+
 // Pixels (rows × columns, `row` and `step` floats apart where they are read) of `outputs` channels.
 struct TapGrid {
     int outputs, rows, columns;
@@ -47,7 +49,7 @@ static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, con
             });
         o += OB;
     };
-    while (g.outputs - o >= 4) channels(Constant<4>{}, Constant<3>{});
+    while (g.outputs - o >= 4) channels(Constant<4>{}, Constant<TAP_COLUMNS>{});
     while (o < g.outputs) channels(Constant<1>{}, Constant<6>{});
 }
 
@@ -94,10 +96,12 @@ static void taps_weights(const Taps& taps, TapGrid g, const float* in, const flo
                 k += N;
             };
             while (taps.count - k >= TB) tile(Constant<TB>{});
+            if constexpr (TB > 3)
+                while (taps.count - k >= 3) tile(Constant<3>{});
             while (k < taps.count) tile(Constant<1>{});
             o += OB;
         };
-        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<3>{});
+        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<TAP_COLUMNS>{});
         while (o < g.outputs) outputs(Constant<1>{}, Constant<9>{});
     }
 }

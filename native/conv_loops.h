@@ -96,52 +96,60 @@ static void conv_forward(const ConvShape& s, const float* in, const float* w, co
     });
 }
 
-// partial[o][c][i][j][lane] += Σ_y Σ_x grad[o][y][x] · in[c][y·S + i][x·S + j]: lanes are summed
-// once per step, not here.
-template <int K, int S, int OB>
+// partial[o][c][i][j][lane] += Σ_y Σ_x grad[o][y][x] · in[c][y + i][x + j] for OB outputs and CB inputs:
+// lanes are summed once per step, not here.
+template <int K, int OB, int CB>
 INLINE void conv_weights_tile(const ConvShape& s, const float* in, const float* grad, float* partial,
                               int from, int to) {
-    const size_t per_out = size_t(s.in_channels) * K * K * LANES;
+    const size_t per_out = size_t(s.in_channels) * K * K * LANES, per_in = K * K * LANES;
     for (int i = 0; i < K; i++) {
-        V acc[OB][K];
+        V acc[OB][CB * K];
         float* sums = partial + size_t(i) * K * LANES;
         EACH(p, OB)
-            EACH(j, K) acc[p][j] = load(sums + p * per_out + j * LANES);
+            EACH(t, CB * K) acc[p][t] = load(sums + p * per_out + t / K * per_in + t % K * LANES);
         for (int y = from; y < to; y++) {
-            const float* ip = in + (size_t(y) * S + i) * s.in_row;
+            const float* ip = in + (size_t(y) + i) * s.in_row;
             const float* gp = grad + y * s.out_row;
-            for (int x = 0; x < s.width; x++, ip += S * LANES, gp += S * LANES) {
+            for (int x = 0; x < s.width; x++, ip += LANES, gp += LANES) {
                 V g[OB];
                 EACH(p, OB) g[p] = load(gp + p * s.out_plane);
-                EACH(j, K) {
-                    V u = load(ip + j * LANES);
-                    EACH(p, OB) acc[p][j] += g[p] * u;
+                EACH(t, CB * K) {
+                    V u = load(ip + t / K * s.in_plane + t % K * LANES);
+                    EACH(p, OB) acc[p][t] += g[p] * u;
                 }
             }
         }
         EACH(p, OB)
-            EACH(j, K) store(sums + p * per_out + j * LANES, acc[p][j]);
+            EACH(t, CB * K) store(sums + p * per_out + t / K * per_in + t % K * LANES, acc[p][t]);
     }
 }
 
-// Rows are taken in bands that stay in the first-level cache. The gradient of a convolution of stride S
-// is stored S columns apart, so it advances like the input.
-template <int K, int S>
+// Rows are taken in bands that stay in the first-level cache.
+template <int K>
 static void conv_weights(const ConvShape& s, const float* in, const float* grad, float* partial) {
-    constexpr int OB = K == 1 ? 8 : K == 3 ? 4 : K == 5 ? 2 : 1;  // OB·K accumulators
-    const int band = s.width > 20 ? 4 : s.height;
+    constexpr int OB = K == 3 ? 4 : K == 5 ? 2 : 1;   // OB·CB·K accumulators
+    constexpr int CB = K == 3 && LANES_16 ? 2 : 1;  // AVX-512 has 32 registers
+    const int band = K == 3 ? (s.width < 64 ? 64 / s.width : 1) : s.width > 20 ? 4 : s.height;
     for (int y = 0; y < s.height; y += band) {
         const int to = y + band < s.height ? y + band : s.height;
-        for (int c = 0; c < s.in_channels; c++) {
+        int c = 0;
+        auto inputs = [&](auto cb) {
+            constexpr int N = decltype(cb)::value;
             int o = 0;
-            auto at = [&](int first) {
-                return partial + (size_t(first) * s.in_channels + c) * K * K * LANES;
+            auto tile = [&](auto ob) {
+                conv_weights_tile<K, decltype(ob)::value, N>(
+                    s, in + c * s.in_plane, grad + o * s.out_plane,
+                    partial + (size_t(o) * s.in_channels + c) * K * K * LANES, y, to);
+                o += decltype(ob)::value;
             };
-            for (; o + OB <= s.out_channels; o += OB)
-                conv_weights_tile<K, S, OB>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
-            for (; o < s.out_channels; o++)
-                conv_weights_tile<K, S, 1>(s, in + c * s.in_plane, grad + o * s.out_plane, at(o), y, to);
-        }
+            while (o + OB <= s.out_channels) tile(Constant<OB>{});
+            if constexpr (OB > 1)
+                while (o < s.out_channels) tile(Constant<1>{});
+            c += N;
+        };
+        while (c + CB <= s.in_channels) inputs(Constant<CB>{});
+        if constexpr (CB > 1)
+            while (c < s.in_channels) inputs(Constant<1>{});
     }
 }
 

@@ -90,8 +90,8 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         constexpr int K = decltype(k)::value;
         ConvShape s = conv_shape(ti.value, to.grad);
         const float* inner = up + to.grad.at(0, 0, 0) * LANES;
-        conv_weights<K, 1>(s, padded(ti.value, p.value(op.in, b), op.pad), inner,
-                           p.partial + op.partial_at * LANES);
+        conv_weights<K>(s, padded(ti.value, p.value(op.in, b), op.pad), inner,
+                        p.partial + op.partial_at * LANES);
         if (op.bias >= 0)
             add_channel_sums(to.grad, up, p.partial + (op.partial_at + op.partial_weights) * LANES);
         if (!op.input_gradient) return;

@@ -40,6 +40,8 @@ static void linear(int blocks, int inputs, int outputs, const float* in, size_t 
                                     bias ? bias + o : nullptr, out, out_block);
                 o += OB;
             };
+            if constexpr (NB == 1)  // 12 accumulators hide the latency of a multiply-add
+                while (outputs - o >= 12) tile(Constant<12>{});
             while (outputs - o >= 6) tile(Constant<6>{});
             while (outputs - o >= 2) tile(Constant<2>{});
             while (o < outputs) tile(Constant<1>{});
@@ -56,22 +58,24 @@ INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size
                                 const float* turned, float* dw) {
     auto g = [&](int p, int s) { return grad[(s / LANES) * grad_block + size_t(p) * LANES + s % LANES]; };
     int k = 0;
-    for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
-        V acc[OB][2] = {};
+    auto columns = [&](auto vectors) {
+        constexpr int N = decltype(vectors)::value;
+        V acc[OB][N] = {};
         for (int s = 0; s < samples; s++) {
             const float* t = turned + size_t(s) * inputs + k;
-            V u = load_any(t), v = load_any(t + LANES);
+            V u[N];
+            EACH(n, N) u[n] = load_any(t + n * LANES);
             EACH(p, OB) {
                 V weight = all(g(p, s));
-                acc[p][0] += u * weight;
-                acc[p][1] += v * weight;
+                EACH(n, N) acc[p][n] += u[n] * weight;
             }
         }
-        EACH(p, OB) {
-            store_any(dw + size_t(p) * inputs + k, acc[p][0]);
-            store_any(dw + size_t(p) * inputs + k + LANES, acc[p][1]);
-        }
-    }
+        EACH(p, OB)
+            EACH(n, N) store_any(dw + size_t(p) * inputs + k + n * LANES, acc[p][n]);
+        k += N * LANES;
+    };
+    while (k + 2 * LANES <= inputs) columns(Constant<2>{});
+    if (k + LANES <= inputs) columns(Constant<1>{});
     for (; k < inputs; k++)
         for (int p = 0; p < OB; p++) {
             float total = 0;
