@@ -297,6 +297,12 @@ class Config(BaseModel):
         "auto",
         description="What trains the clients; auto: native if it knows every layer, else torch.",
     )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "cpu", description="Where the torch engine trains; auto: on a GPU if there is one."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What a GPU computes with; bfloat16: mixed precision."
+    )
     ray_address: str | None = Field(
         None, description="The Ray cluster that this machine belongs to: HOST:PORT or auto."
     )

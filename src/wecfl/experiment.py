@@ -244,8 +244,8 @@ class Experiment:
         self._channel.check(plan, len(members))
         self.measure.check(plan)
         Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
-        if self._compute:
-            check_engine(self._compute.engine, members)
+        if (of := self._compute) is not None:
+            check_engine(of.engine, members, of.device, of.precision)
         if (place := Folder.of(self.folder)) and not place.resume:
             check_new_folder(Path(place.path))
 
@@ -298,12 +298,12 @@ class Experiment:
     def _local(self) -> Compute:
         """How a few clients are trained on this machine."""
         given = self._compute or Compute()
-        return Compute(local(given.engine), given.workers)
+        return replace(given, engine=local(given.engine), ray_address=None)
 
     @property
     def _engine_options(self) -> dict[str, Any]:
         evaluated = {"batchnorm": self.measure.batchnorm, "batch": self._plan.batch}
-        return {"workers": self._local.workers, **evaluated}
+        return {**self._local.machine, **evaluated}
 
     def run(
         self,

@@ -245,7 +245,9 @@ def options_of(config: Config) -> dict[str, Any]:
             config.score_every,
             config.batchnorm,
         ),
-        "engine": Compute(config.engine, config.workers, config.ray_address),
+        "engine": Compute(
+            config.engine, config.workers, config.device, config.precision, config.ray_address
+        ),
     }
 
 

@@ -297,6 +297,11 @@ class Compute:
     """
     workers: int | None = None
     """The number of threads, processes or actors; by default one per core."""
+    device: str = "cpu"
+    """Where the torch engine trains: `cpu`, `cuda`, `mps`, or `auto`, which is a GPU if there is
+    one. On a GPU, `workers` is the number of clients that are computed at the same time."""
+    precision: str = "float32"
+    """What a GPU computes with; `bfloat16`: mixed precision."""
     ray_address: str | None = None
     """HOST:PORT of a running Ray cluster that this machine belongs to, or `auto` to find it. None:
     Ray is started for this run alone."""
@@ -306,6 +311,11 @@ class Compute:
             check_whole(workers=(self.workers, 1))
         if self.ray_address is not None and self.engine != "ray":
             raise ConfigError("ray_address needs engine ray: choose both, or leave out ray_address")
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The options of `wecfl.make_engine` that say how this machine computes."""
+        return {"workers": self.workers, "device": self.device, "precision": self.precision}
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,10 @@ def resume(
         Literal["auto", "native", "torch", "ray"] | None,
         Parameter(help="The engine that trains the clients from now on."),
     ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"] | None,
+        Parameter(help="Where the torch engine trains from now on."),
+    ] = None,
     ray_address: Annotated[
         str | None, Parameter(help="The address of the Ray cluster to use from now on.")
     ] = None,
@@ -177,6 +181,7 @@ def resume(
         "rounds": rounds,
         "until": until,
         "engine": engine,
+        "device": device,
         "ray_address": ray_address,
         "workers": workers,
         "data_dir": data_dir and str(data_dir),

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from torch import nn
 
 from wecfl.data.federation import Federation
+from wecfl.engine.device import DeviceEngine
+from wecfl.engine.hardware import chosen_device
 from wecfl.engine.local import BaseEngine, LocalEngine
 from wecfl.engine.native import NativeEngine, Unsupported
 from wecfl.engine.ray import RayEngine
@@ -21,6 +23,7 @@ from wecfl.printing import log
 __all__ = [
     "ENGINES",
     "BaseEngine",
+    "DeviceEngine",
     "LocalEngine",
     "NativeEngine",
     "RayEngine",
@@ -45,25 +48,31 @@ def local(choice: object) -> Literal["auto", "native", "torch"]:
     return "torch" if choice == "torch" else "auto"
 
 
-def check_engine(choice: object, clients: object) -> None:
-    """Refuse an engine that does not exist, or clients whose data are not here."""
+def check_engine(
+    choice: str, clients: object, device: str = "cpu", precision: str = "float32"
+) -> str:
+    """The device that an engine uses; what can't be chosen, or clients elsewhere, are refused."""
     if choice not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
     if not isinstance(clients, Federation):
         raise ConfigError(
             f"engine {choice} needs the clients' data in a federation, got {clients!r}"
         )
+    return chosen_device(device, choice, precision)
 
 
 def make_engine(
     choice: Literal["auto", "native", "torch", "ray"],
     federation: Federation,
     model: nn.Module,
+    *,
+    device: str = "cpu",
+    precision: str = "float32",
     **options: Any,
 ) -> BaseEngine:
     """The engine of that name; ``auto`` is native, or torch with a line in the log that says why.
 
-    The options are those of the engine.
+    On a `device` other than the CPU it is always torch. The options are those of the engine.
 
     >>> from torch import nn
     >>> import numpy as np
@@ -72,7 +81,9 @@ def make_engine(
     ...     engine.name
     'torch'
     """
-    check_engine(choice, federation)
+    place = check_engine(choice, federation, device, precision)
+    if place != "cpu":
+        return DeviceEngine(federation, model, device=place, precision=precision, **options)
     if choice == "ray":
         return RayEngine(federation, model, **options)
     if choice != "torch":

@@ -20,7 +20,7 @@ from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples, Walk
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, ModelError
 from wecfl.layout import Layout
 from wecfl.memory import empty as memory_of
 from wecfl.models.rows import layout_of, reinitialized, row_of
@@ -193,6 +193,13 @@ class LocalEngine(BaseEngine):
     def _clients_at_a_time(self) -> int:
         """The number of models that fit into `BLOCK_BYTES`, and enough to keep all workers busy."""
         return max(BLOCK_BYTES // (4 * self.layout.width), 32 * self.workers)
+
+    def _misfit(self, problem: str) -> ModelError:
+        """The error to raise where a first forward pass showed that the model does not fit."""
+        return ModelError(
+            f"{type(self._model).__name__} does not turn samples of shape {self._federation.shape} "
+            f"into {self.outputs} outputs: {problem}; use a model that fits the data"
+        )
 
     @abstractmethod
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:

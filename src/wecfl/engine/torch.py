@@ -28,7 +28,7 @@ from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EngineOptions, LocalEngine
 from wecfl.engine.torch_worker import Board, Worker, serve
-from wecfl.errors import EngineError, ModelError
+from wecfl.errors import EngineError
 from wecfl.models.rows import row_of
 
 __all__ = ["TorchEngine"]
@@ -163,10 +163,7 @@ class TorchEngine(LocalEngine):
             if not problem:
                 return
         self.close()
-        raise ModelError(
-            f"{type(self._model).__name__} does not turn samples of shape {self._federation.shape} "
-            f"into {self.outputs} outputs: {problem}; use a model that fits the data"
-        )
+        raise self._misfit(problem)
 
     def _each(self, work: str, clients: Int, **message: Any) -> None:
         """Let the workers run `work` for these clients; return when all are done."""

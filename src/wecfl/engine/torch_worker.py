@@ -173,9 +173,8 @@ class Worker:
         anchor = torch.from_numpy(board.anchor[turn, :trainable]) if anchored else w.clone()
         mu, offset = torch.from_numpy(board.mu), torch.from_numpy(board.offset[turn, :trainable])
         free = torch.from_numpy(board.free) if held else None
-        descent = Descent(
-            LocalPlan(**plan), self.layout, float(board.lr[turn]), board.buffers[turn], free
-        )
+        buffer = torch.from_numpy(board.buffers[turn])
+        descent = Descent(LocalPlan(**plan), self.layout, float(board.lr[turn]), buffer, free)
         self.model.train()
         own, first = self.federation.train[client], self.first["train"][client]
         for chosen in steps.batches(np.arange(len(own)), key, int(board.steps[turn])):

@@ -74,8 +74,9 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 """The files that get a line in each round."""
 
 CHANGEABLE_KEYS = (
-    "rounds", "until", "patience", "tolerance", "engine", "ray_address", "workers", "data_dir",
-    "trace", "checkpoint_every", "network", "structure", "further",
+    "rounds", "until", "patience", "tolerance", "engine", "device", "ray_address", "workers",
+    "data_dir", "trace", "checkpoint_every", "network", "structure",
+    "further",
 )  # fmt: skip
 """The choices that may change when a run is resumed. (`structure` and `further` say again what
 `components` and `conditions` say, for `wecfl.load`; older folders do not have them.)"""

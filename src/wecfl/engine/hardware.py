@@ -1,0 +1,75 @@
+"""The devices of this machine that torch can use, and what is particular to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from wecfl.errors import ConfigError
+
+__all__ = ["DEVICES", "PRECISIONS", "chosen_device", "full_precision", "generator_of"]
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+"""The choices of `chosen_device`."""
+PRECISIONS = ("float32", "bfloat16")
+"""What a forward pass computes with; parameters and steps are always float32."""
+
+
+def chosen_device(name: str, engine: str = "auto", precision: str = "float32") -> str:
+    """The device that an engine uses; for ``auto`` the best of this machine that it can use.
+
+    >>> chosen_device("cpu"), chosen_device("auto", "native")
+    ('cpu', 'cpu')
+    >>> chosen_device("gpu")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: device must be one of auto, cpu, cuda, mps, got 'gpu'
+    """
+    if name not in DEVICES:
+        raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got '{name}'")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got '{precision}'")
+    usable: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available,
+    }  # fmt: skip
+    bound = engine in ("native", "ray")
+    if name == "auto":
+        found = [] if bound else [device for device, there in usable.items() if there()]
+        chosen = [*found, "cpu"][0]
+    elif name != "cpu" and bound:
+        raise ConfigError(
+            f"engine {engine} computes on the CPU, not on {name}; use engine torch or device cpu"
+        )
+    elif name != "cpu" and not usable[name]():
+        raise ConfigError(
+            f"device {name} is not available: torch {torch.__version__} finds none here; "
+            f"use device auto or cpu, or install a torch that is built for it"
+        )
+    else:
+        chosen = name
+    if chosen == "cpu" and precision != "float32":
+        raise ConfigError(f"precision {precision} needs a GPU, but the device is cpu; use float32")
+    return chosen
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The generator that layers like Dropout draw from on this device."""
+    if device.type == "cuda":
+        index = device.index or 0
+        torch.cuda.get_rng_state(index)  # which makes the generators
+        return torch.cuda.default_generators[index]
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return torch.default_generator
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """On CUDA, float32 is computed as such and by the same algorithms each time."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
