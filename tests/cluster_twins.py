@@ -7,6 +7,7 @@ is the best of all assignments, found by trying every one of them.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
@@ -124,15 +125,18 @@ def ifca_plus(
     return by_losses(inputs, centers, choose, frozenset(common))
 
 
-def best_partition(points: dict[int, Any], k: int) -> dict[int, int]:
-    """K-means by trying all assignments; the points count alike."""
+def best_partition(points: dict[int, Any], k: int, weights: Any = None) -> dict[int, int]:
+    """K-means by trying all assignments; by default the points count alike."""
     clients = sorted(points)
+    counts = np.array([1.0 if weights is None else weights[i] for i in clients])
 
     def inertia(labels: Any) -> float:
         total = 0.0
         for c in set(labels):
-            inside = np.stack([points[i] for i, at in zip(clients, labels, strict=True) if at == c])
-            total += float(((inside - inside.mean(axis=0)) ** 2).sum())
+            which = [n for n, at in enumerate(labels) if at == c]
+            inside, count = np.stack([points[clients[n]] for n in which]), counts[which]
+            middle = np.average(inside, axis=0, weights=count)
+            total += float(count @ ((inside - middle) ** 2).sum(axis=1))
         return total
 
     assignments = product(range(k), repeat=len(clients))
@@ -220,3 +224,176 @@ def fedp2p(inputs: Inputs, groups: int, draws: Draws) -> Clustered:
             load(means[-1], mean(inputs, {i: models[i] for i in part}))
         load(center, weighted(means, [1 / len(means)] * len(means)))
     return Clustered([center], [0] * len(inputs.clients))
+
+
+# ── several models for each client ───────────────────────────────────────────────────────────────
+
+
+class Mixtures(NamedTuple):
+    """What there is after the last round."""
+
+    centers: Modules
+    weights: list[list[float]]
+    """π or u of each client; empty for a client that was never there."""
+    models: Modules
+    """The client's own model, if the method has any."""
+
+
+def by_hand(
+    model: nn.Module, velocity: Named, inputs: Inputs, batches: Any, slope: Callable[[Any], Any]
+) -> None:
+    """Steps of SGD on the loss `slope(rows)` of each batch."""
+    model.train()
+    for chosen in batches:
+        params = trainable(model)
+        gradients = torch.autograd.grad(slope(torch.from_numpy(chosen)), list(params.values()))
+        with torch.no_grad():
+            for (name, w), gradient in zip(params.items(), gradients, strict=True):
+                g = gradient + inputs.weight_decay * w
+                velocity[name] = inputs.momentum * velocity.get(name, 0.0) + g
+                w.sub_(inputs.lr * velocity[name])
+
+
+def answers(model: nn.Module, x: Any) -> Any:
+    """The outputs of a model in evaluation, without a gradient."""
+    with torch.no_grad():
+        return deepcopy(model).eval()(x)
+
+
+def weighted_loss(model: nn.Module, x: Any, y: Any, weight: Any, rows: Any) -> Any:
+    """The sum of q_s·loss_s over a batch, divided by the number of its samples."""
+    each = cross_entropy(model(x[rows]), y[rows], reduction="none")
+    return (weight[rows] * each).sum() / len(rows)
+
+
+def tied_loss(model: nn.Module, client: Any, ties: Any, bias: Any, rows: Any) -> Any:
+    """The loss with a bias, and mu/2·‖w − anchor‖² for each tie (mu, anchor)."""
+    x, y = client
+    found = cross_entropy(model(x[rows]) + bias[rows], y[rows])
+    for mu, anchor in ties:
+        for name, w in trainable(model).items():
+            found = found + mu / 2 * ((w - tensors(anchor)[name].detach()) ** 2).sum()
+    return found
+
+
+def fedem(inputs: Inputs, starts: Modules, *, priors: bool = False) -> Mixtures:
+    """Marfoq et al. 2021, sample by sample; with `priors` Guo et al. 2024 (FedRC)."""
+    k, m = len(starts), len(inputs.clients)
+    centers = [deepcopy(start) for start in starts]
+    pi: list[list[float]] = [[] for _ in range(m)]
+    velocity: list[list[Named]] = [[{} for _ in range(k)] for _ in range(m)]
+    classes = answers(centers[0], inputs.clients[0][0]).shape[1]
+    prior = np.full((k, classes), 1 / classes)
+    for t in range(inputs.rounds):
+        replies: list[dict[int, nn.Module]] = [{} for _ in range(k)]
+        counts = np.ones((k, classes))
+        for i in inputs.here(t):
+            x, y = inputs.clients[i]
+            old = pi[i] or [1 / k] * k
+            losses = [cross_entropy(answers(c, x), y, reduction="none").numpy() for c in centers]
+            q = np.zeros((len(y), k))
+            for s in range(len(y)):
+                for j in range(k):
+                    q[s, j] = old[j] * np.exp(-losses[j][s])
+                    if priors:
+                        q[s, j] /= prior[j, y[s]]
+                q[s] /= q[s].sum()
+                for j in range(k):
+                    counts[j, y[s]] += q[s, j]
+            pi[i] = q.mean(axis=0).tolist()
+            for j in range(k):
+                model, weight = deepcopy(centers[j]), torch.tensor(q[:, j])
+
+                slope = partial(weighted_loss, model, x, y, weight)
+                by_hand(model, velocity[i][j], inputs, inputs.batches(i, t), slope)
+                replies[j][i] = model
+        for j in range(k):
+            if replies[j]:
+                load(centers[j], mean(inputs, replies[j]))
+        prior = counts / counts.sum(axis=1, keepdims=True)
+    return Mixtures(centers, pi, [])
+
+
+def fedsoft(inputs: Inputs, starts: Modules, *, mu: float, interval: int) -> Mixtures:
+    """Ruan and Joe-Wong 2022; centers are means by u_ik·|D_i| in the place of drawn clients."""
+    k, m = len(starts), len(inputs.clients)
+    centers = [deepcopy(start) for start in starts]
+    shares: list[list[float]] = [[] for _ in range(m)]
+    models: list[Any] = [None] * m
+    velocity: list[Named] = [{} for _ in range(m)]
+    labels: dict[int, int] = {}
+    for t in range(inputs.rounds):
+        start = received(centers, labels, inputs)
+        for i in inputs.here(t):
+            x, y = inputs.clients[i]
+            if models[i] is None:
+                models[i] = deepcopy(start)
+            if t % interval == 0 or not shares[i]:
+                losses = np.stack(
+                    [cross_entropy(answers(c, x), y, reduction="none").numpy() for c in centers]
+                )
+                counted = [max((losses.argmin(axis=0) == j).mean(), 1e-4) for j in range(k)]
+                shares[i] = [float(u / sum(counted)) for u in counted]
+            ties = [(mu * u, center) for u, center in zip(shares[i], centers, strict=True)]
+            none = torch.zeros(len(y), 1, dtype=x.dtype)
+            slope = partial(tied_loss, models[i], (x, y), ties, none)
+            by_hand(models[i], velocity[i], inputs, inputs.batches(i, t), slope)
+        here = inputs.here(t)
+        # A client that comes late first joins a cluster that has clients.
+        inhabited = sorted(set(labels.values())) or range(k)
+        found = {i: range(k) if i in labels or not labels else inhabited for i in here}
+        labels |= {i: max(found[i], key=lambda j: shares[i][j]) for i in here}
+        for j in range(k):
+            odds = [shares[i][j] * size(inputs, i) for i in here]
+            if here:
+                load(
+                    centers[j],
+                    weighted([models[i] for i in here], [odd / sum(odds) for odd in odds]),
+                )
+    return Mixtures(centers, shares, models)
+
+
+def received(centers: Modules, labels: dict[int, int], inputs: Inputs) -> nn.Module:
+    """The first center; if others were there before, the mean of all centers by their clients."""
+    model = deepcopy(centers[0])
+    if labels:
+        inside = [
+            sum(size(inputs, i) for i, label in labels.items() if label == j)
+            for j in range(len(centers))
+        ]
+        load(model, weighted(centers, [count / sum(inside) for count in inside]))
+    return model
+
+
+def cam(inputs: Inputs, k: int, *, mu: float, head: str) -> Clustered:
+    """Ma et al. 2023 with WeCFL's clustering, for clients that are all there if k > 1.
+
+    The common model is the last one of `centers`.
+    """
+    common = deepcopy(inputs.module)
+    centers = [deepcopy(inputs.module) for _ in range(k)]
+    labels, m = [0] * len(inputs.clients), len(inputs.clients)
+    one: list[Named] = [{} for _ in range(m)]
+    two: list[Named] = [{} for _ in range(m)]
+    for t in range(inputs.rounds):
+        alls, owns = {}, {}
+        for i in inputs.here(t):
+            x, _ = inputs.clients[i]
+            center = centers[labels[i]]
+            fixed = {"all": answers(common, x), "own": answers(center, x)}
+            alls[i], owns[i] = deepcopy(common), deepcopy(center)
+
+            ties = [(mu, deepcopy(center))]
+            of_all = partial(tied_loss, alls[i], inputs.clients[i], [], fixed["own"])
+            of_own = partial(tied_loss, owns[i], inputs.clients[i], ties, fixed["all"])
+            by_hand(alls[i], one[i], inputs, inputs.batches(i, t), of_all)
+            by_hand(owns[i], two[i], inputs, inputs.batches(i, t), of_own)
+        if k > 1:
+            points = {i: tensors(own)[head].detach().numpy().ravel() for i, own in owns.items()}
+            sizes = [size(inputs, i) for i in range(m)]
+            found = best_partition(points, k, sizes)
+            labels = [found[i] for i in range(m)]
+        averaged(inputs, centers, owns, labels)
+        if alls:
+            load(common, mean(inputs, alls))
+    return Clustered([*centers, common], labels)

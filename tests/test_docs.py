@@ -26,6 +26,7 @@ from wecfl.bilevel import (
     local,
     loss_clustering,
     meta,
+    mixture,
     objectives,
     optimizer,
     programs,
@@ -51,7 +52,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
-    joint_means, loss_clustering, trial,
+    joint_means, loss_clustering, mixture, trial,
     optimizer, evaluation, serving, control_variates, learning_rate, programs,
     envelope, meta,
     representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
@@ -65,7 +66,7 @@ PUBLIC = {
 }
 WITHOUT_EXAMPLE = {
     "batch_gradients", "hessian_products", "ClusterLosses", "Gradients", "Risk", "Score",
-    "check", "confusion", "digest", "gradients",
+    "check", "confusion", "digest", "gradients", "centers_and_priors", "common_model",
     "learn", "losses", "offset", "register", "risk", "served_tallies", "tallies",
     "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer",
     "Package", "Partition", "Source",

@@ -126,7 +126,9 @@ def test_one_group_of_peers_is_fedavg(fed: wecfl.Federation) -> None:
     np.testing.assert_allclose(one.centers, plain.centers, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [methods.ifca_one_shot(2), methods.ifca_plus(2)])
+@pytest.mark.parametrize(
+    "method", [methods.ifca_one_shot(2), methods.ifca_plus(2), methods.cam(2), methods.fedem(2)]
+)
 def test_what_noise_does_not_cover_is_refused(method: Any, fed: wecfl.Federation) -> None:
     privacy = wecfl.Privacy(clip=1.0, noise=1.0)
     with pytest.raises(wecfl.errors.ConfigError, match=r"^[^\n]*no noise|budget[^\n]*$"):

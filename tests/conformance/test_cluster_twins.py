@@ -85,5 +85,74 @@ def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: 
     assert np.abs(theirs - row_of(module)).max() > 0.05  # it moved at all
 
 
+def outcome(
+    method: Method, conditions: str, kind: Any, fed: Federation, twin: Callable[[Inputs], Any]
+) -> tuple[Any, Any]:
+    """The state after the last round, and what the twin comes to."""
+    module = network() if kind == "torch" else plain()
+    plan = replace(PLAN, **method.plan)
+    channel = Channel(keys=fed.keys, seed=SEED, refuse_above=np.inf)
+    present = None
+    if conditions == "some":
+        channel = replace(channel, participation=0.6)
+        present = [set(np.flatnonzero(channel.present(M, t)).tolist()) for t in range(ROUNDS)]
+    inputs = inputs_of(
+        fed, module, rounds=ROUNDS, seed=SEED, steps=plan.steps, batch=plan.batch, lr=plan.lr,
+        momentum=plan.momentum, weight_decay=plan.weight_decay, present=present,
+    )  # fmt: skip
+    expected = twin(inputs.double())
+    with make_engine(kind, fed, module, workers=2) as engine:
+        setting = Setting(method, engine, plan, SEED, channel=channel)
+        path = iterate(setting, opening(setting))
+        for _ in range(ROUNDS):
+            state = next(path)
+    return state, expected
+
+
+def same(ours: Any, models: Any) -> None:
+    np.testing.assert_allclose(ours, np.stack([row(m) for m in models]), rtol=2e-3, atol=1e-4)
+
+
+MIXTURES: dict[str, tuple[Method, Callable[[Inputs], Any]]] = {
+    "fedem": (methods.fedem(2), lambda i: cluster_twins.fedem(i, starts(i, 2))),
+    "fedrc": (methods.fedrc(2), lambda i: cluster_twins.fedem(i, starts(i, 2), priors=True)),
+    "fedsoft": (
+        methods.fedsoft(2, mu=0.5),
+        lambda i: cluster_twins.fedsoft(i, starts(i, 2), mu=0.5, interval=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize("conditions", ["all", "some"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_is_its_naive_twin(
+    name: str, conditions: str, kind: Any, fed: Federation
+) -> None:
+    """Centers, weights and own models; also of clients that come late."""
+    method, twin = MIXTURES[name]
+    state, expected = outcome(method, conditions, kind, fed, twin)
+    same(state.centers, expected.centers)
+    met = [i for i, weights in enumerate(expected.weights) if weights]
+    theirs = np.array([expected.weights[i] for i in met])
+    np.testing.assert_allclose(state.memory["mixture"][met], theirs, atol=1e-4)
+    if conditions == "all":  # a client that comes late first joins a cluster that has clients
+        np.testing.assert_array_equal(state.labels, theirs.argmax(axis=1))
+    if expected.models:
+        same(state.memory["personal"][met], [expected.models[i] for i in met])
+    assert np.abs(theirs - 0.5).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize(("conditions", "k"), [("all", 2), ("some", 1)])
+def test_cam_is_its_naive_twin(conditions: str, k: int, kind: Any, fed: Federation) -> None:
+    twin = partial(cluster_twins.cam, k=k, mu=0.3, head="3.weight")
+    state, expected = outcome(methods.cam(k, mu=0.3), conditions, kind, fed, twin)
+    *centers, common = expected.centers
+    same(state.own_centers, [centers[label] for label in expected.labels])
+    same(state.whole["common"][None], [common])
+    assert np.abs(state.whole["common"] - state.centers[0]).max() > 0.01
+
+
 def drawn(channel: Channel, purpose: str, round: int) -> Any:
     return channel.draws(purpose, M, round)

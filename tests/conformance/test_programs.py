@@ -21,8 +21,9 @@ from wecfl.bilevel.local import (
     Train,
 )
 from wecfl.bilevel.meta import MetaSteps
+from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
-from wecfl.bilevel.serving import Personal, Tuned
+from wecfl.bilevel.serving import Mixed, Personal, Tuned
 from wecfl.bilevel.trial import Trial
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, private_columns
@@ -32,11 +33,14 @@ from wecfl.models import build, layout_of, row_of
 
 M, SEED = 5, 3
 PLAN = LocalPlan(steps=4, batch=4, lr=0.1, done=np.array([4, 2, 4, 1, 3]))
+PRIORS = np.full((3, 3), 1 / 3, np.float32)
 EVERY: list[Program] = [
     Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), MetaSteps(0.1),
-    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Trial(3), ClusterLosses(),
+    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Trial(3), MixtureSteps(),
+    MixtureSteps(priors=True), SoftSteps(0.5), AddedSteps(0.5), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
+    Score(Mixed(), of=MixtureSteps()),
 ]  # fmt: skip
 
 
@@ -58,9 +62,10 @@ def asked(engine: LocalEngine, program: Program, shared: str, parts: list[Any]) 
         replies: dict[str, Any] = {}
         for part in parts:
             who = np.array(part)
-            keep = "model" in program.replies or isinstance(program, Alone)
+            keep = bool(program.replies.keys() & {"model", "models"}) or isinstance(program, Alone)
             job = Job(program, PLAN.of(who), SEED, round, round, shared, keep)
-            sent = Sent({"model": rows[who]}, {"models": rows[:3]})
+            own = {"model": rows[who], "common": rows[who]}
+            sent = Sent(own, {"models": rows[:3], "priors": PRIORS})
             answers = engine.ask(job, sent, who, memory)
             memory = answers.memory
             for name, made in answers.rows.items():
@@ -95,12 +100,14 @@ def test_a_program_replies_and_keeps_what_it_declares(program: Program, fed: Fed
         "P": layout.width,
         "trainable": layout.trainable,
         "K": 2,
+        "C": 3,
         "tally": (fed.classes, fed.classes),
     }
     rows = np.repeat(row_of(module())[None], M, axis=0)
     with make_engine("native", fed, module()) as engine:
         job = Job(program, PLAN, SEED, keep=not isinstance(program, Score))
-        answers = engine.ask(job, Sent({"model": rows}, {"models": rows[:2]}), None, {})
+        sent = Sent({"model": rows, "common": rows}, {"models": rows[:2], "priors": PRIORS[:2]})
+        answers = engine.ask(job, sent, None, {})
     assert answers.rows.keys() == program.replies.keys()
     for name, declared in program.replies.items():
         made = answers.rows[name]
@@ -120,13 +127,13 @@ def test_a_look_at_memory_changes_nothing(fed: Federation) -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("program", [Train(), Ditto(), Alone()], ids=str)
+@pytest.mark.parametrize("program", [Train(), Ditto(), Alone(), AddedSteps()], ids=str)
 def test_what_is_not_finite_resets_a_client_to_its_start(program: Any, fed: Federation) -> None:
     rows = np.repeat(row_of(module())[None], M, axis=0)
     lr = np.array([0.1, 1e38, 0.1, 0.1, 0.1], np.float32)
     job = Job(program, LocalPlan(steps=4, batch=4, lr=lr), SEED, keep=True)
     with make_engine("native", fed, module()) as engine:
-        answers = engine.ask(job, Sent({"model": rows.copy()}))
+        answers = engine.ask(job, Sent({"model": rows.copy(), "common": rows.copy()}))
     if "model" in answers.rows:
         broken = ~np.isfinite(answers.rows["model"]).all(axis=1)
         assert broken.tolist() == [False, True, False, False, False]

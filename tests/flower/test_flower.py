@@ -208,6 +208,24 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
     assert over.states[0].tick == here.states[0].tick == 6
 
 
+@pytest.mark.parametrize("name", ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft"])
+def test_several_models_and_trials_over_a_network(name: str, fed: Federation, nodes: Nodes) -> None:
+    """What is asked before the rounds, what is common to all, and replies of several models."""
+    method = methods.named(name, k=2)
+    roster = Roster(M, classes=CLASSES)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
+    runner.enrol(M, 5)
+    roster.sort()
+    options: dict[str, Any] = {"rounds": 2, "steps": 3, "lr": 0.05, "objectives": False}
+    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
+    here = run_flat(fed, method, model=make_model(), **options)
+    np.testing.assert_array_equal(over.centers, here.centers)
+    np.testing.assert_array_equal(over.labels, here.labels)
+    scores = [record["accuracy"] for run in (over, here) for record in run.records]
+    assert scores[:2] == scores[2:]
+    assert not any("restarted" in record.get("network", {}) for record in over.records)
+
+
 @pytest.mark.parametrize("name", ["ditto", "local", "fedper", "lg-fedavg", "fedrep"])
 def test_what_is_a_clients_own_is_in_no_message(
     name: str, nodes: Nodes, served: Served, tmp_path: Path

@@ -32,6 +32,15 @@ def component(points: Real, centers: Real) -> F64:
     return np.asarray(points, dtype=np.float64) @ np.asarray(centers, dtype=np.float64).T
 
 
+def remainder(points: Real, centers: Real) -> F64:
+    """1 − ⟨g_i, G_k⟩, (m, K): with g_i the weights π_i and G = I, what does not belong to k.
+
+    >>> remainder(np.array([[0.25, 0.75]]), np.eye(2)).tolist()
+    [[0.75, 0.25]]
+    """
+    return 1 - component(points, centers)
+
+
 def distances(points: Real) -> F64:
     """(m, m), ‖g_i − g_j‖, the distances between all clients.
 

@@ -22,6 +22,7 @@ from wecfl.bilevel.local import (
     Train,
 )
 from wecfl.bilevel.meta import MetaSteps
+from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.serving import SERVINGS
 from wecfl.bilevel.trial import Trial
 from wecfl.core.program import Program
@@ -29,7 +30,18 @@ from wecfl.errors import ConfigError, unknown
 
 __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
-TRAINING: tuple[type[Program], ...] = (Train, Alone, Ditto, Parts, MetaSteps, MoreauSteps, Trial)
+TRAINING: tuple[type[Program], ...] = (
+    Train,
+    Alone,
+    Ditto,
+    Parts,
+    MetaSteps,
+    MoreauSteps,
+    Trial,
+    MixtureSteps,
+    SoftSteps,
+    AddedSteps,
+)
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
 PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (*TRAINING, *EVALUATING)}
 """The programs that clients know, by name."""

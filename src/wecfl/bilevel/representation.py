@@ -16,7 +16,7 @@ from wecfl.core.types import F32, F64, Bool
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Columns", "Losses", "last_layer"]
+__all__ = ["Columns", "Losses", "Weights", "last_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +116,34 @@ class Losses:
     def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
         """(m,), L(Ω_{labels_i}, D_i) on all local data."""
         return risk(engine, state.own_centers)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A client is represented by its weights in a mixture, which it has replied: g_i = π_i, G = I.
+
+    With the distance `remainder`, a client is labelled by the cluster with its largest weight.
+
+    >>> Weights().asks
+    False
+    """
+
+    asks: ClassVar[bool] = False
+
+    def check(self, shared: str, layout: Layout) -> None:
+        """Everything fits: a mixture is not made of columns."""
+
+    def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
+        """(m, K), π; zeros for clients that have not replied to the last local update."""
+        empty = np.zeros((len(state.labels), len(state.centers)))
+        found = (state.replies or {}).get("mixture", empty).astype(np.float64)
+        return found if who is None else found[who]
+
+    def centers(self, state: State, engine: Engine) -> F64:
+        """(K, K), the identity."""
+        return np.eye(len(state.centers))
+
+    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+        """(m,), the part of each client that does not belong to its cluster."""
+        far = distance(self.clients(state, engine, 0), self.centers(state, engine))
+        return np.asarray(far[np.arange(len(far)), state.labels])

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Sent, Site
+from wecfl.core.program import Ensemble, Sent, Site
 from wecfl.core.state import State
-from wecfl.core.types import F32, Table
+from wecfl.core.types import F32, F64, Table
 from wecfl.errors import ConfigError
 
-__all__ = ["SERVINGS", "Center", "Personal", "Tuned"]
+__all__ = ["SERVINGS", "Added", "Center", "Mixed", "Personal", "Tuned", "shares_of"]
 
 
 class _OneModel:
     """A serving that needs nothing but the model of the client's cluster."""
 
     __slots__ = ()
+    center_alone: ClassVar[bool] = True
 
     def sent(self, state: State) -> Sent:
         """Each client's model."""
@@ -94,5 +97,75 @@ class Tuned(_OneModel):
         return [sent.own["model"], rows]
 
 
-SERVINGS: dict[str, Any] = {kind.name: kind for kind in (Center, Personal, Tuned)}
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The models of all clusters; their predictions are mixed by the client's own weights π.
+
+    Probabilities are mixed, and not outputs. A client that was never heard weighs all models alike.
+
+    >>> Mixed().center_alone
+    False
+    """
+
+    name: ClassVar[str] = "mixed"
+    version: ClassVar[int] = 1
+    needs_memory: ClassVar[bool] = True
+    center_alone: ClassVar[bool] = False
+    moments: ClassVar[tuple[str, ...]] = ("after",)
+
+    def sent(self, state: State) -> Sent:
+        """All centers, to everybody."""
+        return Sent({"model": state.sent}, {"models": state.centers})
+
+    def __call__(
+        self, site: Site, sent: Sent, memory: Table, plan: LocalPlan
+    ) -> Sequence[Ensemble]:
+        """All models, and the weights."""
+        models, n = sent.common["models"], len(site.sizes)
+        stack = np.broadcast_to(models, (n, *models.shape))
+        return [Ensemble(stack, shares_of(memory["mixture"]))]
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The model of the client's cluster and the one common to all; their outputs are added.
+
+    >>> Added().moments
+    ('after',)
+    """
+
+    name: ClassVar[str] = "added"
+    version: ClassVar[int] = 1
+    needs_memory: ClassVar[bool] = False
+    center_alone: ClassVar[bool] = False
+    moments: ClassVar[tuple[str, ...]] = ("after",)
+
+    def sent(self, state: State) -> Sent:
+        """Each client's two models."""
+        common = state.whole.get("common")
+        if common is None:  # before the first aggregation both are the initial model
+            return Sent({"model": state.sent})
+        return Sent({"model": state.sent, "common": np.repeat(common[None], len(state.labels), 0)})
+
+    def __call__(
+        self, site: Site, sent: Sent, memory: Table, plan: LocalPlan
+    ) -> Sequence[F32 | Ensemble]:
+        """The two models."""
+        if "common" not in sent.own:
+            return [sent.own["model"]]
+        return [Ensemble(np.stack([sent.own["model"], sent.own["common"]], axis=1))]
+
+
+def shares_of(mixture: F32) -> F64:
+    """(n, K), π as it is used: uniform for a client that has none yet.
+
+    >>> shares_of(np.array([[0, 0], [0.25, 0.75]], np.float32)).tolist()
+    [[0.5, 0.5], [0.25, 0.75]]
+    """
+    shares = np.asarray(mixture, np.float64)
+    total = shares.sum(axis=1, keepdims=True)
+    return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / shares.shape[1])
+
+
+SERVINGS: dict[str, Any] = {kind.name: kind for kind in (Center, Personal, Tuned, Mixed, Added)}
 """The servings by name."""

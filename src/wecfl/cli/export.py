@@ -73,6 +73,7 @@ def _check_whole(folder: Path) -> None:
     whole = True
     if parts is not None:
         whole = parts["shared"] == "all" and parts.get("local") != "Alone()"
+        whole &= parts.get("serve") not in ("Mixed()", "Added()")  # several models
     elif name in METHODS:
         whole = named(name, **({"k": 2} if "k" in options(name) else {})).whole_centers
     if not whole:

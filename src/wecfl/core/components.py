@@ -115,6 +115,9 @@ class Serving(Protocol):
     needs_memory: ClassVar[bool]
     """Whether it needs what the client keeps (`State.memory`)."""
 
+    center_alone: ClassVar[bool]
+    """Whether the model of a cluster can also predict alone."""
+
     @property
     def moments(self) -> tuple[str, ...]:
         """When a client is tested: `before` and `after` adaptation. The last one counts."""

@@ -126,8 +126,9 @@ class Method:
 
     @property
     def whole_centers(self) -> bool:
-        """Whether the model of a cluster is complete: clients keep no part of it."""
-        return self.shared == "all" and "model" in self.local.replies
+        """Whether the model of a cluster is complete, without others and without private parts."""
+        exchanged = self.shared == "all" and "model" in self.local.replies
+        return exchanged and self.serve.center_alone
 
     @property
     def at_start(self) -> int:

@@ -51,7 +51,8 @@ class Field:
     shape: tuple[int | str, ...]
     """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
     leading columns that are trained, `buffer` for what the plan's optimizer keeps, `K` for the
-    number of models sent, and `tally` for the shape of the task's tally."""
+    number of models sent, `C` for the number of classes whose priors are sent, and `tally` for the
+    shape of the task's tally."""
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
     """What memory is at the first contact, and again after a result that was not finite: zeros, or
@@ -211,10 +212,11 @@ class Job:
         self, layout: Layout, sent: Sent | None = None, tally: tuple[int, ...] = ()
     ) -> dict[str, int | tuple[int, ...]]:
         """What the words in the shape of a `Field` stand for."""
-        models = sent.common.get("models") if sent else None
+        models, priors = (sent.common.get(name) if sent else None for name in ("models", "priors"))
         return {
             "P": layout.width, "trainable": layout.trainable, "buffer": self.plan.buffer(layout),
-            "K": 0 if models is None else len(models), "tally": tally,
+            "K": 0 if models is None else len(models),
+            "C": 0 if priors is None else priors.shape[1], "tally": tally,
         }  # fmt: skip
 
 
@@ -287,7 +289,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     if private is not None:
         own_columns = reply["model"][:, private] if "model" in reply else kept["private"]
         after = {**after, "private": own_columns}
-    results = [reply[name] for name, field in job.program.replies.items() if field.update]
+    results = [rows for rows in reply.values() if rows.dtype.kind == "f"]
     bad = ~_finite(n, results + [after[name] for name in received if name in after])
     if bad.any():
         after = {

@@ -224,7 +224,11 @@ class _LocalClient:
         """(1, …), full rows: columns that are not sent start as in this client's own model."""
         columns, start = self.layout.columns(job.shared), row_of(self.model)
 
+        sent_width = len(np.arange(len(start))[columns])
+
         def whole(name: str, rows: F32) -> F32:
+            if rows.shape[-1] != sent_width:  # not a model
+                return rows
             made = np.zeros((*rows.shape[:-1], len(start)), np.float32)
             if name != "offset":  # an offset is not a model, so it starts at zero
                 made[...] = start

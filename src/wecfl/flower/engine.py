@@ -186,10 +186,14 @@ class FlowerEngine:
         config = {**self._common, **job_config(job), "member": str(job.seed)}
         lr = np.broadcast_to(job.plan.lr, n)
         done = np.broadcast_to(ALL_STEPS if job.plan.done is None else job.plan.done, n)
-        common = {name: packed(rows[..., columns]) for name, rows in sent.common.items()}
+
+        def travels(rows: NDArray[Any]) -> NDArray[Any]:
+            return rows[..., columns] if rows.shape[-1] == self.layout.width else rows
+
+        common = {name: packed(travels(rows)) for name, rows in sent.common.items()}
         contents: dict[int, RecordDict] = {}
         for j, i in enumerate(whom.tolist()):
-            own = {name: packed(rows[j][..., columns]) for name, rows in sent.own.items()}
+            own = {name: packed(travels(rows[j])) for name, rows in sent.own.items()}
             client_config = {
                 "lr": float(lr[j]),
                 "done": int(done[j]),

@@ -6,15 +6,27 @@ from typing import Literal
 
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto, Criterion
-from wecfl.bilevel.clustering import KMeans, Once
+from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
-from wecfl.bilevel.distance import component
+from wecfl.bilevel.distance import component, remainder
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
 from wecfl.bilevel.local import Train
 from wecfl.bilevel.loss_clustering import LossSpread, LossVectors
-from wecfl.bilevel.representation import Columns, Losses
+from wecfl.bilevel.mixture import (
+    AddedSteps,
+    AllModels,
+    MixtureSteps,
+    SoftMean,
+    SoftSteps,
+    WithCommon,
+    all_centers,
+    centers_and_priors,
+    common_model,
+)
+from wecfl.bilevel.representation import Columns, Losses, Weights
+from wecfl.bilevel.serving import Added, Mixed, Personal
 from wecfl.bilevel.trial import Trial
 from wecfl.core.ask import Ask
 from wecfl.core.method import Method
@@ -22,8 +34,12 @@ from wecfl.methods.one_model import fedavg
 
 __all__ = [
     "NumberOfClusters",
+    "cam",
     "cfl",
     "clove",
+    "fedem",
+    "fedrc",
+    "fedsoft",
     "fesem",
     "flhc",
     "ifca",
@@ -166,3 +182,55 @@ def flhc(
     """
     clustering = Agglomerative(round, threshold, linkage, metric)
     return fedavg.replace(name="flhc", k="auto", clustering=clustering)
+
+
+def cam(k: int, mu: float = 0.0, warm: bool = True) -> Method:
+    """CAM: a model for each cluster, added to one that is common to all (Ma et al., NeurIPS 2023).
+
+    Clients are clustered as by WeCFL, by the cluster's part of the model.
+
+    >>> cam(3).serve
+    Added()
+    """
+    return wecfl(k, warm).replace(
+        name="cam", local=AddedSteps(mu), serve=Added(), aggregation=WithCommon(),
+        steps=(Ask(send=common_model), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def fedem(k: int) -> Method:
+    """FedEM: every client is a mixture of K distributions (Marfoq et al., NeurIPS 2021).
+
+    >>> fedem(3).local
+    MixtureSteps(priors=False)
+    """
+    return fedavg.replace(
+        name="fedem", k=k, start="each", local=MixtureSteps(), serve=Mixed(),
+        representation=Weights(), distance=remainder, clustering=Nearest(),
+        aggregation=AllModels(), opening=("D",), steps=(Ask(common=all_centers), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def fedrc(k: int) -> Method:
+    """FedRC: FedEM with the frequency of labels divided out (Guo et al., ICML 2024).
+
+    >>> fedrc(3).local
+    MixtureSteps(priors=True)
+    """
+    return fedem(k).replace(
+        name="fedrc", local=MixtureSteps(priors=True),
+        steps=(Ask(common=centers_and_priors), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def fedsoft(k: int, mu: float = 0.1, interval: int = 2) -> Method:
+    """FedSoft: clients keep their own model, tied to all centers (Ruan and Joe-Wong, AAAI 2022).
+
+    The options are those of `wecfl.bilevel.mixture.SoftSteps`.
+
+    >>> fedsoft(3).serve
+    Personal()
+    """
+    return fedem(k).replace(
+        name="fedsoft", local=SoftSteps(mu, interval), serve=Personal(), aggregation=SoftMean()
+    )
