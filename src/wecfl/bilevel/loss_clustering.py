@@ -15,10 +15,12 @@ from wecfl.bilevel.evaluation import losses
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Clusters, Distance, View
+from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F64, Table
 from wecfl.errors import ConfigError
+from wecfl.layout import Layout
 
 __all__ = ["LossSpread", "LossVectors"]
 
@@ -78,6 +80,11 @@ class LossSpread:
     def __post_init__(self) -> None:
         if self.restarts < 1:
             raise ConfigError(f"restarts must be at least 1, got {self.restarts}")
+
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error for a model without the columns that are common."""
+        if self.common:
+            layout.columns(self.common)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with these models as centers; with fewer clients than K, the rest stay."""

@@ -128,7 +128,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
     >>> read_frame(Path("people.csv"))
     Traceback (most recent call last):
-    wecfl.errors.DataError: people.csv: no such file; check the path
+    wecfl.errors.DataError: people.csv: there is no such file; check the path
     """
     remedy = "write it with pandas, or check its encoding (UTF-8) and its separators (,)"
     errors = (OSError, ValueError, OverflowError, MemoryError)  # ParserError is a ValueError

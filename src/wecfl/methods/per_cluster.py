@@ -119,7 +119,8 @@ def ifca_plus(
     (Trial(steps=None), '~classifier')
     """
     body = "~classifier" if share_body else ""
-    start = Ask(Trial(start_steps), learn=LossSpread(restarts, body, batches))
+    spread = LossSpread(restarts, body, batches)
+    start = Ask(Trial(start_steps), learn=spread, check=spread.check)
     return ifca(k, batches).replace(
         name="ifca+", start="one", opening=(start, "E", "D"),
         aggregation=CommonColumns(body) if share_body else Mean(),

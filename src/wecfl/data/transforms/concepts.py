@@ -91,7 +91,7 @@ class Swap(_Renaming):
     """Swaps the names of `pairs` of classes, and keeps the others.
 
     >>> Swap().of_groups(2, SampleKind((2,), 4), np.random.default_rng(0))
-    [(0, 1, 2, 3), (0, 1, 3, 2)]
+    [(0, 1, 2, 3), (2, 1, 0, 3)]
     """
 
     pairs: int = 1
