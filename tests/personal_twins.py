@@ -137,3 +137,114 @@ def pfedme(
     return Outcome(
         center, [models[i] if i in met else deepcopy(center) for i in range(len(models))]
     )
+
+
+def fedbabu(inputs: Inputs, serving: Callable[[int], Batches], head: set[str]) -> Outcome:
+    """Oh et al. 2022: only the body is trained and averaged; then all tensors are fine-tuned."""
+    center, buffers = deepcopy(inputs.module), Buffers(inputs)
+    body = set(tensors(center)) - head
+    for t in range(inputs.rounds):
+        models = {i: deepcopy(center) for i in inputs.here(t)}
+        for i, model in models.items():
+            sgd(model, buffers.of(i), inputs, i, inputs.batches(i, t), only=body)
+        if models:
+            found = mean(inputs, models)
+            load(center, {name: found[name] for name in body})
+    models = dict(enumerate(copies(center, inputs)))
+    for i, model in models.items():
+        sgd(model, {}, inputs, i, serving(i))
+    return Outcome(center, list(models.values()))
+
+
+def mixture(model: nn.Module, other: nn.Module, share: float) -> Named:
+    mixed = {name: share * w for name, w in tensors(model).items()}
+    return {name: (w + (1 - share) * tensors(other)[name]).detach() for name, w in mixed.items()}
+
+
+def apfl(inputs: Inputs, *, mixing: float, adaptive: bool = True) -> Outcome:
+    """Deng et al. 2020: v̄ = a·v + (1 − a)·w; w, v and a take a step on each mini-batch.
+
+    Momentum is that of the gradients at w, and at v̄. A client that was never met has the center.
+    """
+    center, own = deepcopy(inputs.module), copies(inputs.module, inputs)
+    models, shares = copies(inputs.module, inputs), [mixing for _ in inputs.clients]
+    common, personal = Buffers(inputs), Buffers(inputs)
+    met: set[int] = set()
+    for t in range(inputs.rounds):
+        trained = {i: deepcopy(center) for i in inputs.here(t)}
+        for i, w in trained.items():
+            if i not in met:
+                load(own[i], tensors(center))
+                met.add(i)
+            velocity, drift = common.of(i), personal.of(i)
+            for chosen in inputs.batches(i, t):
+                mixed, v = deepcopy(w), own[i]
+                load(mixed, mixture(v, w, shares[i]))
+                after = deepcopy(mixed)
+                sgd(after, drift, inputs, i, [chosen])
+                way = {
+                    name: (end - trainable(mixed)[name]).detach()
+                    for name, end in trainable(after).items()
+                }
+                slope = sum(
+                    float((way[name] * (trainable(v)[name] - trainable(w)[name]).detach()).sum())
+                    for name in way
+                )
+                sgd(w, velocity, inputs, i, [chosen])
+                found = dict(tensors(after))
+                for name, value in trainable(v).items():
+                    found[name] = (value + shares[i] * way[name]).detach()
+                load(v, found)
+                if adaptive:
+                    shares[i] = min(1.0, max(0.0, shares[i] + slope))
+            load(models[i], mixture(own[i], w, shares[i]))
+        if trained:
+            load(center, mean(inputs, trained))
+    return Outcome(center, [own if i in met else deepcopy(center) for i, own in enumerate(models)])
+
+
+def fedmeta(
+    inputs: Inputs,
+    serving: Callable[[int], Batches],
+    *,
+    inner_steps: int,
+    hessian: bool,
+    eta: float,
+    tau: float = 1e-3,
+) -> Outcome:
+    """Chen et al. 2018: MAML's gradient of the query loss, and an Adam step of the server.
+
+    As in `twins.fedadam`, without bias correction, with β = (0.9, 0.99).
+    """
+    center = deepcopy(inputs.module)
+    m: Named = {}
+    v: Named = {}
+    for t in range(inputs.rounds):
+        replied: dict[int, nn.Module] = {}
+        for i in inputs.here(t):
+            batches = inputs.batches(i, t)
+            trail = [center]
+            for chosen in batches[:inner_steps]:
+                trail.append(adapted(inputs, trail[-1], i, [chosen], inputs.lr))
+            g = {name: torch.zeros_like(w) for name, w in trainable(center).items()}
+            query = batches[inner_steps:]
+            for chosen in query:
+                for name, each in gradient(inputs, trail[-1], i, [chosen]).items():
+                    g[name] = g[name] + each / len(query)
+            for chosen, before in reversed(list(zip(batches[:inner_steps], trail, strict=False))):
+                if hessian:
+                    bent = hessian_product(inputs, before, i, [chosen], g)
+                    g = {name: each - inputs.lr * bent[name] for name, each in g.items()}
+            replied[i] = deepcopy(trail[-1])
+            load(
+                replied[i], {name: (w - g[name]).detach() for name, w in trainable(center).items()}
+            )
+        if replied:
+            found = mean(inputs, replied)
+            for name, w in trainable(center).items():
+                delta = found[name] - w.detach()
+                m[name] = 0.9 * m.get(name, torch.zeros_like(delta)) + 0.1 * delta
+                v[name] = 0.99 * v.get(name, torch.full_like(delta, tau**2)) + 0.01 * delta**2
+                found[name] = w.detach() + eta * m[name] / (v[name].sqrt() + tau)
+            load(center, found)
+    return tuned(inputs, center, serving, inputs.lr)

@@ -64,3 +64,47 @@ def test_a_part_of_a_step_of_pfedmes_server() -> None:
     half = personal_twins.pfedme(given, inner_steps=4, beta=0.5, **how)
     close(half.center, (START + row(whole.center)) / 2)
     all_same(whole, personal_twins.pfedme(given, inner_steps=4, beta=1.0, **how))
+
+
+def test_fedbabu_is_fedavg_of_the_body_and_keeps_the_head() -> None:
+    """On bowls body and head are apart: one is FedAvg's, the other is fine-tuned from the start."""
+    found = personal_twins.fedbabu(bowls(), batch, {"head"})
+    body = row(twins.fedavg(bowls()).center)[0]
+    close(found.center, [body, START[1]])
+    for i, own in enumerate(found.models):
+        w = np.array([body, START[1]])
+        close(own, w - LR * A[i] * (w - B[i]))
+
+
+def test_apfl_at_its_ends() -> None:
+    """With share 0 the personal model is the trained copy of the center; with 1 it is `local`."""
+    common = personal_twins.apfl(bowls(present=None), mixing=0.0, adaptive=False)
+    alone = personal_twins.apfl(bowls(present=None), mixing=1.0, adaptive=False)
+    for own, other in zip(alone.models, twins.local(bowls(present=None)).models, strict=True):
+        close(own, row(other))
+    before = row(twins.fedavg(bowls(present=None, rounds=len(bowls().present or []) - 1)).center)
+    for i, own in enumerate(common.models):
+        close(own, B[i] + (1 - LR * A[i]) ** 3 * (before - B[i]))
+    close(common.center, row(alone.center))
+
+
+def test_apfl_comes_to_rest_where_the_mixture_is_the_clients_best() -> None:
+    """Where a·v + (1 − a)·Ω = b; the client is served v with Ω after its own step."""
+    given = bowls(rounds=900, present=None, steps=1)
+    found = personal_twins.apfl(given, mixing=0.5, adaptive=False)
+    w = row(found.center)
+    for i, own in enumerate(found.models):
+        close(own, B[i] - 0.5 * LR * A[i] * (w - B[i]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+def test_fedmeta_by_hand(hessian: bool) -> None:
+    """One round on bowls: after s inner steps the gradient is a·(1 − η·a)^s·(w − b), and so on."""
+    given, inner, tau = bowls(rounds=1, present=[{1}], steps=4), 2, 1e-3
+    found = personal_twins.fedmeta(
+        given, lambda i: batch(i) * inner, inner_steps=inner, hessian=hessian, eta=0.3
+    )
+    g = A[1] * (1 - LR * A[1]) ** (2 * inner if hessian else inner) * (START - B[1])
+    expected = START - 0.3 * 0.1 * g / (np.sqrt(0.99 * tau**2 + 0.01 * g**2) + tau)
+    close(found.center, expected)
+    close(found.models[0], B[0] + (1 - LR * A[0]) ** inner * (expected - B[0]))

@@ -9,18 +9,21 @@ import pytest
 from torch import nn
 
 from wecfl import Federation, methods
+from wecfl.bilevel.dane import NewtonSteps
 from wecfl.bilevel.envelope import MoreauSteps
+from wecfl.bilevel.interpolated import InterpolatedSteps
 from wecfl.bilevel.local import (
     Alone,
     ClusterLosses,
     Ditto,
     Gradients,
+    Only,
     Parts,
     Risk,
     Score,
     Train,
 )
-from wecfl.bilevel.meta import MetaSteps
+from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.serving import Mixed, Personal, Tuned
@@ -36,8 +39,9 @@ PLAN = LocalPlan(steps=4, batch=4, lr=0.1, done=np.array([4, 2, 4, 1, 3]))
 PRIORS = np.full((3, 3), 1 / 3, np.float32)
 EVERY: list[Program] = [
     Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), MetaSteps(0.1),
-    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Trial(3), MixtureSteps(),
-    MixtureSteps(priors=True), SoftSteps(0.5), AddedSteps(0.5), ClusterLosses(),
+    MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Only(), MetaGradient(2), InterpolatedSteps(),
+    NewtonSteps(0.1), Trial(3), MixtureSteps(), MixtureSteps(priors=True), SoftSteps(0.5),
+    AddedSteps(0.5), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
     Score(Mixed(), of=MixtureSteps()),

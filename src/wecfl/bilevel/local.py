@@ -29,6 +29,7 @@ __all__ = [
     "ClusterLosses",
     "Ditto",
     "Gradients",
+    "Only",
     "Parts",
     "Risk",
     "Score",
@@ -208,6 +209,37 @@ class Parts:
             rows, velocity = site.train(
                 rows, plan, velocity=velocity, free=free, part=part, out=rows
             )
+        return {"model": rows}, kept(memory, momentum=velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Train some columns, as in `Layout.columns`, while the others stay as received (FedBABU).
+
+    >>> Only("~classifier")
+    Only(columns='~classifier')
+    """
+
+    columns: str = "~classifier"
+    name: ClassVar[str] = "only"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
+
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """The momentum buffer."""
+        return momentum_field(plan)
+
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error unless there are such columns."""
+        layout.columns(self.columns)
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Train these columns of the model that was sent."""
+        rows, free = sent.own["model"], np.zeros(site.layout.width, np.bool_)
+        free[site.layout.columns(self.columns)] = True
+        rows, velocity = site.train(
+            rows, plan, velocity=memory.get("momentum"), free=free, out=rows
+        )
         return {"model": rows}, kept(memory, momentum=velocity)
 
 

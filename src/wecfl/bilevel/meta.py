@@ -25,7 +25,7 @@ from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["MetaSteps", "batch_gradients", "hessian_products"]
+__all__ = ["MetaGradient", "MetaSteps", "batch_gradients", "hessian_products"]
 
 DIFFERENCE = 1e-3
 """δ of the difference (∇L(ω + δv) − ∇L(ω − δv)) / 2δ, which stands for ∇²L(ω)·v."""
@@ -90,6 +90,64 @@ class MetaSteps:
             rows[:, :trainable] += after[:, :trainable] - adapted[:, :trainable]
             rows[moved, trainable:] = after[moved, trainable:]  # BatchNorm's statistics
         return {"model": rows}, kept(memory, momentum=velocity)
+
+
+@dataclass(frozen=True, slots=True)
+class MetaGradient:
+    """One gradient of the loss after `inner_steps` steps of adaptation (FedMeta, with MAML).
+
+    The first mini-batches of a round, the support set, are for the inner steps, which have the
+    plan's η. The others, the query set, are for the gradient g, and the client replies ω − g (Chen
+    et al., *Federated Meta-Learning with Fast Convergence and Efficient Communication*, 2018). With
+    `hessian`, g is (I − η·∇²L(ω_0)) ⋯ (I − η·∇²L(ω_s−1)) · ∇L(ω_s); otherwise it is ∇L(ω_s).
+
+    >>> MetaGradient(inner_steps=2)
+    MetaGradient(inner_steps=2, hessian=True)
+    """
+
+    inner_steps: int = 1
+    hessian: bool = True
+    name: ClassVar[str] = "meta-gradient"
+    version: ClassVar[int] = 1
+    replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
+
+    def __post_init__(self) -> None:
+        if self.inner_steps < 1:
+            raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
+
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """Nothing."""
+        return {}
+
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error for other than plain steps, and where no batch is left for the query."""
+        if other := plan.not_plain("weight_decay", "max_gradient"):
+            raise ConfigError(
+                f"FedMeta takes plain steps: set optimizer to sgd and momentum to 0, got {other}"
+            )
+        if plan.epochs is None and plan.steps <= self.inner_steps:
+            raise ConfigError(
+                f"inner_steps takes {self.inner_steps} mini-batches of the {plan.steps} of a "
+                f"round, and none is left for the gradient: raise steps"
+            )
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """Adapt the model, and reply it moved by the gradient."""
+        rows, trail = sent.own["model"], [sent.own["model"]]
+        rate = np.broadcast_to(np.asarray(plan.lr, np.float32), len(rows))[:, None]
+        for number in range(self.inner_steps):
+            trail.append(site.train(trail[-1], plan, part=slice(number, number + 1))[0])
+        steps = plan.steps_of(site.sizes) if plan.done is None else plan.done
+        gradient = np.zeros_like(rows)
+        for number in range(self.inner_steps, int(np.max(steps, initial=0))):
+            gradient += batch_gradients(site, trail[-1], plan, slice(number, number + 1))
+        gradient /= np.maximum(steps - self.inner_steps, 1).astype(np.float32)[:, None]
+        for number in reversed(range(self.inner_steps if self.hessian else 0)):
+            part = slice(number, number + 1)
+            gradient -= rate * hessian_products(site, trail[number], gradient, plan, part)
+        replied = rows - gradient
+        replied[:, site.layout.trainable :] = trail[-1][:, site.layout.trainable :]
+        return {"model": replied}, {}
 
 
 def batch_gradients(site: Site, rows: F32, plan: LocalPlan, part: slice) -> F32:

@@ -10,18 +10,21 @@ from dataclasses import fields
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from wecfl.bilevel.dane import NewtonSteps
 from wecfl.bilevel.envelope import MoreauSteps
+from wecfl.bilevel.interpolated import InterpolatedSteps
 from wecfl.bilevel.local import (
     Alone,
     ClusterLosses,
     Ditto,
     Gradients,
+    Only,
     Parts,
     Risk,
     Score,
     Train,
 )
-from wecfl.bilevel.meta import MetaSteps
+from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.serving import SERVINGS
 from wecfl.bilevel.trial import Trial
@@ -31,17 +34,9 @@ from wecfl.errors import ConfigError, unknown
 __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
 TRAINING: tuple[type[Program], ...] = (
-    Train,
-    Alone,
-    Ditto,
-    Parts,
-    MetaSteps,
-    MoreauSteps,
-    Trial,
-    MixtureSteps,
-    SoftSteps,
-    AddedSteps,
-)
+    Train, Alone, Ditto, Parts, Only, MetaSteps, MetaGradient, MoreauSteps, InterpolatedSteps,
+    NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps,
+)  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
 PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (*TRAINING, *EVALUATING)}
 """The programs that clients know, by name."""

@@ -230,7 +230,7 @@ class _LocalClient:
             if rows.shape[-1] != sent_width:  # not a model
                 return rows
             made = np.zeros((*rows.shape[:-1], len(start)), np.float32)
-            if name != "offset":  # an offset is not a model, so it starts at zero
+            if name not in ("offset", "gradient"):  # not models, so they start at zero
                 made[...] = start
             made[..., columns] = rows
             return made

@@ -136,7 +136,8 @@ def _safetensors(
         array = contiguous[name]
         begin, end = end, end + array.nbytes
         dtype = SAFETENSORS_DTYPES[array.dtype.name]
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
+        shape = np.shape(arrays[name])  # `ascontiguousarray` makes a single number a list of one
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")

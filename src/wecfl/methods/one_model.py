@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.attention import Attentive
 from wecfl.bilevel.clustering import Nearest
 from wecfl.bilevel.control_variates import CONTROLLED
+from wecfl.bilevel.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
 from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.dynamic import Dynamic, dynamic_update
 from wecfl.bilevel.importance import data_size
 from wecfl.bilevel.joint_means import PeerGroups, PeerMeans
 from wecfl.bilevel.local import Train
+from wecfl.bilevel.normalized import COUNTED, Normalized
 from wecfl.bilevel.optimizer import Adaptive, Momentum, adagrad, adam, yogi
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Center
@@ -18,9 +22,13 @@ from wecfl.core.method import Method
 __all__ = [
     "fedadagrad",
     "fedadam",
+    "fedatt",
     "fedavg",
     "fedavg_plus",
     "fedavgm",
+    "feddane",
+    "feddyn",
+    "fednova",
     "fedp2p",
     "fedprox",
     "fedprox_plus",
@@ -138,4 +146,52 @@ def fedp2p(peer_groups: int = 5) -> Method:
         name="fedp2p",
         aggregation=PeerMeans(),
         steps=(Ask(learn=PeerGroups(peer_groups)), "E", "M", "D"),
+    )
+
+
+def fednova() -> Method:
+    """FedNova: updates count by direction, not by the number of steps (Wang et al., NeurIPS 2020).
+
+    The momentum of its clients starts from zero in every round.
+
+    >>> fednova().plan
+    {'keep_momentum': False}
+    """
+    return fedavg.replace(
+        name="fednova", aggregation=Normalized(), steps=(COUNTED, "E", "M", "D"),
+        plan={"keep_momentum": False},
+    )  # fmt: skip
+
+
+def feddyn(strength: float = 0.1) -> Method:
+    """FedDyn: a regularizer that follows the clients' gradients (Acar et al., ICLR 2021).
+
+    `strength` is the paper's α.
+
+    >>> feddyn(0.01).local
+    Train(mu=0.01)
+    """
+    return fedavg.replace(
+        name="feddyn", local=Train(strength), aggregation=Dynamic(strength),
+        steps=(dynamic_update(strength), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def fedatt(server_lr: float = 1.2) -> Method:
+    """FedAtt: attention to the clients that went farthest, layer by layer (Ji et al., IJCNN 2019).
+
+    >>> fedatt().aggregation
+    Attentive(step=1.2)
+    """
+    return fedavg.replace(name="fedatt", aggregation=Attentive(server_lr))
+
+
+def feddane(mu: float = 0.001) -> Method:
+    """FedDANE: an exchange of gradients before each local update (Li et al., 2019).
+
+    >>> " ".join(map(str, feddane().steps))
+    'gradients(learn_gradients) L(mean_gradients) E M D'
+    """
+    return fedavg.replace(
+        name="feddane", local=NewtonSteps(mu), steps=(GRADIENTS, NEWTON_UPDATE, "E", "M", "D")
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Stay
 from wecfl.bilevel.envelope import MoreauSteps
-from wecfl.bilevel.local import Alone, Ditto, Parts
-from wecfl.bilevel.meta import MetaSteps
-from wecfl.bilevel.optimizer import Momentum
+from wecfl.bilevel.interpolated import InterpolatedSteps
+from wecfl.bilevel.local import Alone, Ditto, Only, Parts
+from wecfl.bilevel.meta import MetaGradient, MetaSteps
+from wecfl.bilevel.optimizer import Adaptive, Momentum, adam
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Personal, Tuned
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
 __all__ = [
+    "apfl",
     "ditto",
     "fedavg_ft",
+    "fedbabu",
+    "fedmeta",
     "fedper",
     "fedrep",
     "lg_fedavg",
@@ -107,4 +111,42 @@ def pfedme(
     return fedavg.replace(
         name="pfedme", local=MoreauSteps(lam, inner_steps, inner_lr), serve=Personal(),
         aggregation=Momentum(server_lr, 0.0), plan={"momentum": 0.0},
+    )  # fmt: skip
+
+
+def fedbabu(tuning_steps: int | None = None) -> Method:
+    """FedBABU: only the body is trained and shared, then all is fine-tuned (Oh et al., ICLR 2022).
+
+    >>> fedbabu().local
+    Only(columns='~classifier')
+    """
+    return fedper().replace(name="fedbabu", local=Only("~classifier"), serve=Tuned(tuning_steps))
+
+
+def apfl(mixing: float = 0.5, adaptive: bool = True) -> Method:
+    """APFL: a personal model, mixed with the common one by a learned share (Deng et al., 2020).
+
+    >>> apfl(0.25).local
+    InterpolatedSteps(mixing=0.25, adaptive=True)
+    """
+    return fedavg.replace(name="apfl", local=InterpolatedSteps(mixing, adaptive), serve=Personal())
+
+
+def fedmeta(
+    inner_steps: int = 1,
+    hessian: bool = True,
+    server_lr: float = 0.03,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+) -> Method:
+    """FedMeta: MAML with a server that steps by Adam (Chen et al., 2018).
+
+    Clients take plain steps, so its default momentum is 0.
+
+    >>> fedmeta(2).serve
+    Tuned(steps=2, lr=None)
+    """
+    return fedavg.replace(
+        name="fedmeta", local=MetaGradient(inner_steps, hessian), serve=Tuned(inner_steps),
+        aggregation=Adaptive(adam, server_lr, beta1, beta2), plan={"momentum": 0.0},
     )  # fmt: skip
