@@ -22,6 +22,7 @@ from wecfl.bilevel.optimizer import Adaptive, Momentum, yogi
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Tuned
 from wecfl.core.ask import Ask
+from wecfl.core.components import Aggregation, Serving
 from wecfl.core.method import Method
 
 BASES = (
@@ -34,7 +35,7 @@ DONORS = (
     methods.ditto(), methods.fedrep(1), methods.per_fedavg(0.1), methods.pfedme(2.0, 2, 0.05),
     methods.fedbabu(2), methods.apfl(), methods.fedmeta(1, hessian=False),
 )  # fmt: skip
-AGGREGATIONS = (
+AGGREGATIONS: tuple[Aggregation, ...] = (
     Mean(), Median(), TrimmedMean(0.3), Momentum(0.9, 0.5), Adaptive(yogi, 0.03), Attentive(0.9),
 )  # fmt: skip
 
@@ -47,7 +48,8 @@ def combinations(draw: st.DrawFn) -> Method:
     aggregation = donor.aggregation  # that of these donors belongs to what their clients do
     if donor.name not in ("fednova", "feddyn", "local"):
         aggregation = draw(st.sampled_from(AGGREGATIONS))
-    serve = draw(st.sampled_from([donor.serve, Tuned(1), Tuned(2, 0.01)]))
+    servings: list[Serving] = [donor.serve, Tuned(1), Tuned(2, 0.01)]
+    serve = draw(st.sampled_from(servings))
     # Losses need whole models.
     choices = ["all"] if base.representation.asks else ["all", "~classifier"]
     shared = draw(st.sampled_from(choices))
