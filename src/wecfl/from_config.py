@@ -21,10 +21,11 @@ from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
 from wecfl.core.until import NoGain, Settled
 from wecfl.data import partition as partitions
 from wecfl.data import transforms
-from wecfl.data.datasets import SOURCES, load
+from wecfl.data.datasets import SOURCES, load, load_table
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
 from wecfl.data.source import TABLE_ENDINGS, Dataset
+from wecfl.data.tables import TABLES
 from wecfl.data.targets import count_targets
 from wecfl.errors import ConfigError
 from wecfl.methods import named, options
@@ -84,16 +85,22 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
 def _of_table(config: Config) -> Federation:
     from wecfl.data.frames import read_frame  # noqa: PLC0415  (only where there is a table)
 
-    if config.client_column is None or config.target is None:
+    source = TABLES.get(config.dataset)
+    client, target = (config.client_column, config.target)
+    if source:
+        client, target = client or source.client, target or source.target
+    if client is None or target is None:
         raise ConfigError(
             f"{config.dataset} is a table: say which column holds the clients (client_column) and "
             "which is to be predicted (target)"
         )
     if config.scale == "pixels":
         raise ConfigError("scale pixels is for images: a table has standard, minmax or none")
+    usual = source.features if source and target == source.target else None
+    place = Path(config.data_dir) if config.data_dir else None
     return Federation.from_frame(
-        read_frame(Path(config.dataset)),
-        client=config.client_column, target=config.target, features=config.features,
+        load_table(source.name, place) if source else read_frame(Path(config.dataset)),
+        client=client, target=target, features=config.features or usual,
         scale="standard" if config.scale == "auto" else config.scale, scale_by=config.scale_by,
         impute=config.impute, test=config.holdout, seed=config.seed,
     )  # fmt: skip
@@ -144,12 +151,12 @@ def holds_clients(config: Config) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether the name of a data set is that of a file with a table.
+    """Whether the name of a data set is that of a table that is known, or of a file with one.
 
-    >>> is_table("people.csv"), is_table("people.npz")
-    (True, False)
+    >>> is_table("people.csv"), is_table("vowel"), is_table("people.npz")
+    (True, True, False)
     """
-    return Path(name).suffix in TABLE_ENDINGS
+    return name in TABLES or Path(name).suffix in TABLE_ENDINGS
 
 
 def idle_keys(config: Config) -> tuple[str, ...]:

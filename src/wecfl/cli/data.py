@@ -23,6 +23,7 @@ from wecfl.cli.flags import (
 )
 from wecfl.config import PAPER_PARTITIONS
 from wecfl.data import datasets
+from wecfl.data.source import TableSource
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, holds_clients
 from wecfl.report.figures.partition import Panel, bars
@@ -40,16 +41,16 @@ data = App(name="data", help="List and download data sets.")
 def data_list(*, data_dir: DataDirFlag = None) -> None:
     """List the data sets known by name, and where each one was found."""
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
-    for head in ("name", "samples", "shape", "classes", "found at"):
+    for head in ("name", "samples", "shape, clients", "classes, target", "found at"):
         table.add_column(head, no_wrap=head != "found at", overflow="fold")
     for source, place in datasets.catalogue(data_dir):
-        table.add_row(
-            source.name,
-            f"{source.n_train:,} + {source.n_test:,}",
-            " × ".join(map(str, source.shape)),
-            str(source.classes),
-            escape(str(place)) if place else f"nowhere yet; wecfl data get {source.name}",
-        )
+        if isinstance(source, TableSource):
+            holds = (f"{source.rows:,}", f"{source.clients} × {source.client}", source.target)
+        else:
+            shape = " × ".join(map(str, source.shape))
+            holds = (f"{source.n_train:,} + {source.n_test:,}", shape, str(source.classes))
+        found = escape(str(place)) if place else f"nowhere yet; wecfl data get {source.name}"
+        table.add_row(source.name, *holds, found)
     terminal.console.print(table)
 
 

