@@ -118,9 +118,9 @@ def load(
 def load_table(name: str, data_dir: Path | None = None) -> pd.DataFrame:
     """The table `name`, one row per sample; it is fetched if it is missing.
 
-    >>> load_table("digits")
+    >>> load_table("passengers")
     Traceback (most recent call last):
-    wecfl.errors.DataError: unknown table 'digits'; known: communes, flights, insteval, vowel
+    wecfl.errors.DataError: unknown table 'passengers'; known: communes, flights, insteval, vowel
     """
     if name not in TABLES:
         raise DataError(unknown("table", name, TABLES))

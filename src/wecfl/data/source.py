@@ -69,7 +69,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A table known by name, whose rows belong to clients of their own."""
+    """A table known by name, whose rows belong to clients of their own.
+
+    >>> from wecfl.data.tables import TABLES
+    >>> TABLES["vowel"].client, TABLES["vowel"].target
+    ('speaker', 'vowel')
+    """
 
     name: str
     rows: int

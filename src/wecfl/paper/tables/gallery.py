@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 import pandas as pd
@@ -34,7 +34,10 @@ def _row(cell: Cell, store: ResultStore) -> Row:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """For each data set a table of each score, with a column per method; the best is bold."""
+    """For each data set a table of each score, with a column per method; the best is bold.
+
+    Only means are shown, since nine columns with deviations can't be read; those are in the CSV.
+    """
     for dataset, rows in frame.groupby("dataset", sort=False):
         methods = list(dict.fromkeys(rows["name"]))
         for measure, (head, digits) in MEASURES.items():
@@ -55,7 +58,7 @@ def _texts(world: pd.DataFrame, methods: Sequence[str], measure: str, digits: in
         if method not in found or not found[method]["n"]:
             texts.append(NOT_RUN)
             continue
-        mean, deviation = found[method][measure], found[method][f"{measure}_std"]
-        text = score(mean, deviation, digits=digits)
+        mean = found[method][measure]
+        text = score(mean, nan, digits=digits)
         texts.append(f"**{text}**" if not isnan(mean) and round(mean, digits) == best else text)
     return texts
