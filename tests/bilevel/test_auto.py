@@ -192,3 +192,30 @@ def test_new_clusters_that_are_too_small_are_not_begun() -> None:
     found = least(view, squared_euclidean, np.random.default_rng(0))
     assert found.labels.tolist() == [0, 0, 0]
     assert len(found.centers) == 1
+
+
+def test_a_relative_eps_does_not_depend_on_the_length_of_updates() -> None:
+    """Two groups that pull apart: the same clusters at any scale, and by lengths at one only."""
+    points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
+    relative, lengths = Bipartition(0.2, 0.5, relative=True), Bipartition(0.2, 0.5)
+    found = []
+    for scale in (1e-3, 1.0, 1e3):
+        view = View(scale * points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int))
+        draws = np.random.default_rng(0)
+        clusters = [each(view, squared_euclidean, draws) for each in (relative, lengths)]
+        found.append([len(each.centers) for each in clusters])
+        assert clusters[0].labels.tolist() == [0, 0, 1, 1]
+        assert clusters[0].notes["unit"][0] == pytest.approx(scale * np.hypot(1, 0.1))
+    assert found == [[2, 1], [2, 2], [2, 1]]
+
+
+def test_a_relative_eps_remembers_the_longest_update() -> None:
+    """Clients that have come to rest are not split, though they still differ a little."""
+    points = 0.1 * np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
+    relative = Bipartition(0.3, 0.6, relative=True)
+    for before, k in ((0.05, 2), (10.0, 1)):
+        notes = {"unit": np.array([before])}
+        view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int), notes=notes)
+        assert len(relative(view, squared_euclidean, np.random.default_rng(0)).centers) == k
+    with pytest.raises(ConfigError, match="set it lower"):
+        Bipartition(0.3, 1.0, relative=True)

@@ -37,8 +37,12 @@ class Bipartition:
     linkage has them before its last step. The part with more λ keeps the number of the cluster, the
     other part gets the next free number.
 
+    If `relative`, `eps1` and `eps2` are multiples of the longest update so far, so that the same
+    values suit other models and learning rates. Otherwise they are lengths, as in the
+    paper.
+
     Its notes are `mean` and `largest`, the two norms of each cluster (NaN if no client of it was
-    heard), which help to choose `eps1` and `eps2`.
+    heard), which help to choose `eps1` and `eps2`; and `unit`, the length that they multiply.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int))
@@ -49,16 +53,23 @@ class Bipartition:
 
     eps1: float = 0.4
     eps2: float = 1.0
+    relative: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2"):
             if not 0 <= getattr(self, name) < inf:
                 raise ConfigError(f"{name} must be finite and not negative, got {self}")
+        if self.relative and self.eps2 >= 1:
+            raise ConfigError(
+                f"eps2 is a share of the longest update here, so none exceeds 1: set it lower, "
+                f"for instance to 0.6, got {self.eps2:g}"
+            )
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """The clusters, some of them split in two."""
         labels, k, all_updates = view.labels.copy(), len(view.centers), view.updates
         mean, largest = np.full((2, k), np.nan)
+        unit, notes = self._unit(view)
         origins: list[int] = []
         for cluster in np.unique(labels):
             inside = np.flatnonzero((view.labels == cluster) & _heard(view))
@@ -68,13 +79,21 @@ class Bipartition:
             weight = view.importance[inside]
             mean[cluster] = np.linalg.norm(np.average(updates, axis=0, weights=weight))
             largest[cluster] = np.linalg.norm(updates, axis=1).max()
-            parted = mean[cluster] < self.eps1 and largest[cluster] > self.eps2
+            parted = mean[cluster] < self.eps1 * unit and largest[cluster] > self.eps2 * unit
             if parted and len(inside) > 1:
                 second = _second(_part(_distances(updates, "cosine"), "single"), weight)
                 labels[inside[second]] = k + len(origins)
                 origins.append(cluster)
         centers = np.concatenate([view.centers, view.centers[origins]]) if origins else view.centers
-        return Clusters(labels, centers, {"mean": mean, "largest": largest})
+        return Clusters(labels, centers, {"mean": mean, "largest": largest, **notes})
+
+    def _unit(self, view: View) -> tuple[float, dict[str, F64]]:
+        """The length that eps1 and eps2 multiply, and the note that keeps it."""
+        if not self.relative:
+            return 1.0, {}
+        lengths = np.linalg.norm(view.updates[_heard(view)].astype(np.float64), axis=1)
+        known = np.maximum(view.notes.get("unit", np.zeros(1)), lengths.max(initial=0.0))
+        return float(known[0]), {"unit": known}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from wecfl.core.types import F64, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["LossSpread", "LossVectors"]
+__all__ = ["LossSpread", "LossVectors", "needs_body"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,6 @@ class LossSpread:
         if self.restarts < 1:
             raise ConfigError(f"restarts must be at least 1, got {self.restarts}")
 
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Raise an error for a model without the columns that are common."""
-        if self.common:
-            layout.columns(self.common)
-
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with these models as centers; with fewer clients than K, the rest stay."""
         heard = np.flatnonzero(after.heard)
@@ -116,6 +111,14 @@ class LossSpread:
         if self.common and len(heard):
             centers[k:, columns] = models[0, columns]
         return after.replace(centers=centers, replies=None)
+
+
+def needs_body(plan: LocalPlan, layout: Layout) -> None:
+    """Raise an error for a model without a body, that is with a last layer only.
+
+    >>> needs_body(LocalPlan(), Layout.of([("a", (2,), []), ("b", (1,), ["classifier"])]))
+    """
+    layout.columns("~classifier")
 
 
 def _drawn(odds: F64, draws: F64) -> int:

@@ -178,7 +178,7 @@ def options(name: str) -> Mapping[str, Parameter]:
     """The options of a method, as parameters of the function that makes it.
 
     >>> {name: option.default for name, option in options("cfl").items()}
-    {'eps1': 0.4, 'eps2': 1.0}
+    {'eps1': 0.4, 'eps2': 1.0, 'relative': False}
     """
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))

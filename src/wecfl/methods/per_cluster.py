@@ -13,7 +13,7 @@ from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
 from wecfl.bilevel.local import Train
-from wecfl.bilevel.loss_clustering import LossSpread, LossVectors
+from wecfl.bilevel.loss_clustering import LossSpread, LossVectors, needs_body
 from wecfl.bilevel.mixture import (
     AddedSteps,
     AllModels,
@@ -119,8 +119,8 @@ def ifca_plus(
     (Trial(steps=None), '~classifier')
     """
     body = "~classifier" if share_body else ""
-    spread = LossSpread(restarts, body, batches)
-    start = Ask(Trial(start_steps), learn=spread, check=spread.check)
+    spread, check = LossSpread(restarts, body, batches), needs_body if share_body else None
+    start = Ask(Trial(start_steps), learn=spread, check=check)
     return ifca(k, batches).replace(
         name="ifca+", start="one", opening=(start, "E", "D"),
         aggregation=CommonColumns(body) if share_body else Mean(),
@@ -157,15 +157,16 @@ def clove(k: int, batches: int | None = None) -> Method:
     )
 
 
-def cfl(eps1: float = 0.4, eps2: float = 1.0) -> Method:
+def cfl(eps1: float = 0.4, eps2: float = 1.0, relative: bool = False) -> Method:
     """CFL: a cluster is split in two where its clients disagree (Sattler et al., TNNLS 2020).
 
-    The options are those of `wecfl.bilevel.hierarchy.Bipartition`.
+    The options are those of `wecfl.bilevel.hierarchy.Bipartition`; if `relative`, ε₁ = 0.3 and
+    ε₂ = 0.6 are good values.
 
     >>> cfl(eps1=0.1).clustering.eps1
     0.1
     """
-    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(eps1, eps2))
+    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(eps1, eps2, relative))
 
 
 def flhc(
