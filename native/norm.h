@@ -109,7 +109,7 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
     const Geometry &ho = p.tensor(op.out).grad, &hi = p.tensor(op.in).grad;
     const size_t below = size_t(gi.columns()) * LANES;
     norm_gradients(p, op, gradient, [&](int b, int c, V mean, V inverse) {
-        ChannelSums sums{};
+        V plain{}, hat{};
         const float *g = p.grad(op.out, b), *z = p.value(op.in, b);
         const uint8_t* codes = p.code(op, b) + size_t(c) * go.height * go.width * LANES;
         for (int y = 0; y < go.height; y++) {
@@ -121,11 +121,11 @@ static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient
                 chosen = select(code == 2, load(t + below), chosen);
                 chosen = select(code == 3, load(t + below + LANES), chosen);
                 const V own = select(code < 4, load(up), V{});
-                sums.plain += own;
-                sums.hat += own * ((chosen - mean) * inverse);
+                plain += own;
+                hat += own * ((chosen - mean) * inverse);
             }
         }
-        return sums;
+        return ChannelSums{plain, hat};
     });
     if (!op.input_gradient) return;
     for (int b = 0; b < p.blocks; b++) {

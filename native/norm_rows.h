@@ -47,7 +47,7 @@ static void forward_norm_rows(const Pass& p, const Op& op, int b, Map affine) {
 // because the other tensor gets the same one.
 static ChannelSums norm_sums(const Pass& p, const Op& op, int b, int c, V mean, V inverse) {
     const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value, &ho = p.tensor(op.out).grad;
-    ChannelSums sums{};
+    V plain{}, hat{};
     for (int y = 0; y < gi.height; y++) {
         const float *z = p.value(op.in, b) + gi.at(c, y, 0) * LANES,
                     *result = p.value(op.out, b) + go.at(c, y, 0) * LANES;
@@ -56,11 +56,11 @@ static ChannelSums norm_sums(const Pass& p, const Op& op, int b, int c, V mean, 
             V g = load(up + x);
             if (op.relu) g = select(load(result + x) > 0, g, V{});
             if (op.masks()) store(up + x, g);
-            sums.plain += g;
-            sums.hat += g * ((load(z + x) - mean) * inverse);
+            plain += g;
+            hat += g * ((load(z + x) - mean) * inverse);
         }
     }
-    return sums;
+    return {plain, hat};
 }
 
 // The gradient of the input of block b; `back(c)` is the map of channel c.
