@@ -191,7 +191,9 @@ def test_a_stopped_run_is_marked_as_such(store: Any, fed: Federation, tmp_path: 
     assert events(path).Images("overview")
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
+)
 def test_a_missing_extra_is_said_before_anything_is_computed(
     name: str,
     module: str,

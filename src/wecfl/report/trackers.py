@@ -1,11 +1,12 @@
-"""Trackers: watchers that show a run in TensorBoard or MLflow, with the same numbers as its folder.
+"""Trackers: watchers that show a run in another tool, with the same numbers as its folder.
 
 `wecfl run --track tensorboard --track mlflow`, or from Python, with the run's own folder::
 
     from wecfl.report.trackers import TensorBoard
     wecfl.run(..., folder="runs/mine", watch=[TensorBoard("runs/mine")])
 
-Each tool is an extra of its own: `pip install 'wecfl[tensorboard]'`, `pip install 'wecfl[mlflow]'`.
+The tools are TensorBoard, MLflow and Weights & Biases. Each is an extra of its own:
+`pip install 'wecfl[tensorboard]'`, `pip install 'wecfl[mlflow]'`, `pip install 'wecfl[wandb]'`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from shutil import copy
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -32,7 +34,7 @@ from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 from wecfl.runs.watcher import Watcher
 
-__all__ = ["TRACKERS", "MLflow", "TensorBoard", "numbers", "tracker"]
+__all__ = ["TRACKERS", "MLflow", "TensorBoard", "WandB", "numbers", "tracker"]
 
 
 class TensorBoard:
@@ -116,10 +118,8 @@ class MLflow:
         scores = {f"summary/{name}": value for name, value in numbers(result.summary).items()}
         ends = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         with self._writing(), _figure(result) as figure:
-            inside = [file for file in sorted(self._folder.iterdir()) if file.is_file()]
-            for file in (*inside, *([figure] if figure else [])):
-                if not file.name.startswith("state."):
-                    self._tool.log_artifact(str(file))
+            for file in (*_files(self._folder), *([figure] if figure else [])):
+                self._tool.log_artifact(str(file))
             self._tool.log_metrics(scores)
             self._tool.end_run(ends[result.status])
 
@@ -132,7 +132,65 @@ class MLflow:
             raise TrackError(f"can't write to MLflow at {where}: {error}") from None
 
 
-TRACKERS: dict[str, Callable[[Path], Watcher]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB:
+    """A run of Weights & Biases in the run folder, which `wandb sync` sends to a server.
+
+    It is offline unless `WANDB_MODE` says otherwise, and its project is `wecfl` unless
+    `WANDB_PROJECT` does. It holds the configuration, the numbers of every round under the names of
+    `metrics.jsonl` (`accuracy`, `F/E`, `sizes/3`), and at the end the overview figure and the files
+    of the run folder, with the clusters' models but without the state, which is large.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._tool = _imported("wandb", "wandb")
+        self._folder = Path(folder)
+
+    def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
+        """Start a run of the tool; it is told nothing about this machine."""
+        _check_folder(self._folder)
+        quiet = self._tool.Settings(
+            silent=True, console="off", save_code=False, disable_git=True, disable_code=True,
+            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True,
+            x_save_requirements=False,
+        )  # fmt: skip
+        with self._writing():
+            self._run = self._tool.init(
+                mode=os.environ.get("WANDB_MODE", "offline"),
+                project=os.environ.get("WANDB_PROJECT", "wecfl"),
+                dir=self._folder,
+                name=str(self._folder),
+                config={**_flat(config), "engine_used": env["engine"]},
+                settings=quiet,
+            )
+
+    def round(self, record: Record, states: Sequence[State]) -> None:
+        """Log the numbers of a round."""
+        with self._writing():
+            self._run.log(numbers(record), step=record["round"])
+
+    def end(self, result: Result) -> None:
+        """Log figure, files and summary, and end the run; one that failed counts as crashed."""
+        with self._writing(), _figure(result) as figure:
+            if figure:
+                self._run.log({"overview": self._tool.Image(str(figure))})
+            for name, value in numbers(result.summary).items():
+                self._run.summary[f"summary/{name}"] = value
+            for file in _files(self._folder):  # copies: it would complain about its own links
+                copied = copy(file, self._run.dir)
+                self._run.save(copied, base_path=self._run.dir, policy="end")
+            self._run.finish(exit_code=0 if result.status == "finished" else 1)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except self._tool.Error as error:
+            raise TrackError(f"can't write to Weights & Biases: {error}") from None
+
+
+TRACKERS: dict[str, Callable[[Path], Watcher]] = {
+    "tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB,
+}  # fmt: skip
 """The trackers by name; each is made for the folder that its run writes."""
 
 
@@ -164,7 +222,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    """The configuration as names and values that both tools accept."""
+    """The configuration as names and values that all tools accept."""
     return {
         name: value if isinstance(value, int | float) else str(value)
         for name, value in leaves(config, between="/")
@@ -177,6 +235,12 @@ def _figure(result: Result) -> Iterator[Path | None]:
     with TemporaryDirectory() as place:
         chosen = result.folder if result.records else None
         yield save(overview([chosen]), Path(place) / "overview.png") if chosen else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a run folder, but for the state."""
+    inside = sorted(file for file in folder.iterdir() if file.is_file())
+    return [file for file in inside if not file.name.startswith("state.")]
 
 
 def _check_folder(folder: Path) -> None:
