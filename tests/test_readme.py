@@ -6,8 +6,12 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+import wecfl
 from wecfl.cli import app
 from wecfl.methods import METHODS
 from wecfl.models import MODELS
@@ -137,3 +141,31 @@ def test_the_first_example_says_what_it_prints(
     assert said and found
     for mine, its in zip(said.groups(), found.groups(), strict=True):
         assert float(mine) == pytest.approx(float(its), abs=2)
+
+
+def test_every_line_of_what_you_can_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets = pytest.importorskip("datasets")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    rng = np.random.default_rng(0)
+    df = pd.DataFrame(
+        {"site": ["north", "south"] * 10, "age": rng.normal(50, 9, 20), "sick": ["no", "yes"] * 10}
+    )
+    df.to_csv("people.csv", index=False)
+    xs, ys = [rng.normal(size=(8, 3)).astype(np.float32) for _ in "ab"], [np.arange(8) % 2] * 2
+    Path("clients").mkdir()
+    for name, x, y in zip("ab", xs, ys, strict=True):
+        np.savez(f"clients/{name}.npz", x=x, y=y)
+    partitioner = partitioners.IidPartitioner(num_partitions=2)
+    partitioner.dataset = datasets.Dataset.from_pandas(df[["age", "sick"]])
+    fed = wecfl.Federation.from_arrays(xs, ys)
+    table = wecfl.Federation.from_frame(df, client="site", target="sick")
+    wecfl.run(table, wecfl.methods.fedavg, model="logistic", rounds=1, folder="runs/people")
+    has = {name: getattr(wecfl, name) for name in wecfl.__all__} | {
+        "df": df, "xs": xs, "ys": ys, "fed": fed, "partitioner": partitioner, "torch": torch,
+    }  # fmt: skip
+    lines = re.findall(r"^\| [^|]+ \| `(.+)` \|$", README.partition("What you can bring")[2], re.M)
+    assert len(lines) >= 11
+    for line in lines[:11]:
+        two = "[[[1" in line  # texts of two samples
+        assert eval(line, has | ({"ys": [[0, 1]] * 2} if two else {})) is not None, line

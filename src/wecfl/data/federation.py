@@ -16,6 +16,7 @@ from wecfl.core.types import F32, Int
 from wecfl.data.client_arrays import Arrays, PlainArrays, cut_clients, held_arrays, pooled_clients
 from wecfl.data.client_rows import class_counts, share_out
 from wecfl.data.datasets import load
+from wecfl.data.hub import OWNER_COLUMN, arrays_of, held_by, table_of
 from wecfl.data.partition import Partition
 from wecfl.data.samples import holdout, pool, read_npz_files
 from wecfl.data.source import Dataset
@@ -333,6 +334,29 @@ class Federation:
             groups=held.groups, classes=len(held.classes) if held.classes else None, seed=seed,
         )  # fmt: skip
         return replace(made, pipeline=pipeline)
+
+    @classmethod
+    def from_partitioner(
+        cls,
+        partitioner: Any,
+        *,
+        target: str,
+        feature: str | None = None,
+        test: float = 0.2,
+        seed: int = 0,
+        **table: Any,
+    ) -> Federation:
+        """The clients of a partitioner of flwr-datasets that has its data set.
+
+        `feature` names the column with pictures or arrays, which are the samples. Without it, all
+        columns are a table, and further arguments are those of `from_frame`.
+        """
+        held = held_by(partitioner)
+        if feature is not None:
+            clients = {name: arrays_of(name, rows, feature, target) for name, rows in held.items()}
+            return cls.from_dict(clients, test=test, seed=seed)
+        how: dict[str, Any] = {"target": target, "test": test, "seed": seed, **table}
+        return cls.from_frame(table_of(held), client=OWNER_COLUMN, **how)
 
     @classmethod
     def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:

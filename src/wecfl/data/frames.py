@@ -63,6 +63,9 @@ def client_tables(
     >>> held.names, [len(table) for table in held.tables], held.labels, held.classes
     (('a', 'b'), [1, 2], [array([1]), array([0, 0])], ('n', 'y'))
     """
+    given: Any = frame
+    if not isinstance(given, pd.DataFrame) and hasattr(given, "to_pandas"):
+        frame = given.to_pandas()  # a data set of Hugging Face, or a table of Arrow
     if not isinstance(frame, pd.DataFrame):
         raise DataError(f"expected a DataFrame of pandas, got {type(frame).__name__}")
     if not frame.columns.is_unique:
