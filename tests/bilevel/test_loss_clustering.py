@@ -9,8 +9,8 @@ import pytest
 import wecfl
 from helpers import BowlEngine
 from wecfl import methods
-from wecfl.bilevel.clustering import Nearest
-from wecfl.bilevel.distance import component
+from wecfl.bilevel.clustering import KMeans, Nearest, Once
+from wecfl.bilevel.distance import component, squared_euclidean
 from wecfl.bilevel.evaluation import losses
 from wecfl.bilevel.joint_means import PeerGroups, PeerMeans
 from wecfl.bilevel.loss_clustering import LossSpread, LossVectors
@@ -115,7 +115,7 @@ def test_groups_count_alike_whatever_their_size() -> None:
     models = {"model": np.array([[0.0], [2.0], [9.0]], np.float32)}
     start, labels = np.zeros((1, 1), np.float32), np.zeros(3, int)
     state = State(1, models, start, labels, known={"peers": np.array([0, 0, 1])})
-    assert PeerMeans()(state, np.array([3.0, 1, 4]), np.ones(3, int)).centers.item() == 4.75
+    assert PeerMeans()(state, np.array([3.0, 1, 1]), np.ones(3, int)).centers.item() == 4.75
 
 
 def test_one_group_of_peers_is_fedavg(fed: wecfl.Federation) -> None:
@@ -134,3 +134,16 @@ def test_what_noise_does_not_cover_is_refused(method: Any, fed: wecfl.Federation
     with pytest.raises(wecfl.errors.ConfigError, match=r"^[^\n]*no noise|budget[^\n]*$"):
         measure = wecfl.Measure(objectives=False)
         wecfl.run(fed, method, model="mlp", rounds=1, privacy=privacy, measure=measure)
+
+
+def test_once_is_once() -> None:
+    """Clients that have moved since keep their clusters."""
+    clustering = Once(KMeans())
+    first = View(np.array([[0.0], [0.1], [9.0]]), np.zeros((2, 1)), np.ones(3), np.zeros(3, int))
+    found = clustering(first, squared_euclidean, draws())
+    assert found.labels[0] == found.labels[1] != found.labels[2]
+    moved = np.array([[0.0], [9.1], [9.0]])
+    later = View(moved, found.centers, np.ones(3), found.labels, round=1, notes=found.notes)
+    again = clustering(later, squared_euclidean, draws())
+    np.testing.assert_array_equal(again.labels, found.labels)
+    assert again.notes.keys() == {"clustered"}

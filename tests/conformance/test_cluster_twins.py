@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cluster_twins
+import wecfl
 from cluster_twins import Clustered
 from conformance.test_twins import plain
 from test_twins import HEAD, inputs_of, network
@@ -21,7 +23,7 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine import make_engine
-from wecfl.models import reinitialized, row_of
+from wecfl.models import fill, reinitialized, row_of
 
 SEED, ROUNDS, M = 3, 3, 5
 PLAN = LocalPlan(steps=4, batch=4, lr=0.1, momentum=0.8, weight_decay=0.01)
@@ -156,3 +158,25 @@ def test_cam_is_its_naive_twin(conditions: str, k: int, kind: Any, fed: Federati
 
 def drawn(channel: Channel, purpose: str, round: int) -> Any:
     return channel.draws(purpose, M, round)
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedrc", "cam"])
+def test_what_predicts_for_a_client(name: str, fed: Federation) -> None:
+    """The accuracy of the record is that of mixed probabilities, or of added outputs."""
+    result = wecfl.run(
+        fed, methods.named(name, k=2), model=plain(), rounds=3, plan=wecfl.Plan(steps=4, lr=0.3)
+    )
+    state = result.states[0]
+    for i, rows in enumerate(fed.test):
+        x = torch.from_numpy(fed.x[rows])
+        if name == "cam":
+            pair = [state.centers[state.labels[i]], state.whole["common"]]
+            found = sum(fill(plain(), each)(x) for each in pair)
+        else:
+            shares = state.memory["mixture"][i].tolist()
+            models = [fill(plain(), each).eval() for each in state.centers]
+            found = sum(p * m(x).softmax(dim=1) for p, m in zip(shares, models, strict=True))
+        right = (np.asarray(found.argmax(dim=1)) == fed.y[rows]).mean()
+        assert result.records[-1]["clients"]["accuracy"][i] == pytest.approx(right, abs=1e-6)
+    with pytest.raises(wecfl.errors.ConfigError, match="several models"):
+        result.model(client=0)

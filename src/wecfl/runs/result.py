@@ -116,6 +116,11 @@ class Result:
             raise ConfigError(
                 'give either client or cluster: model(client="site 7") or model(cluster=3)'
             )
+        if cluster is None and not self.method.serve.center_alone:
+            raise ConfigError(
+                f"several models predict together for a client of {self.method.name}: take the "
+                f"models of clusters one by one, model(cluster=…)"
+            )
         kind: Literal["client", "cluster"] = "client" if cluster is None else "cluster"
         number = self._number(client) if isinstance(client, str) else client
         number = number if cluster is None else cluster
