@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from threading import Lock
 from typing import Any
 
-import sklearn.cluster  # noqa: F401  (its OpenMP and SciPy's BLAS, before they are looked for)
 from threadpoolctl import ThreadpoolController
 
 __all__ = ["one_thread"]
@@ -61,4 +61,6 @@ _one_blas_thread = _OneBlasThread()
 @cache
 def _libraries() -> ThreadpoolController:
     """The libraries with threads of their own; cached, since finding them takes long."""
+    # Loaded here: a client that never clusters does without, and what is loaded is what is found.
+    import_module("sklearn.cluster")  # its OpenMP, and SciPy's BLAS
     return ThreadpoolController()
