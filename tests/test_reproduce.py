@@ -702,7 +702,7 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
     page.write_text("<!-- found --><!-- /found -->")
     wecfl("reproduce", "found", "--definitions", defined, "--show")
     for row in (
-        "| wecfl | auto | both | 2 | 2, 3, 2 | 1.00, 0.80, 0.50 | 1 of 3 | 50.0 ± 0.0 |",
+        "| wecfl | auto | served | 2 | 2, 3, 2 | 1.00, 0.80, 0.50 | 1 of 3 | 50.0 ± 0.0 |",
         "| wecfl | 2 | – | 2 | not run | – | – | – | – | 0 |",
         "| wecfl | auto | 1, – | 1 of 2 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |",
     ):
@@ -843,7 +843,7 @@ def test_k_is_looked_for_as_the_issue_asks() -> None:
     settings = {
         (c.config.dataset, c.config.partition, c.config.groups)
         for c in defined["auto-k"].cells
-        if c.config.clusters == "auto" and c.config.criterion == "both"
+        if c.config.clusters == "auto" and c.config.criterion in ("served", "both")
     }
     for dataset in ("digits", "fashion-mnist", "cifar-10"):
         assert {(dataset, "clusterwise-dirichlet", g) for g in (3, 5, 10, 20)} <= settings

@@ -36,8 +36,10 @@ class Config(BaseModel):
         10,
         description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
     )
-    criterion: Literal["both", "silhouette", "bic"] = Field(
-        "both", description="The score by which --clusters auto chooses K."
+    criterion: Literal["served", "both", "silhouette", "bic"] = Field(
+        "served",
+        description="How --clusters auto chooses K: by how well clusters serve validation samples, "
+        "or by scores of the models alone.",
     )
     eps1: float = Field(
         0.4, ge=0, description="CFL splits only clusters whose mean update is shorter than this."

@@ -390,13 +390,17 @@ def test_the_page_says_why_there_are_so_many_clusters(tmp_path: Path) -> None:
     html = page([tmp_path / "auto"])
     text = Text(html)
     records = read_metrics(tmp_path / "auto")
-    assert len(records[0]["sizes"]) == 3
     told = read_summary(tmp_path / "auto")["choice"]
-    assert (told["k"], told["since"], told["settled"]) == (3, 1, 3)
-    assert "K = 3 chosen in round 1" in html
-    drawn = lines(text, "choice-0-0")
-    assert [row["round"] for row in drawn] == [1, 2, 3, 4, 5, 6]
-    curve = records[0]["notes"]["silhouette"]
-    assert [row["v0"] for row in drawn][1:] == [pytest.approx(each, rel=1e-5) for each in curve[1:]]
+    assert (told["k"], told["settled"]) == (3, told["since"])
+    assert len(records[told["since"] - 1]["sizes"]) == 3
+    assert f"3 groups, found by round {told['since']}" in html
+    for number, name in enumerate(("loss", "silhouette")):
+        drawn = lines(text, f"choice-0-{number}")
+        assert [row["round"] for row in drawn] == [1, 2, 3, 4, 5, 6]
+        curve = records[0]["notes"][name]
+        known = [(row["v0"], each) for row, each in zip(drawn, curve, strict=True) if each]
+        assert [value for value, _ in known] == [pytest.approx(each, rel=1e-5) for _, each in known]
+    run_config(chosen.model_copy(update={"criterion": "both"}), out=tmp_path / "both")
+    assert "K = 3 chosen in round 1" in page([tmp_path / "both"])
     norms = lines(Text(page([tmp_path / "cfl"])), "choice-0-1")
     assert norms[0]["v0"] > 0

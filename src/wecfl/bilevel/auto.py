@@ -21,6 +21,7 @@ from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
+from wecfl.bilevel.ward import silhouettes
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
@@ -81,7 +82,8 @@ class Curve:
             within = np.diag(into.T @ between @ into) / (2 * total)
             bic[i] = _bic(within.sum(), total, dimension)
             if i:
-                silhouette[i] = _silhouette(to_each @ into, labels, weight, total)
+                each = silhouettes(to_each @ into, labels, weight)
+                silhouette[i] = np.average(each, weights=weight)
         return cls(silhouette, bic, cuts)
 
     def best(self, criterion: Criterion, now: int = 1) -> int:
@@ -179,24 +181,6 @@ class Auto:
 def _members(labels: Int) -> F64:
     """(n, k), r_ik: 1 if client i is in cluster k, else 0."""
     return np.asarray(labels[:, None] == np.arange(labels.max() + 1), np.float64)
-
-
-def _silhouette(sums: F64, labels: Int, weight: F64, total: F64) -> float:
-    """The λ-mean of (b − a) / max(a, b), which is 0 for a client that is alone in its cluster.
-
-    a is the λ-mean distance to the other clients of the same cluster, and b the λ-mean distance to
-    the nearest other cluster. `sums` (n, k) are the λ-sums of the distances to each cluster.
-    """
-    inside, every = sums[np.arange(len(labels)), labels], np.arange(len(labels))
-    rest = total[labels] - weight
-    alone = np.bincount(labels)[labels] == 1
-    a = np.divide(inside, rest, out=np.zeros_like(inside), where=~alone)
-    to_others = sums / total
-    to_others[every, labels] = np.inf
-    b = to_others.min(axis=1)
-    larger = np.maximum(a, b)
-    silhouettes = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
-    return float(np.average(silhouettes, weights=weight))
 
 
 def _dimension(far: F64, weight: F64) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -181,7 +181,7 @@ class AtLeast:
             members = labels == last
             labels[members] = others[members].argmin(axis=1)
         kept = max(len(view.centers), labels.max() + 1)
-        return Clusters(labels, found.centers[:kept], found.notes)
+        return replace(found, labels=labels, centers=found.centers[:kept])
 
 
 @dataclass(frozen=True, slots=True)

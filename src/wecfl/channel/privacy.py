@@ -155,6 +155,11 @@ noise protects: choose a method that clusters by models
             f"clients of {method.name} tell the server which model fits them best, which no noise "
             f"protects: choose a method that clusters by models"
         )
+    if method.judge:
+        raise ConfigError(
+            f"clients of {method.name} would tell the server how well models serve them, which no "
+            f"noise protects: set the criterion to both, which judges by the models alone"
+        )
     asks = [step for step in (*method.opening, *method.steps) if isinstance(step, Ask)]
     programs = [step.program or method.local for step in asks] + [method.local]
     told = {name: reply for program in programs for name, reply in program.replies.items()}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from wecfl.core.components import Clusters, View
+from wecfl.core.program import Job, Program, Sent
 from wecfl.core.setting import Setting
-from wecfl.core.state import State
-from wecfl.core.types import Bool, Real, without
+from wecfl.core.state import Reply, State
+from wecfl.core.types import F64, Bool, Int, Real, without
 from wecfl.errors import ConfigError
 
 __all__ = ["KnownClients"]
+
+Step = Callable[[State, Setting], State]
+"""A step of a round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +50,18 @@ class KnownClients:
         heard = state.heard
         met = np.full_like(heard, state.round > 1) if state.met is None else state.met
         # In the first round nobody was heard before: the clients of this round are clustered.
-        known = met if met.any() else heard
+        # A clustering that can ask clients is shown all that were heard.
+        known = met | heard if setting.method.judge else met if met.any() else heard
         return cls(representation.clients(state, engine, setting.seed, known), known, heard)
 
-    def view(self, state: State, setting: Setting) -> View:
-        """What the clustering is shown."""
+    def view(self, state: State, setting: Setting, maximization: Step) -> View:
+        """What the clustering is shown; `maximization` is the step that makes centers."""
+        judge, program = None, setting.method.judge
+        if program and state.replies:
+            judge = partial(
+                self._judged, state=state, setting=setting, program=program,
+                maximization=maximization,
+            )  # fmt: skip
         return View(
             self.points,
             setting.method.representation.centers(state, setting.engine),
@@ -57,6 +70,7 @@ class KnownClients:
             self.heard[self.known],
             state.round,
             state.notes,
+            judge,
         )
 
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:
@@ -71,8 +85,11 @@ class KnownClients:
             points = method.representation.clients(state, engine, setting.seed, new)
             labels[new] = inhabited[method.distance(points, before[inhabited]).argmin(axis=1)]
         met = known | heard
+        if found.placed is not None:
+            met[known] = found.placed | heard[known]
         notes = {f"notes.{name}": values for name, values in found.notes.items()}
         kept = {name: a for name, a in state.whole.items() if not name.startswith("notes.")}
+        kept = without(["validate"], kept) | ({"validate": np.ones(1)} if found.validate else {})
         if not method.representation.asks:
             enough = setting.enough(labels[heard], len(before))
             kept["moved"] = np.where(enough[:, None], found.centers, before)
@@ -81,6 +98,42 @@ class KnownClients:
             known=without(["met"], state.known) | ({} if met.all() else {"met": met}),
             whole=kept | notes,
         )
+
+    def _judged(
+        self,
+        labels: Int | None,
+        who: Bool,
+        *,
+        state: State,
+        setting: Setting,
+        program: Program,
+        maximization: Step,
+    ) -> F64:
+        """(n,), what clients of `who` (n,) reply to the models of a division (`Judge`)."""
+        clients, asked = np.flatnonzero(self.known), who & self.heard[self.known]
+        whom = clients[asked]
+        if labels is not None:
+            divided = np.zeros(len(state.labels), np.int64)
+            divided[clients] = labels
+            before = state.labels[clients]
+            origins = [
+                np.bincount(before[labels == k], minlength=1).argmax()
+                for k in range(labels.max() + 1)
+            ]
+            trial = state.grown(np.array(origins, np.int64)).replace(labels=divided)
+            rows = maximization(trial, setting).centers[labels[asked]]
+        else:
+            rows = state.models[whom]
+        job = Job(
+            program, seed=setting.seed, round=state.round, tick=state.tick,
+            shared=setting.method.shared,
+        )  # fmt: skip
+        kept = {} if setting.method.shared == "all" else state.memory  # for private columns
+        answers = setting.engine.ask(job, Sent({"model": rows}), whom, kept)
+        (replied,) = answers.rows.values()
+        found = np.full(len(clients), np.nan)
+        found[asked] = np.where(answers.outcome == Reply.HEARD, replied, np.nan)
+        return found
 
     def _grown(self, state: State, found: Clusters) -> State:
         """The state with all clusters; a new one begins with the model most members were sent."""

@@ -21,6 +21,7 @@ __all__ = [
     "Clusters",
     "Distance",
     "Importance",
+    "Judge",
     "Rate",
     "Representation",
     "Serving",
@@ -59,6 +60,13 @@ Rate = Callable[[F64, State, Engine, LocalPlan, int], F32]
 (m,) before it, the state after it, the engine, the plan and the seed."""
 
 
+Judge = Callable[[Int | None, Bool], F64]
+"""Asks clients how well they would be served if the clients of the view were divided as the labels
+(n,) say: each is sent the model that the M-step would make for its cluster. Without labels, each is
+sent its own model back. Only the clients in the second argument (n,) are asked. The answers (n,)
+are those of the method's program `judge`; NaN for a client that was not asked or did not answer."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """What the server sees when it clusters: the n clients that it knows, and K centers.
@@ -83,6 +91,8 @@ class View:
     """t, the number of local updates done so far."""
     notes: Mapping[str, F64] = field(default_factory=dict)
     """What the clustering wrote down in the previous round."""
+    judge: Judge | None = None
+    """Asks clients how well a division would serve them; None: the method does not allow it."""
 
     @property
     def updates(self) -> Real:
@@ -104,6 +114,12 @@ class Clusters:
     """(K', p), the centers G after the clustering."""
     notes: Mapping[str, F64] = field(default_factory=dict)
     """A few named numbers for the next round and for the reader of the record."""
+    validate: bool = False
+    """Whether clients must leave their validation samples out of the next local update, since the
+    clustering will ask how well models serve them (`View.judge`)."""
+    placed: Bool | None = None
+    """(n,), the clients of the view whose cluster is known. Any other one is sent the mean of all
+    centers, and joins the nearest cluster when it is heard again. None: all."""
 
 
 class Serving(Protocol):

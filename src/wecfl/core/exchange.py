@@ -24,7 +24,9 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
     """
     method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)
     steps = channel.steps(setting.plan, engine.sizes, state.round)
-    plan = replace(setting.plan, lr=setting.rates(state), done=steps)
+    plan = replace(
+        setting.plan, lr=setting.rates(state), done=steps, leave_validation=state.validates
+    )
     who = np.flatnonzero(channel.present(m, state.round, ask.who))
     extra = ask.send(state, setting) if ask.send else {}
     sent = Sent(

@@ -73,6 +73,9 @@ class Method:
     """The steps of a round. IFCA aggregates before it assigns: L, M, E, D."""
     members: int = 1
     """The number of independent runs whose predictions are averaged (FedAvg+, FedProx+)."""
+    judge: Program | None = None
+    """What clients reply when the clustering tries how a division would serve them: one number,
+    the smaller the better. None: the clustering sees nothing but what clients send anyway."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of `wecfl.Plan` for this method: SCAFFOLD sets momentum to 0."""
 

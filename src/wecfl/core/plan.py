@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import Literal, get_args
 
@@ -14,10 +15,17 @@ from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 from wecfl.limits import check_whole
 
-__all__ = ["Correction", "LocalPlan", "OptimizerName"]
+__all__ = ["Correction", "LocalPlan", "OptimizerName", "validation_part"]
 
 OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
 """How a step follows from a gradient."""
+
+VALIDATION_SHARE = 0.2
+"""The share of a client's training samples that are its validation samples."""
+MAX_VALIDATION_SAMPLES = 10
+"""The largest number of validation samples of a client; many clients need few samples each."""
+MAX_REMEMBERED_PARTS = 10_000
+"""The number of clients whose validation samples are not drawn again each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,8 @@ class LocalPlan:
     """The number of passes over its data that a client makes in a round, in place of `steps`."""
     done: Int | None = None
     """(n,), how many of its steps each client completes; None: all of them."""
+    leave_validation: bool = False
+    """Whether clients leave their validation samples out of the mini-batches."""
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "batch": self.batch, "epochs": self.epochs}
@@ -145,14 +155,35 @@ class LocalPlan:
         >>> [b.tolist() for b in LocalPlan(steps=4, batch=2).batches(3, seed=0, round=0, client=0)]
         [[2, 1], [0], [2, 0], [1]]
         """
+        own = np.arange(size)
+        if self.leave_validation:
+            own, _ = validation_part(size, seed, client)
+            size = len(own)
         per_pass, steps = -(-size // self.batch), int(self.steps_of(np.array(size)))
         chosen: list[Int] = []
         for step in range(round * steps, (round + 1) * steps):
             number, position = divmod(step, per_pass)
             if position == 0 or not chosen:
-                shuffled = rng.stream(seed, "shuffle", number, client).permutation(size)
+                shuffled = own[rng.stream(seed, "shuffle", number, client).permutation(size)]
             chosen.append(shuffled[position * self.batch : (position + 1) * self.batch])
         return chosen
+
+
+@lru_cache(maxsize=MAX_REMEMBERED_PARTS)
+def validation_part(size: int, seed: int, client: int) -> tuple[Int, Int]:
+    """The positions of a client's other training samples, and of its validation samples.
+
+    A fifth of the samples are drawn for (seed, client), at most 10. A client with a single sample
+    has it in both parts.
+
+    >>> [part.tolist() for part in validation_part(6, seed=0, client=0)]
+    [[0, 2, 3, 4, 5], [1]]
+    """
+    if size == 1:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64)
+    count = min(max(round(VALIDATION_SHARE * size), 1), MAX_VALIDATION_SAMPLES)
+    order = rng.stream(seed, "validation", 0, client).permutation(size)
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,7 +67,8 @@ def expectation(state: State, setting: Setting) -> State:
     if not clients.known.any():
         return state.replace(known={**state.known, "met": clients.known})
     draws = rng.stream(setting.seed, "clustering", state.round)
-    found = setting.method.clustering(clients.view(state, setting), setting.method.distance, draws)
+    view = clients.view(state, setting, maximization)
+    found = setting.method.clustering(view, setting.method.distance, draws)
     return clients.assigned(state, setting, found)
 
 

@@ -72,7 +72,8 @@ class State:
     whole: Table = field(default_factory=dict)
     """What belongs to no single client or cluster: `notes.NAME`, what the clustering has written
     down for the next round and for the reader; `stranger`, the model for clients that were never
-    heard; `moved`, the centers G after the expectation step."""
+    heard; `moved`, the centers G after the expectation step; `validate`, if the next local update
+    leaves out validation samples."""
     tick: int = 0
     """The number of exchanges that kept memory so far, which is the version of `memory`."""
 
@@ -96,6 +97,11 @@ class State:
     def notes(self) -> dict[str, F64]:
         """What the clustering has written down."""
         return under("notes.", self.whole)
+
+    @property
+    def validates(self) -> bool:
+        """Whether clients leave their validation samples out of the next local update."""
+        return "validate" in self.whole
 
     @property
     def heard(self) -> Bool:

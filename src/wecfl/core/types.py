@@ -24,8 +24,9 @@ Real = NDArray[np.floating]
 """Representations, in single or double precision."""
 Table = Mapping[str, NDArray[Any]]
 """Arrays by name. The field that holds a table says what the first axis of its arrays is."""
-Split = Literal["train", "test"]
-"""A part of a client's data."""
+Split = Literal["train", "validation", "test"]
+"""A part of a client's data. The validation samples are some of the training samples; a local
+update may leave them out (`wecfl.core.plan.validation_part`)."""
 
 
 def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:

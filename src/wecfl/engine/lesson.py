@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.plan import LocalPlan
+from wecfl.core.plan import LocalPlan, validation_part
 from wecfl.core.types import F32, Bool, Int, Split
 from wecfl.data.federation import Federation
 
@@ -16,12 +17,20 @@ __all__ = ["Lesson", "Samples", "Walk"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of each client: a split, or `limit` of them, drawn for (seed, round, client)."""
+    """Samples of each client: a split, or `limit` of them, drawn for (seed, round, client).
+
+    Which of the training samples are the validation samples depends on (seed, client) alone.
+    """
 
     split: Split
     limit: int | None = None
     seed: int = 0
     round: int = 0
+
+    @property
+    def held_as(self) -> Literal["train", "test"]:
+        """The part of a federation that has these samples."""
+        return "test" if self.split == "test" else "train"
 
     def of(self, federation: Federation, client: int) -> Int:
         """The samples of a client, as rows of the pool.
@@ -31,7 +40,9 @@ class Samples:
         >>> len(Samples("train").of(fed, 0)), len(Samples("train", limit=2).of(fed, 0))
         (6, 2)
         """
-        rows: Int = getattr(federation, self.split)[client]
+        rows: Int = getattr(federation, self.held_as)[client]
+        if self.split == "validation":
+            return rows[validation_part(len(rows), self.seed, int(federation.keys[client]))[1]]
         if self.limit is None or self.limit >= len(rows):
             return rows
         stream = rng.stream(self.seed, "losses", self.round, int(federation.keys[client]))
@@ -51,10 +62,14 @@ class Walk:
     epochs: int | None = None
     repeat: int = 1
     """How many steps are taken on a mini-batch before the next one."""
+    leave_validation: bool = False
+    """Whether the mini-batches are without the validation samples."""
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
-        plan = LocalPlan(self.steps, self.batch, epochs=self.epochs)
+        plan = LocalPlan(
+            self.steps, self.batch, epochs=self.epochs, leave_validation=self.leave_validation
+        )
         whole = plan.batches(len(own), self.seed, self.round, key)
         taken = whole[self.begin : self.end][: max(done - self.begin, 0)]
         return [own[chosen] for chosen in taken for _ in range(self.repeat)]

@@ -295,7 +295,7 @@ class LocalSite:
             )
         walk = Walk(
             plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs,
-            repeat,
+            repeat, plan.leave_validation,
         )  # fmt: skip
         mu = _array("mu", correction.mu, (trainable,))
         with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
@@ -352,7 +352,7 @@ class LocalSite:
     def risk(self, rows: F32, split: Split = "train") -> F64:
         """(n,), L(ω_i, D_i) (`wecfl.core.program.Site`)."""
         own = np.arange(len(self.clients))
-        return self.engine._loss(rows, own, Samples(split), self.clients)
+        return self.engine._loss(rows, own, Samples(split, seed=self.seed), self.clients)
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         """(n, trainable), ∇L(ω_i, D_i) (`wecfl.core.program.Site`)."""

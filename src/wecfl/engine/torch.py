@@ -143,10 +143,10 @@ class TorchEngine(LocalEngine):
         self._board.models[: len(models)] = models
         self._board.index[: len(clients)] = which
         self._each("logits", clients, samples=asdict(samples))
-        sizes = [len(rows) for rows in getattr(self._federation, samples.split)]
-        taken = sizes if samples.limit is None else np.minimum(sizes, samples.limit)
-        starts = np.cumsum([0, *sizes[:-1]])
-        parts = [self._board.logits[starts[i] : starts[i] + taken[i]] for i in clients]
+        sizes = [len(rows) for rows in getattr(self._federation, samples.held_as)]
+        taken = [len(rows) for rows in self._rows(samples, clients)]
+        starts = np.cumsum([0, *sizes[:-1]])[clients]
+        parts = [self._board.logits[at : at + n] for at, n in zip(starts, taken, strict=True)]
         return np.concatenate(parts)
 
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:

@@ -201,7 +201,7 @@ class Worker:
     def logits(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
         """Compute the logits of the client's samples, with the board's model at its `index`."""
         board, chosen = self.board, Samples(**samples)
-        at = self.first[chosen.split][client]
+        at = self.first[chosen.held_as][client]
         for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
             if tuple(output.shape) != (len(rows), self.task.outputs):
                 raise ValueError(f"the output has shape {tuple(output.shape)}")

@@ -48,7 +48,7 @@ __all__ = [
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """The type and the shape of each array that a reply must have, by name."""
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The version of requests and replies; it must be the same on both sides."""
 
 ALL_STEPS = -1
@@ -121,6 +121,7 @@ def job_config(job: Job) -> dict[str, Any]:
         "weight_decay": plan.weight_decay, "optimizer": plan.optimizer,
         "adam_beta2": plan.adam_beta2, "adam_eps": plan.adam_eps,
         "max_gradient": plan.max_gradient or 0.0, "epochs": plan.epochs or 0,
+        "leave_validation": plan.leave_validation,
     }  # fmt: skip
 
 
@@ -132,6 +133,7 @@ def read_job(config: Mapping[str, Any]) -> Job:
         weight_decay=float(config["weight_decay"]), optimizer=config["optimizer"],
         adam_beta2=float(config["adam_beta2"]), adam_eps=float(config["adam_eps"]),
         max_gradient=float(config["max_gradient"]) or None, epochs=int(config["epochs"]) or None,
+        leave_validation=bool(config["leave_validation"]),
         done=None if config["done"] == ALL_STEPS else np.array([int(config["done"])]),
     )  # fmt: skip
     return Job(

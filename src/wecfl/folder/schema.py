@@ -184,6 +184,7 @@ class AutoClustersSchema(Schema):
     settled: Count | None
     best: Count
     silhouette: AgreementScore | None
+    asked: dict[str, FiniteNumber] = {}
 
 
 class SummarySchema(Schema):

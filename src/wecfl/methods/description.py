@@ -32,6 +32,8 @@ def components(method: Method) -> dict[str, str]:
             "serve", "shared", "start", "members",
         )
     }  # fmt: skip
+    if method.judge:
+        words["judge"] = component_words(method.judge)
     steps = {name: " ".join(map(str, getattr(method, name))) for name in ("opening", "steps")}
     return words | steps
 
@@ -44,7 +46,7 @@ def differences(method: Method) -> dict[str, str]:
     {'local': 'Train(mu=0.1)'}
     """
     usual = components(fedavg)
-    return {part: word for part, word in components(method).items() if word != usual[part]}
+    return {part: word for part, word in components(method).items() if word != usual.get(part)}
 
 
 def structure(method: Method) -> dict[str, Any]:

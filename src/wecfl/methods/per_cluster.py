@@ -12,7 +12,7 @@ from wecfl.bilevel.distance import component, remainder
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
-from wecfl.bilevel.local import Train
+from wecfl.bilevel.local import Risk, Train
 from wecfl.bilevel.loss_clustering import LossSpread, LossVectors, needs_body
 from wecfl.bilevel.mixture import (
     AddedSteps,
@@ -26,6 +26,7 @@ from wecfl.bilevel.mixture import (
     common_model,
 )
 from wecfl.bilevel.representation import Columns, Losses, Weights
+from wecfl.bilevel.served import Served
 from wecfl.bilevel.serving import Added, Mixed, Personal
 from wecfl.bilevel.trial import Trial
 from wecfl.core.ask import Ask
@@ -33,6 +34,7 @@ from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
 __all__ = [
+    "ChoiceOfClusters",
     "NumberOfClusters",
     "cam",
     "cfl",
@@ -51,31 +53,46 @@ __all__ = [
 NumberOfClusters = int | Literal["auto"]
 """A number of clusters, or "auto": the server chooses it."""
 
+ChoiceOfClusters = Criterion | Literal["served"]
+"""How the server chooses K: by how well clusters serve validation samples, or by scores of the
+models alone."""
+
 
 def wecfl(
-    k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both", pull: float = 0.0
+    k: NumberOfClusters,
+    warm: bool = True,
+    criterion: ChoiceOfClusters = "served",
+    pull: float = 0.0,
 ) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
     With `warm`, K-means also starts from the previous centers, so that F never rises. If k is
-    "auto", the server chooses K by `criterion`. `pull` is the μ of a pull towards the mean of all
+    "auto", the server chooses K by `criterion`: with "served" it asks clients how well clusters
+    would serve them (`wecfl.bilevel.served`), otherwise it looks at the models alone
+    (`wecfl.bilevel.auto`). `pull` is the μ of a pull towards the mean of all
     clients, which is in the authors' code but not in the paper (`wecfl.bilevel.common_pull`).
 
     >>> wecfl(k=10).representation
     Columns('head')
-    >>> wecfl(k="auto").clustering.criterion
-    'both'
+    >>> wecfl(k="auto").judge
+    Risk(split='validation')
     """
     kmeans = KMeans(warm=warm)
-    clustering = Auto(kmeans, criterion) if k == "auto" else kmeans
-    method = fedavg.replace(name="wecfl", k=k, clustering=clustering)
+    method = fedavg.replace(name="wecfl", k=k, clustering=kmeans)
+    if k == "auto" and criterion != "served":
+        method = method.replace(clustering=Auto(kmeans, criterion))
+    elif k == "auto":
+        method = method.replace(clustering=Served(kmeans), judge=Risk("validation"))
     if pull == 0:
         return method
     return method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
 
 
 def fesem(
-    k: NumberOfClusters, warm: bool = True, criterion: Criterion = "both", pull: float = 0.0
+    k: NumberOfClusters,
+    warm: bool = True,
+    criterion: ChoiceOfClusters = "served",
+    pull: float = 0.0,
 ) -> Method:
     """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 

@@ -26,6 +26,7 @@ from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
 from wecfl.folder.result_schema import ResultSchema
 from wecfl.from_config import INCIDENTAL_KEYS, method_of
+from wecfl.methods import options
 from wecfl.paper.definitions import PlannedRun
 
 __all__ = ["ResultStore", "StoredResult"]
@@ -145,7 +146,9 @@ def _same(stored: StoredResult, run: PlannedRun) -> bool:
 
 def _choices(config: Config) -> dict[str, Any]:
     """The choices that decide the result, as values that JSON can write."""
-    return config.completed().model_dump(mode="json", exclude=set(INCIDENTAL_KEYS))
+    chooses = config.clusters == "auto" and "criterion" in options(config.method)
+    apart = set(INCIDENTAL_KEYS) | (set() if chooses else {"criterion"})
+    return config.completed().model_dump(mode="json", exclude=apart)
 
 
 def _key(stored: StoredResult) -> ResultKey:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.auto import MIN_SILHOUETTE
 from wecfl.core.types import Int
+from wecfl.runs.choice import choice_words
 from wecfl.runs.scores import ScoreKind, headline_of, kind_of, scores_of
 
 OFTEN_REFUSED_SHARE = 0.1
@@ -16,10 +16,7 @@ OFTEN_REFUSED_SHARE = 0.1
 MAX_NAMED_CLIENTS = 10
 """The largest number of clients that are named."""
 
-WEAK_SILHOUETTE = 0.25
-"""A silhouette below it shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
-
-__all__ = ["choice_words", "client_words", "partition_words", "remarks", "round_words",
+__all__ = ["client_words", "partition_words", "remarks", "round_words",
            "score_words"]  # fmt: skip
 
 
@@ -66,29 +63,6 @@ def round_words(record: Mapping[str, Any]) -> str:
         score_words(score, record[score]),
     ]
     return "; ".join(words)
-
-
-def choice_words(choice: Mapping[str, Any]) -> str:
-    """Why there is this number of clusters, if the server chose K.
-
-    >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
-    'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
-    >>> choice_words({"k": 1, "since": 1, "settled": None, "best": 9, "silhouette": 0.31})
-    'no clear grouping, so all in one cluster: silhouette 0.31 at best (K = 9), 0.5 would be clear'
-    """
-    k, value = choice["k"], choice["silhouette"]
-    if k > 1:
-        settled = f"settled in round {choice['settled']}" if choice["settled"] else "not settled"
-        shown = "" if value is None else f": silhouette {value:.2f}"
-        shown += f" (best: K = {choice['best']})" if value and choice["best"] != k else ""
-        return f"K = {k} chosen in round {choice['since']}, {settled}{shown}"
-    if value is None:
-        return "too few clients to choose K: all in one cluster"
-    found = "clients are alike" if value < WEAK_SILHOUETTE else "no clear grouping"
-    best = (
-        f"silhouette {value:.2f} at best (K = {choice['best']}), {MIN_SILHOUETTE:g} would be clear"
-    )
-    return f"{found}, so all in one cluster: {best}"
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:

@@ -22,12 +22,13 @@ from wecfl.data.pipeline import Pipeline
 from wecfl.data.samples import as_samples
 from wecfl.errors import ConfigError, unknown
 from wecfl.models import Module, Vote, fill, layout_of, outputs_of
+from wecfl.runs.choice import choice_words, last_choice
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
 from wecfl.runs.record import Record, served
 from wecfl.runs.scores import Better, headline_of
 from wecfl.runs.simulated_newcomers import newcomer_summary
-from wecfl.runs.summary import last_choice, last_parts, last_rounds, replies, settled
+from wecfl.runs.summary import last_parts, last_rounds, replies, settled
 
 __all__ = ["Result", "Status"]
 
@@ -81,6 +82,12 @@ class Result:
     """Why the run ended before its last round; None: it did not."""
 
     @property
+    def choice(self) -> str:
+        """Why there are so many clusters, if the server chose K; otherwise empty."""
+        chosen = last_choice(self.records)
+        return choice_words(chosen["choice"]) if chosen else ""
+
+    @property
     def labels(self) -> Int:
         """(m,), the cluster of each client, r_ik = [labels_i = k] (of the first soft-voted run)."""
         return self.states[0].labels
@@ -97,7 +104,7 @@ class Result:
         return (
             f"Result({self.method.name}: {len(self.labels)} clients in "
             f"{len(np.unique(self.labels))} clusters after {len(self.records)} rounds{scored}, "
-            f"{self.status})"
+            f"{self.status}{f'; {self.choice}' if self.choice else ''})"
         )
 
     def _repr_html_(self) -> str:

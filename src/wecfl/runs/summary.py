@@ -11,7 +11,7 @@ from wecfl.core.types import Int8
 from wecfl.runs.record import Record
 from wecfl.runs.scores import scores_of
 
-__all__ = ["last_choice", "last_parts", "last_rounds", "replies", "settled"]
+__all__ = ["last_parts", "last_rounds", "replies", "settled"]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:
@@ -59,40 +59,6 @@ def last_parts(
     return {
         name: {
             key: round(float(np.mean(known)), 6) if known else None for key, known in values.items()
-        }
-    }
-
-
-def last_choice(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
-    """The K that the clustering has chosen; empty if the method does not choose K.
-
-    `k` has been the same since the round `since`, and was settled in the round `settled`. `best` is
-    the K with the largest `silhouette` when K was last chosen.
-
-    >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
-    >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])
-    {'choice': {'k': 1, 'since': 1, 'settled': None, 'best': 3, 'silhouette': 0.3}}
-    >>> last_choice([{"round": 1}])
-    {}
-    """
-    choices = [
-        (record["round"], record["notes"]) for record in records if "k" in record.get("notes", {})
-    ]
-    if not choices:
-        return {}
-    curves = [notes["silhouette"] for _, notes in choices if "silhouette" in notes]
-    k = int(choices[-1][1]["k"])
-    others = [t for t, notes in choices if notes["k"] != k]
-    curve = curves[-1] if curves else None
-    scores = [-1.0 if score is None else score for score in (curve or [])]
-    best = int(np.argmax(scores)) if scores else 0
-    return {
-        "choice": {
-            "k": k,
-            "since": max(others, default=choices[0][0] - 1) + 1,
-            "settled": min((t for t, notes in choices if notes["settled"]), default=None),
-            "best": best + 1,
-            "silhouette": scores[best] if best else None,
         }
     }
 

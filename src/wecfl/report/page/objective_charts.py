@@ -154,13 +154,20 @@ def choice_charts(records: Sequence[Record]) -> list[Chart]:
     shown = chosen
     if len(chosen) > MAX_DRAWN_CHOICES:
         shown = [*chosen[: MAX_DRAWN_CHOICES - 1], chosen[-1]]
-    about = {"silhouette": f"clear from {MIN_SILHOUETTE:g} on", "bic": "nats per client"}
+    about = {
+        "silhouette": ("Silhouette", f"clear from {MIN_SILHOUETTE:g} on"),
+        "bic": ("BIC", "nats per client"),
+    }
+    if "loss" in chosen[0][1]:
+        about = {
+            "loss": ("Loss on held-out samples", "of the models that K clusters would have"),
+            "silhouette": ("Silhouette", "which K is the clearest, of those that serve alike"),
+        }
     charts = []
-    for name, words in about.items():
+    for name, (title, words) in about.items():
         curves = {f"round {t}": notes[name] for t, notes in shown}
         max_k = max(map(len, curves.values()))
         padded = {t: [*curve, *[None] * (max_k - len(curve))] for t, curve in curves.items()}
-        title = {"silhouette": "Silhouette", "bic": "BIC"}[name]
         charts += _drawn(title, padded, range(1, max_k + 1), words, over="K")
     return charts
 

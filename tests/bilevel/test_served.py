@@ -1,0 +1,200 @@
+"""A K that serves: the hierarchy against SciPy, the looks against naive ones, and whole runs."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.cluster.hierarchy import cut_tree, ward
+from sklearn.metrics import adjusted_rand_score, silhouette_samples
+
+import wecfl
+from wecfl.bilevel.clustering import AtLeast
+from wecfl.bilevel.distance import distances, squared_euclidean
+from wecfl.bilevel.means import cluster_means
+from wecfl.bilevel.served import Look, Served
+from wecfl.bilevel.ward import silhouettes, weighted_ward
+from wecfl.core.components import Clusters, Judge, View
+from wecfl.core.plan import LocalPlan, validation_part
+from wecfl.core.types import F64, Bool, Int
+from wecfl.errors import ConfigError
+
+
+def blobs(k: int, each: int = 8, apart: float = 3.0, seed: int = 0) -> tuple[F64, Int]:
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(k), each)
+    return rng.normal(size=(k, 6))[truth] * apart + rng.normal(size=(k * each, 6)) * 0.3, truth
+
+
+def judge_of(points: F64, noise: float = 0.3) -> Judge:
+    """Clients want the model of their own group; a mean over few clients is less exact."""
+
+    def judge(labels: Int | None, who: Bool) -> F64:
+        own = np.arange(len(points)) if labels is None else labels
+        far = ((points - cluster_means(points, own, np.ones(len(points)))[own]) ** 2).sum(axis=1)
+        size = np.bincount(own)[own]
+        unbiased = far * size / np.maximum(size - 1, 1) + noise * 6 / size
+        return np.where(who, unbiased, np.nan)
+
+    return judge
+
+
+def view_of(points: F64, **more: Any) -> View:
+    n = len(points)
+    start, labels = points.mean(axis=0)[None], np.zeros(n, np.int64)
+    view = View(points, start, np.ones(n), labels, round=1, judge=judge_of(points))
+    return replace(view, **more)
+
+
+def looked(view: View, clustering: Served | None = None) -> Clusters:
+    return (clustering or Served())(view, squared_euclidean, np.random.default_rng(0))
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None, max_examples=20)
+def test_the_hierarchy_is_wards_where_all_count_the_same(seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(20, 3))
+    nodes = weighted_ward(distances(points), np.full(20, 2.0), 8)
+    cuts = cut_tree(ward(points), np.arange(1, 9)).T
+    assert [adjusted_rand_score(*pair) for pair in zip(nodes, cuts, strict=True)] == [1.0] * 8
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None, max_examples=20)
+def test_a_client_that_counts_twice_is_two_clients(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points, weight = rng.normal(size=(12, 3)), rng.integers(1, 4, 12)
+    many = np.repeat(np.arange(12), weight)
+    few = weighted_ward(distances(points), weight.astype(float), 5)
+    more = weighted_ward(distances(points[many]), np.ones(len(many)), 5)
+    for one, other in zip(few, more, strict=True):
+        assert adjusted_rand_score(one[many], other) == 1.0
+
+
+def test_silhouettes_are_scikit_learns() -> None:
+    points, truth = blobs(3)
+    found = silhouettes(distances(points) @ np.eye(3)[truth], truth, np.ones(24))
+    np.testing.assert_allclose(found, silhouette_samples(points, truth), atol=1e-12)
+
+
+def test_trying_by_generations_is_trying_every_k() -> None:
+    points, _ = blobs(4, each=5, apart=1.0)
+    judge, weight = judge_of(points), np.random.default_rng(1).uniform(1, 3, 20)
+    asked = []
+
+    def counting(labels: Int | None, who: Bool) -> F64:
+        asked.append(int(who.sum()))
+        return judge(labels, who)
+
+    look = Look.of(points, weight, counting, most=10)
+    everyone = np.ones(20, np.bool_)
+    naive = np.stack([judge(labels, everyone) for labels in look.labels], axis=1)
+    np.testing.assert_allclose(look.losses, naive)
+    assert sum(asked) < 20 * len(look.labels)  # a client is asked only if its cluster changes
+
+
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_groups_are_counted(k: int) -> None:
+    points, truth = blobs(k)
+    look = Look.of(points, np.ones(len(points)), judge_of(points), most=20)
+    assert look.best == k
+    assert adjusted_rand_score(look.labels[k - 1], truth) == 1.0
+
+
+def test_clients_that_are_alike_or_all_different_have_one_cluster() -> None:
+    same = np.random.default_rng(0).normal(size=(30, 6))
+    assert Look.of(same, np.ones(30), judge_of(same, noise=9.0), most=20).best == 1
+    # Each client wants a model of its own, which any division serves a little better than none.
+    far = np.random.default_rng(0).normal(size=(30, 40)) * 9
+    alone = Look.of(far, np.ones(30), judge_of(far), most=20)
+    assert alone.clearest > 1
+    assert alone.best == 1
+
+
+def test_two_looks_must_agree_before_clients_are_divided() -> None:
+    points, truth = blobs(3)
+    first = looked(view_of(points))
+    assert (first.labels == 0).all()
+    assert first.validate
+    again = looked(view_of(points, notes=first.notes, round=2))
+    assert adjusted_rand_score(again.labels, truth) == 1.0
+    assert not again.validate
+    # Now K stays, and nobody is asked any more.
+    after = looked(
+        view_of(points, notes=again.notes, round=3, labels=again.labels, centers=again.centers,
+                judge=None)
+    )  # fmt: skip
+    np.testing.assert_array_equal(after.labels, again.labels)
+    assert after.notes["k"].tolist() == [3.0]
+    assert "loss" not in after.notes
+
+
+def test_after_three_looks_without_groups_there_is_a_pause() -> None:
+    points = np.random.default_rng(0).normal(size=(30, 6))
+    judge, validates = judge_of(points, noise=9.0), []
+    notes: dict[str, F64] = {}
+    for round in range(1, 14):
+        found = looked(view_of(points, notes=notes, round=round, judge=judge))
+        notes = dict(found.notes)
+        validates.append(found.validate)
+    assert [t for t, validate in enumerate(validates, 1) if validate] == [1, 2, 12]
+
+
+def test_who_was_not_heard_is_placed_later() -> None:
+    points, truth = blobs(3)
+    heard = np.arange(24) % 4 > 0
+    first = looked(view_of(points, heard=heard))
+    found = looked(view_of(points, heard=heard, notes=first.notes, round=2))
+    assert adjusted_rand_score(found.labels[heard], truth[heard]) == 1.0
+    assert found.placed is not None
+    np.testing.assert_array_equal(found.placed, heard)
+    small = AtLeast(Served(), 2)(
+        view_of(points, heard=heard, notes=first.notes, round=2),
+        squared_euclidean, np.random.default_rng(0),
+    )  # fmt: skip
+    np.testing.assert_array_equal(small.placed, heard)
+
+
+def test_validation_samples_are_not_trained_on() -> None:
+    for size in (2, 7, 50, 300):
+        kept, held = validation_part(size, 3, 5)
+        assert sorted([*kept, *held]) == list(range(size))
+        plan = LocalPlan(steps=40, batch=16, leave_validation=True)
+        used = np.unique(np.concatenate(plan.batches(size, 3, 0, 5)))
+        np.testing.assert_array_equal(used, kept)
+
+
+@cache
+def turned_digits(groups: int) -> wecfl.Federation:
+    fed = wecfl.Federation.from_dataset("digits", wecfl.partitions.Iid(), clients=24, seed=1)
+    x, truth = fed.x.copy(), np.arange(24) % groups
+    for own in (fed.train, fed.test):
+        for group, rows in zip(truth, own, strict=True):
+            x[rows] = np.rot90(x[rows], int(group), axes=(-2, -1))
+    return replace(fed, x=x, groups=truth)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_turned_digits_have_as_many_clusters_as_turns(groups: int) -> None:
+    """Rotated images were taken for one group by the fixed threshold of the silhouette."""
+    result = wecfl.run(
+        turned_digits(groups), wecfl.methods.wecfl("auto"), rounds=3, plan=wecfl.Plan(lr=0.03),
+        measure=wecfl.Measure(objectives=False),
+    )  # fmt: skip
+    assert result.records[-1]["clusters"] == groups
+    assert result.records[-1]["ari"] == 1.0
+    words = f"{groups} groups" if groups > 1 else "would not serve held-out samples better"
+    assert words in result.choice
+    assert words in repr(result)
+
+
+def test_privacy_and_wrong_choices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="set the criterion to both"):
+        wecfl.Experiment(
+            turned_digits(4), wecfl.methods.wecfl("auto"), privacy=wecfl.Privacy(1.0, 1.0)
+        ).check()
+    with pytest.raises(ConfigError, match="most ≥ 2"):
+        Served(most=1)
