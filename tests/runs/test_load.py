@@ -36,7 +36,7 @@ def same_results(one: Result, two: Result, x: Any) -> None:
     assert repr(one) == repr(two)
     pd.testing.assert_frame_equal(one.history, two.history)
     pd.testing.assert_frame_equal(one.clients, two.clients, check_dtype=False)
-    for client in one.federation.names:
+    for client in one.federation.names if one.method.serve.center_alone else ():
         a, b = (each.predict_proba(x, client=client) for each in (one, two))
         np.testing.assert_array_equal(a, b)
     assert one.tensors.keys() == two.tensors.keys()

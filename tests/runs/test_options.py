@@ -96,9 +96,9 @@ def test_nothing_is_written_by_a_check(fed: Federation, tmp_path: Path) -> None:
 # Options of a method
 
 
-def mine(strength: float, loud: bool = False) -> Method:
+def mine(vigour: float, loud: bool = False) -> Method:
     """A method with an option of its own."""
-    return methods.fedprox(strength if loud else 0.0).replace(name="mine")
+    return methods.fedprox(vigour if loud else 0.0).replace(name="mine")
 
 
 @pytest.fixture
@@ -108,16 +108,16 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_new_option_is_a_flag_and_a_key_of_its_own(wecfl: Wecfl, tmp_path: Path) -> None:
-    flags = ["--method", "mine,fedavg", "--strength", "0.5", "--loud", "true", "--rounds", "1"]
+    flags = ["--method", "mine,fedavg", "--vigour", "0.5", "--loud", "true", "--rounds", "1"]
     flags += ["--clients", "6", "--groups", "2", "--model", "logistic", "--workers", "1"]
     outcome = wecfl("run", *flags, "--out", "runs/both")
     assert outcome.code == 0, outcome.err
     again = resolve(Path("runs/both/mine/config.toml"))
-    assert dict(again.options) == {"strength": 0.5, "loud": True}
+    assert dict(again.options) == {"vigour": 0.5, "loud": True}
     assert method_of(again).local == methods.fedprox(0.5).local
     assert resolve(Path("runs/both/fedavg/config.toml")).options == ()
     table = tmp_path / "mine.toml"
-    table.write_text('rounds = 2\n[method]\nname = "mine"\nstrength = 0.25\nloud = true\n')
+    table.write_text('rounds = 2\n[method]\nname = "mine"\nvigour = 0.25\nloud = true\n')
     assert method_of(resolve(table)).local == methods.fedprox(0.25).local
 
 
@@ -125,10 +125,10 @@ def test_a_new_option_is_a_flag_and_a_key_of_its_own(wecfl: Wecfl, tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--method mine --strength much", "strength of mine"),
-        ("--method mine", "mine needs its option 'strength'"),
+        ("--method mine --vigour much", "vigour of mine"),
+        ("--method mine", "mine needs its option 'vigour'"),
         ("--method cfl --mu 0.5", "cfl can't use --mu: it is an option of fedprox, fedprox+"),
-        ("--method fedavg,cfl --strength 2", "it is an option of mine"),
+        ("--method fedavg,cfl --vigour 2", "it is an option of mine"),
         ("--cluters 3", "did you mean '--clusters'?"),
     ],
 )

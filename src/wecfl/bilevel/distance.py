@@ -6,7 +6,7 @@ import numpy as np
 
 from wecfl.core.types import F64, Real
 
-__all__ = ["component", "distances", "squared_euclidean"]
+__all__ = ["component", "distances", "remainder", "squared_euclidean"]
 
 
 def squared_euclidean(points: Real, centers: Real) -> F64:

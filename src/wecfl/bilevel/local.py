@@ -39,8 +39,11 @@ __all__ = [
 ]
 
 MODEL_REPLY = {"model": Field(("P",), update=True)}
+"""The reply of a program that sends back the model after training."""
 MOMENTUM_FIELD = Field(("buffer",))
+"""What the optimizer keeps."""
 PERSONAL_FIELD = Field(("P",), start="received")
+"""A model of the client's own, which starts as the first one that it receives."""
 
 
 def momentum_field(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:

@@ -186,12 +186,12 @@ def fedatt(server_lr: float = 1.2) -> Method:
     return fedavg.replace(name="fedatt", aggregation=Attentive(server_lr))
 
 
-def feddane(mu: float = 0.001) -> Method:
+def feddane(proximal: float = 0.001) -> Method:
     """FedDANE: an exchange of gradients before each local update (Li et al., 2019).
 
     >>> " ".join(map(str, feddane().steps))
     'gradients(learn_gradients) L(mean_gradients) E M D'
     """
     return fedavg.replace(
-        name="feddane", local=NewtonSteps(mu), steps=(GRADIENTS, NEWTON_UPDATE, "E", "M", "D")
+        name="feddane", local=NewtonSteps(proximal), steps=(GRADIENTS, NEWTON_UPDATE, "E", "M", "D")
     )

@@ -203,7 +203,7 @@ def flhc(
     return fedavg.replace(name="flhc", k="auto", clustering=clustering)
 
 
-def cam(k: int, mu: float = 0.0, warm: bool = True) -> Method:
+def cam(k: int, proximal: float = 0.0, warm: bool = True) -> Method:
     """CAM: a model for each cluster, added to one that is common to all (Ma et al., NeurIPS 2023).
 
     Clients are clustered as by WeCFL, by the cluster's part of the model.
@@ -212,7 +212,7 @@ def cam(k: int, mu: float = 0.0, warm: bool = True) -> Method:
     Added()
     """
     return wecfl(k, warm).replace(
-        name="cam", local=AddedSteps(mu), serve=Added(), aggregation=WithCommon(),
+        name="cam", local=AddedSteps(proximal), serve=Added(), aggregation=WithCommon(),
         steps=(Ask(send=common_model), "E", "M", "D"),
     )  # fmt: skip
 
@@ -242,7 +242,7 @@ def fedrc(k: int) -> Method:
     )  # fmt: skip
 
 
-def fedsoft(k: int, mu: float = 0.1, interval: int = 2) -> Method:
+def fedsoft(k: int, proximal: float = 0.1, interval: int = 2) -> Method:
     """FedSoft: clients keep their own model, tied to all centers (Ruan and Joe-Wong, AAAI 2022).
 
     The options are those of `wecfl.bilevel.mixture.SoftSteps`.
@@ -251,5 +251,8 @@ def fedsoft(k: int, mu: float = 0.1, interval: int = 2) -> Method:
     Personal()
     """
     return fedem(k).replace(
-        name="fedsoft", local=SoftSteps(mu, interval), serve=Personal(), aggregation=SoftMean()
+        name="fedsoft",
+        local=SoftSteps(proximal, interval),
+        serve=Personal(),
+        aggregation=SoftMean(),
     )
