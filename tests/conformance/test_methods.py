@@ -103,6 +103,29 @@ def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federati
     assert sum(result.records[-1]["sizes"]) == 9
 
 
+@EVERY
+def test_a_round_does_not_change_the_state_before_it(name: str, fed: wecfl.Federation) -> None:
+    """Of what the server holds: whoever kept an earlier state still has it as it was."""
+    method = named(name)
+    model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
+    plan = dataclasses.replace(LocalPlan(steps=2, lr=0.05), **method.plan)
+    with NativeEngine(fed, model) as engine:
+        setting = Setting(method, engine, plan, SEED)
+        path = iterate(setting, opening(setting))
+        for _ in range(2):
+            state = next(path)
+            tables = [state.cluster, state.known, state.whole]
+            held = [
+                state.centers,
+                state.labels,
+                *(rows for each in tables for rows in each.values()),
+            ]
+            before = [np.copy(rows) for rows in held]
+            next(path)
+            for rows, copy in zip(held, before, strict=True):
+                np.testing.assert_array_equal(rows, copy)
+
+
 @pytest.mark.parametrize("order", [*map("".join, permutations("EMDL"))])
 def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
     order: str, fed: wecfl.Federation
