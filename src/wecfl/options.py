@@ -53,7 +53,7 @@ class Plan:
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
     LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
               optimizer='sgd', adam_beta2=0.999, adam_eps=1e-08, max_gradient=None, epochs=None,
-              done=None)
+              done=None, leave_validation=False)
     """
 
     steps: int | None = None
