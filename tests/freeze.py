@@ -122,6 +122,10 @@ def measured(result: Any) -> Case:
     models = [np.concatenate([each.numpy().ravel() for each in tensors]) for tensors in served]
     arrays = {"centers": state.centers, "labels": state.labels, "models": np.stack(models)}
     metrics = {key: [record.get(key) for record in result.records] for key in METRICS}
+    metrics["clients"] = [
+        {name: values for name, values in each.items() if not name.startswith("bytes_")}
+        for each in metrics["clients"]
+    ]
     metrics["newcomers"] = [] if late is None else late.to_dict("records")
     metrics["privacy"] = [result.summary.get("privacy")]
     text = partial(json.dumps, default=lambda number: number.tolist())  # NumPy's numbers
