@@ -175,3 +175,14 @@ def test_attacks_on_labels_need_labels() -> None:
     conditions = wecfl.Conditions(attack=wecfl.Attack("label-flip"))
     with pytest.raises(ConfigError, match="targets are numbers"):
         wecfl.run(Federation.from_arrays(xs, ys), methods.fedavg, conditions=conditions, **QUICK)
+
+
+def test_a_vote_of_regressions_is_their_mean() -> None:
+    xs, ys = two_kinds()
+    alike = Federation.from_arrays(xs, [y * (-1) ** i for i, y in enumerate(ys)])
+    one, vote = (
+        wecfl.run(alike, method, rounds=20, **QUICK)
+        for method in (methods.fedavg, methods.fedavg_plus(3))
+    )
+    assert one.summary["rmse"] < 0.3
+    assert vote.summary["rmse"] < 1.2 * one.summary["rmse"]

@@ -234,8 +234,8 @@ class LocalEngine(BaseEngine):
             means[some] = np.add.reduceat(loss, starts) / counts[some]
         return means
 
-    def _tally(self, models: F32, split: Split, clients: Int, mixture: F64 | None) -> F64:
-        """(n, …), the task's tallies of models (J, n, P), whose outputs are added or mixed."""
+    def _tally(self, models: F32, split: Split, clients: Int, ensemble: Ensemble | None) -> F64:
+        """(n, …), the tallies of the mean outputs of models (J, n, P), or as an ensemble has it."""
         own, rows = np.arange(len(clients)), self._rows(Samples(split), clients)
         votes = [
             self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
@@ -243,11 +243,11 @@ class LocalEngine(BaseEngine):
         ]
         owners = np.repeat(own, [len(indices) for indices in rows])
         targets = self._federation.y[np.concatenate(rows)]
-        together = (
-            sum(votes[1:], start=votes[0])
-            if mixture is None
-            else self.task.mixed(np.stack(votes), mixture.T[:, owners])
-        )
+        together = sum(votes[1:], start=votes[0])
+        if ensemble is None:
+            together = together / len(votes)
+        elif ensemble.mixture is not None:
+            together = self.task.mixed(np.stack(votes), ensemble.mixture.T[:, owners])
         return self.task.tally(together, targets, owners, len(clients))
 
 
@@ -361,10 +361,10 @@ class LocalSite:
 
     def tally(self, rows: F32 | Ensemble, split: Split) -> F64:
         """(n, …), the task's tallies on a split (`wecfl.core.program.Site`)."""
-        mixture = rows.mixture if isinstance(rows, Ensemble) else None
+        ensemble = rows if isinstance(rows, Ensemble) else None
         models = rows.models if isinstance(rows, Ensemble) else rows
         stack = models[None] if models.ndim == 2 else np.moveaxis(models, 1, 0)
-        return self.engine._tally(stack, split, self.clients, mixture)
+        return self.engine._tally(stack, split, self.clients, ensemble)
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
