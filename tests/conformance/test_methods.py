@@ -115,11 +115,8 @@ def test_a_round_does_not_change_the_state_before_it(name: str, fed: wecfl.Feder
         for _ in range(2):
             state = next(path)
             tables = [state.cluster, state.known, state.whole]
-            held = [
-                state.centers,
-                state.labels,
-                *(rows for each in tables for rows in each.values()),
-            ]
+            held: list[Any] = [state.centers, state.labels]
+            held += [rows for each in tables for rows in each.values()]
             before = [np.copy(rows) for rows in held]
             next(path)
             for rows, copy in zip(held, before, strict=True):
