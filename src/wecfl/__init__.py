@@ -14,53 +14,65 @@ True
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from wecfl import errors, models, tasks
 from wecfl._lazy_import import lazy_import
-from wecfl.config import Config
-from wecfl.core import schedule as schedules
-from wecfl.core import until
-from wecfl.core.engine import Engine
-from wecfl.core.method import Method
-from wecfl.core.plan import Correction
-from wecfl.core.state import State
-from wecfl.data import partition as partitions
-from wecfl.data import transforms
-from wecfl.data.federation import Federation
-from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
-from wecfl.layout import Layout
 
 if TYPE_CHECKING:
-    from wecfl import methods
+    from wecfl import errors, methods, models, tasks
     from wecfl.channel.privacy import Privacy
+    from wecfl.config import Config
+    from wecfl.core import schedule as schedules
+    from wecfl.core import until
+    from wecfl.core.engine import Engine
+    from wecfl.core.method import Method
+    from wecfl.core.plan import Correction
+    from wecfl.core.state import State
+    from wecfl.data import partition as partitions
+    from wecfl.data import transforms
+    from wecfl.data.federation import Federation
+    from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
     from wecfl.experiment import Experiment, run, run_config
+    from wecfl.layout import Layout
     from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
     from wecfl.runs.verdict import verdict
-else:  # these import pandas and scikit-learn, which a client over a network does not need
+else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --help` does not need
     __getattr__, __dir__ = lazy_import(
         __name__,
         {
+            "Attack": "wecfl.options:Attack",
+            "Compute": "wecfl.options:Compute",
+            "Conditions": "wecfl.options:Conditions",
+            "Config": "wecfl.config:Config",
+            "Correction": "wecfl.core.plan:Correction",
+            "Engine": "wecfl.core.engine:Engine",
             "Experiment": "wecfl.experiment:Experiment",
+            "Federation": "wecfl.data.federation:Federation",
+            "Folder": "wecfl.options:Folder",
+            "Layout": "wecfl.layout:Layout",
+            "Measure": "wecfl.options:Measure",
+            "Method": "wecfl.core.method:Method",
+            "NativeEngine": "wecfl.engine:NativeEngine",
+            "Newcomers": "wecfl.options:Newcomers",
+            "Plan": "wecfl.options:Plan",
             "Privacy": "wecfl.channel.privacy:Privacy",
+            "RayEngine": "wecfl.engine:RayEngine",
             "Result": "wecfl.runs.result:Result",
+            "Rounds": "wecfl.options:Rounds",
+            "State": "wecfl.core.state:State",
+            "TorchEngine": "wecfl.engine:TorchEngine",
+            "errors": "wecfl.errors:",
             "load": "wecfl.loading:load",
+            "make_engine": "wecfl.engine:make_engine",
             "methods": "wecfl.methods:",
-            **{
-                name: f"wecfl.options:{name}"
-                for name in (
-                    "Attack",
-                    "Compute",
-                    "Conditions",
-                    "Folder",
-                    "Measure",
-                    "Newcomers",
-                    "Plan",
-                    "Rounds",
-                )
-            },
+            "models": "wecfl.models:",
+            "partitions": "wecfl.data.partition:",
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
+            "schedules": "wecfl.core.schedule:",
+            "tasks": "wecfl.tasks:",
+            "transforms": "wecfl.data.transforms:",
+            "until": "wecfl.core.until:",
             "verdict": "wecfl.runs.verdict:verdict",
         },
     )

@@ -1,7 +1,8 @@
-"""The entry point of the command `wecfl`, outside the package, whose imports take a second.
+"""The entry point of the command `wecfl`, outside the package, so that it is there before imports.
 
-Ctrl-C during the imports ends in the same line and exit code as later. The process stops at once:
-nothing has begun yet, and an exception could be swallowed by a `try` in one of the libraries.
+Ctrl-C during an import ends in the same line and exit code as later. The process stops at once: a
+command imports first and works then, and an exception could be swallowed by a `try` in one of the
+libraries.
 """
 
 import os
@@ -13,17 +14,20 @@ __all__ = ["main"]
 
 def main() -> None:
     """Load the command line and run it."""
-    before = signal.getsignal(signal.SIGINT)
-    if (
-        before is signal.default_int_handler
-    ):  # unless it is ignored, as in background jobs of a shell
+    # unless it is ignored, as in background jobs of a shell
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
     from wecfl.cli import main as command  # noqa: PLC0415
 
-    signal.signal(signal.SIGINT, before)
     command()
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    os.write(2, b"wecfl: interrupted\n")
-    os._exit(130)
+    """Stop at once if a module is being imported; otherwise interrupt, as Python does."""
+    above = frame
+    while above:
+        if above.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"wecfl: interrupted\n")
+            os._exit(130)
+        above = above.f_back
+    signal.default_int_handler(signum, frame)

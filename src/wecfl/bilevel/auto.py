@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, ward
-from scipy.spatial.distance import squareform
 
 from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
 from wecfl.bilevel.distance import distances, squared_euclidean
@@ -64,6 +62,9 @@ class Curve:
     @classmethod
     def of(cls, points: F64, importance: F64, max_clusters: int = MAX_CLUSTERS) -> Self:
         """The scores for K up to `max_clusters`, and at most half the number of clients."""
+        from scipy.cluster.hierarchy import cut_tree, ward  # noqa: PLC0415  (slow to load)
+        from scipy.spatial.distance import squareform  # noqa: PLC0415
+
         n, weight = len(points), importance / importance.mean()
         far = distances(points)
         levels = np.arange(1, max(min(max_clusters, n // 2), 1) + 1)

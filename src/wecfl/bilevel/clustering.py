@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans as Lloyd
-from sklearn.exceptions import ConvergenceWarning
 
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.means import cluster_means
@@ -78,6 +75,9 @@ class KMeans:
 
     def lloyd(self, points: F64, centers: F64, weight: F64, rng: np.random.Generator) -> Int:
         """Labels of the best start, numbered from 0 without gaps."""
+        from sklearn.cluster import KMeans as Lloyd  # noqa: PLC0415  (slow to load)
+        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+
         if len(points) <= len(centers):
             return np.arange(len(points))
         starts = []
@@ -283,6 +283,8 @@ def _matched(new: Real, old: Real) -> Int:
     If there are more new centers than old ones, those left over get the next numbers.
     """
     labels = np.full(len(new), -1)
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to load)
+
     rows, continued = linear_sum_assignment(squared_euclidean(new, old))
     labels[rows] = continued
     labels[labels < 0] = len(old) + np.arange(len(new) - len(rows))

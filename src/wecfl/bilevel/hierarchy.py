@@ -11,8 +11,6 @@ from math import inf
 from typing import Literal
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
@@ -129,6 +127,8 @@ class Agglomerative:
         if view.round != self.round or len(heard) < 2:
             return Clusters(view.labels, view.centers)
         updates = view.updates[heard].astype(np.float64)
+        from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415  (slow to load)
+
         tree = linkage(_distances(updates, self.metric), self.linkage)
         parts = fcluster(tree, self.threshold, "distance")
         _, first, found = np.unique(parts, return_index=True, return_inverse=True)
@@ -150,6 +150,8 @@ def _heard(view: View) -> Bool:
 
 def _distances(updates: F64, metric: Metric) -> F64:
     """All distances, condensed for SciPy; of unit vectors, 1 − cos(a, b) = ‖a − b‖² / 2."""
+    from scipy.spatial.distance import squareform  # noqa: PLC0415  (slow to load)
+
     with one_thread():
         if metric == "cosine":
             norms = np.linalg.norm(updates, axis=1, keepdims=True)
@@ -162,6 +164,8 @@ def _distances(updates: F64, metric: Metric) -> F64:
 
 def _part(distances: F64, method: Linkage) -> Int:
     """(n,), 0 or 1: the two clusters that the last step of the hierarchy merges."""
+    from scipy.cluster.hierarchy import linkage  # noqa: PLC0415  (slow to load)
+
     tree = linkage(distances, method)
     n = len(tree) + 1
     below, todo = [], [int(tree[-1, 1])]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from wecfl.bilevel.clustering import DistinctClients, KMeans
 from wecfl.bilevel.evaluation import losses
@@ -48,6 +47,8 @@ class LossVectors:
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """The model of each client; models without a cluster stay as they are."""
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to load)
+
         clients = DistinctClients.of(view)
         points, start = (np.asarray(a, np.float64) for a in (clients.points, view.centers))
         with one_thread():

@@ -18,7 +18,6 @@ from math import ceil, isfinite
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from scipy.stats import norm
 
 from wecfl import rng
 from wecfl.core.channel import Updates
@@ -314,7 +313,9 @@ class ALittleIsEnough:
                 f"a-little-is-enough: {attackers} of {clients} clients are a majority alone, "
                 "for which the paper gives no z: lower the share of attackers, or set the strength"
             )
-        return float(norm.ppf((honest - supporters) / honest))
+        from scipy.special import ndtri  # noqa: PLC0415  (slow to load)
+
+        return float(ndtri((honest - supporters) / honest))
 
     def forge(self, replies: Updates) -> F32:
         """(m, P), with one common update of all attackers of a cluster."""

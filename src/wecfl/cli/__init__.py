@@ -1,4 +1,9 @@
-"""The command `wecfl`. Bad input ends in one line on standard error and exit code 2."""
+"""The command `wecfl`. Bad input ends in one line on standard error and exit code 2.
+
+A command imports what it works with in its body. At their tops, the modules of this room import
+what flags and lines of text are made of: cyclopts, rich, and the modules of `wecfl` that load
+no NumPy. So `--help` and a misspelt flag are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,6 @@ from wecfl.cli.run import resume, run
 from wecfl.cli.serve import serve
 from wecfl.config import Config
 from wecfl.errors import WecflError
-from wecfl.methods import FAMILIES, differences, named
-from wecfl.methods import options as options_of
 from wecfl.validation import one_line
 
 __all__ = ["app", "main"]
@@ -47,6 +50,9 @@ for command in (
 @app.command
 def methods() -> None:
     """List the methods by family: what each is, how it differs from FedAvg, and its options."""
+    from wecfl.methods import FAMILIES, differences, named
+    from wecfl.methods import options as options_of
+
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     table.add_column("method", style="bold", no_wrap=True)
     for head in ("what it is", "differs from FedAvg by", "options"):

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.cli.flags import OwnModelFlag
 from wecfl.config import Config
-from wecfl.data.frames import read_frame
-from wecfl.data.samples import read_npz
-from wecfl.data.source import TABLE_ENDINGS
 from wecfl.errors import ConfigError, DataError, unknown
-from wecfl.folder.readers import read_config
-from wecfl.loading import load
-from wecfl.models.own import own_model
-from wecfl.report.tables.newcomers import rich_newcomers
-from wecfl.runs.newcomers import By
-from wecfl.runs.simulated_newcomers import newcomer_table
 
 __all__ = ["assign"]
 
@@ -33,7 +24,7 @@ def assign(
         Parameter(help="One file for each newcomer: .npz with x and y, or a table as of the run."),
     ],
     by: Annotated[
-        By,
+        Literal["update", "losses"],
         Parameter(
             help="What to compare: the newcomer's model after one local update, or the losses of "
             "the clusters' models on its data."
@@ -56,6 +47,14 @@ def assign(
     """
     if not clients:
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
+    from wecfl.data.samples import read_npz
+    from wecfl.data.source import TABLE_ENDINGS
+    from wecfl.folder.readers import read_config
+    from wecfl.loading import load
+    from wecfl.models.own import own_model
+    from wecfl.report.tables.newcomers import rich_newcomers
+    from wecfl.runs.simulated_newcomers import newcomer_table
+
     assigner = load(folder, workers=workers, model=model and own_model(model)).assigner
     about = read_config(folder)
     share = about.get("holdout", Config().holdout)
@@ -74,6 +73,8 @@ def assign(
 
 def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of a newcomer: its features and its target."""
+    from wecfl.data.frames import read_frame
+
     frame, target = read_frame(file), about.get("target")
     if target is None:
         raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import altair as alt
-import numpy as np
 from cyclopts import App, Parameter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -22,14 +20,13 @@ from wecfl.cli.flags import (
     config_from_flags,
 )
 from wecfl.config import PAPER_PARTITIONS
-from wecfl.data import datasets
-from wecfl.data.source import TableSource
 from wecfl.errors import ConfigError
-from wecfl.from_config import federation_of, holds_clients
-from wecfl.report.figures.partition import Panel, bars
-from wecfl.report.figures.samples import sample_panel
-from wecfl.report.sentences import client_words, partition_words
 from wecfl.resolve import resolve
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from wecfl.report.figures.partition import Panel
 
 __all__ = ["data", "partition"]
 
@@ -40,6 +37,9 @@ data = App(name="data", help="List and download data sets.")
 @data.command(name="list")
 def data_list(*, data_dir: DataDirFlag = None) -> None:
     """List the data sets known by name, and where each one was found."""
+    from wecfl.data import datasets
+    from wecfl.data.source import TableSource
+
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
     for head in ("name", "samples", "shape, clients", "classes, target", "found at"):
         table.add_column(head, no_wrap=head != "found at", overflow="fold")
@@ -64,6 +64,8 @@ def data_get(name: str, /, *, data_dir: DataDirFlag = None) -> None:
         A name from `wecfl data list`.
 
     """
+    from wecfl.data import datasets
+
     with terminal.downloads() as progress:
         place = datasets.get(name, data_dir, progress=progress)
     terminal.show(str(place))
@@ -93,6 +95,13 @@ def partition(
     """
     chosen = config_from_flags(config, preset, flags)
     check_figure(out)
+    import numpy as np
+
+    from wecfl.from_config import federation_of, holds_clients
+    from wecfl.report.figures.partition import bars
+    from wecfl.report.figures.samples import sample_panel
+    from wecfl.report.sentences import client_words, partition_words
+
     settings = [chosen]
     if panels != "one":
         if holds_clients(chosen):

@@ -25,8 +25,6 @@ from wecfl.cli import terminal
 from wecfl.deploy.app_folder import deploy_command, new_app
 from wecfl.enrolment import DEFAULT_MAX_REPLY, DEFAULT_MAX_SAMPLES, ENROLMENT_FILE, MAX_SAMPLES
 from wecfl.errors import ConfigError, DeployError, RunFolderError
-from wecfl.folder.readers import read_config, read_metrics
-from wecfl.report.sentences import round_words
 
 if TYPE_CHECKING:
     from wecfl.deploy.deployment import Deployment
@@ -340,6 +338,9 @@ def _online(federation: Deployment) -> dict[str, str]:
 
 def _run(federation: Deployment) -> list[str]:
     """How far the last run is, and which replies its last round refused."""
+    from wecfl.folder.readers import read_config, read_metrics
+    from wecfl.report.sentences import round_words
+
     if not (place := federation.last_run):
         return []
     try:

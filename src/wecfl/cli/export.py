@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
 from wecfl.cli.flags import check_place
 from wecfl.errors import ConfigError, unknown
-from wecfl.folder.cluster_models import ModelFormat, export_model
-from wecfl.folder.readers import read_clients, read_config, read_summary
-from wecfl.methods import METHODS, named, options
-from wecfl.runs.newcomers import NO_WHOLE_MODELS
 
 __all__ = ["export"]
 
@@ -26,7 +22,9 @@ def export(
     client: Annotated[
         str | None, Parameter(help="The name of a client, whose cluster is exported.")
     ] = None,
-    format: Annotated[ModelFormat, Parameter(help="The format of the file.")] = "safetensors",
+    format: Annotated[
+        Literal["safetensors", "onnx"], Parameter(help="The format of the file.")
+    ] = "safetensors",
     out: Annotated[
         Path | None,
         Parameter(help="The file to write (default: cluster-K.FORMAT in the run folder)."),
@@ -47,6 +45,8 @@ def export(
     """
     if (cluster is None) == (client is None):
         raise ConfigError("say which model: either --cluster NUMBER or --client NAME")
+    from wecfl.folder.cluster_models import export_model
+
     number = _cluster_of(folder, client) if client is not None else cluster or 0
     path = out or folder / f"cluster-{number}.{format}"
     check_place(path, "model")
@@ -57,6 +57,8 @@ def export(
 
 def _cluster_of(folder: Path, client: str) -> int:
     """The cluster of the client of this name."""
+    from wecfl.folder.readers import read_clients, read_summary
+
     read_summary(folder)  # which says whether the run has ended
     clients = read_clients(folder).set_index("client")["cluster"]
     if client not in clients:
@@ -66,6 +68,10 @@ def _cluster_of(folder: Path, client: str) -> int:
 
 def _check_whole(folder: Path) -> None:
     """Refuse a run whose clients keep a part of their models."""
+    from wecfl.folder.readers import read_config
+    from wecfl.methods import METHODS, named, options
+    from wecfl.runs.newcomers import NO_WHOLE_MODELS
+
     config = read_config(folder)
     name, parts = config.get("method", ""), config.get("components")
     if isinstance(name, dict):  # a table with the options of the method

@@ -11,9 +11,6 @@ from cyclopts import Parameter
 
 from wecfl.config import METHOD_OPTIONS, Config
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import idle_keys
-from wecfl.methods import METHODS, options
-from wecfl.report.figures.files import format_of
 from wecfl.resolve import PRESETS, resolve
 
 __all__ = [
@@ -66,6 +63,8 @@ def config_from_flags(file: Path | None, preset: str | None, flags: Config) -> C
     """The configuration from file, preset and flags. Flags that have no effect are refused."""
     given = {name: getattr(flags, name) for name in flags.model_fields_set}
     chosen = resolve(file, preset, given)
+    from wecfl.from_config import idle_keys
+
     if idle := [name for name in idle_keys(chosen) if name in given]:
         raise ConfigError(
             f"{chosen.dataset} says what each client holds, so there is nothing to partition: "
@@ -79,6 +78,8 @@ def config_per_method(chosen: Config, flags: Config, further: Mapping[str, str])
 
     An option that none of them has is refused.
     """
+    from wecfl.methods import options
+
     names = [name.strip() for name in chosen.method.split(",")]
     options_of_each = [options(name) for name in names]
     extra = {flag.replace("-", "_"): _value(text) for flag, text in further.items()}
@@ -109,6 +110,8 @@ def flag_of(option: str) -> str:
 
 def _refusal(option: str, names: Sequence[str]) -> str:
     """Why an option is refused: it belongs to other methods, or does not exist."""
+    from wecfl.methods import METHODS, options
+
     flag, others = flag_of(option), [name for name in METHODS if option in options(name)]
     if others:
         return f"{' and '.join(names)} can't use {flag}: it is an option of {', '.join(others)}"
@@ -127,6 +130,8 @@ def _value(text: str) -> Any:
 def check_figure(path: Path | None) -> None:
     """Refuse a path to which no figure can be written, before the work for it begins."""
     if path:
+        from wecfl.report.figures.files import format_of
+
         format_of(path)
         check_place(path, "figure")
 

@@ -14,12 +14,6 @@ from cyclopts import Parameter
 from wecfl.cli import terminal
 from wecfl.cli.flags import check_figure, check_place
 from wecfl.errors import ConfigError
-from wecfl.folder.readers import read_summary
-from wecfl.report.figures.overview import overview
-from wecfl.report.page.html import page, write
-from wecfl.report.tables.results import results, rich_results
-from wecfl.theory.check import check_run
-from wecfl.theory.tables import rich_check, rich_rounds
 
 __all__ = ["check", "compare", "report"]
 
@@ -33,8 +27,12 @@ def compare(
     """Print runs as one table. Runs that differ by their seed become mean ± standard deviation."""
     check_figure(figure)
     found = _found(folders, "compare")
+    from wecfl.report.tables.results import results, rich_results
+
     terminal.console.print(rich_results(results(found)))
     if figure:
+        from wecfl.report.figures.overview import overview
+
         terminal.draw(overview(found), figure)
 
 
@@ -59,7 +57,11 @@ def check(
     """Check the paper's lemmas and theorems on runs that were made with --diagnostics."""
     if epsilon is not None and not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon must be positive and finite, got {epsilon:g}")
-    checks = [check_run(folder, epsilon) for folder in _found(folders, "check")]
+    runs = _found(folders, "check")
+    from wecfl.theory.check import check_run
+    from wecfl.theory.tables import rich_check, rich_rounds
+
+    checks = [check_run(folder, epsilon) for folder in runs]
     for found in checks:
         if json:
             terminal.show_json(dumps(found.json(), indent=2, ensure_ascii=False))
@@ -91,6 +93,8 @@ def report(
     if path.suffix.lower() != ".html":
         raise ConfigError(f"the report is an HTML file: --out must end in .html, got '{path}'")
     check_place(path, "report")
+    from wecfl.report.page.html import page, write
+
     written = write(page(found, terminal.track_rounds), path)
     terminal.show(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)")
     if open_:
@@ -108,6 +112,8 @@ def _runs_in(folder: Path) -> list[Path]:
     """The folder itself if it is a run folder, otherwise all run folders below it."""
     if not folder.is_dir():
         raise ConfigError(f"there is no run folder {folder}: check the path")
+    from wecfl.folder.readers import read_summary
+
     inside = sorted(path.parent for path in folder.rglob("summary.json"))
     if inside and not (folder / "summary.json").exists():
         for begun in sorted(path.parent for path in folder.rglob("metrics.jsonl")):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
@@ -24,26 +24,16 @@ from rich.table import Table
 from wecfl.cli import terminal
 from wecfl.cli.flags import DataDirFlag
 from wecfl.config import Config
-from wecfl.core.state import State
-from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, EngineError, unknown
-from wecfl.from_config import DATA_KEYS
-from wecfl.paper.definitions import (
-    SHIPPED,
-    Cell,
-    Definition,
-    PlannedRun,
-    ordered,
-    read_definitions,
-    select,
-)
-from wecfl.paper.figures import draw
-from wecfl.paper.queue import chosen_run, estimator, queue, work
-from wecfl.paper.result_store import ResultStore
-from wecfl.paper.tables.files import frame_of, text_tables, write
-from wecfl.report.figures.files import FORMATS
-from wecfl.runs.record import Record
-from wecfl.runs.watcher import OnRound
+from wecfl.paper import SHIPPED
+
+if TYPE_CHECKING:
+    from wecfl.core.state import State
+    from wecfl.data.federation import Federation
+    from wecfl.paper.definitions import Cell, Definition, PlannedRun
+    from wecfl.paper.result_store import ResultStore
+    from wecfl.runs.record import Record
+    from wecfl.runs.watcher import OnRound
 
 __all__ = ["reproduce"]
 
@@ -90,6 +80,10 @@ def reproduce(
     file. So you may interrupt the command at any time and start it again: it continues where it
     stopped. Several processes may work on one queue. Rows share the members of their soft votes.
     """
+    from wecfl.paper.definitions import ordered, read_definitions, select
+    from wecfl.paper.result_store import ResultStore
+    from wecfl.paper.tables.files import frame_of, text_tables, write
+
     defined = read_definitions(definitions)
     if not what:
         raise ConfigError(f"name what to reproduce: {', '.join([*defined, 'all'])}")
@@ -129,6 +123,9 @@ def reproduce(
 def _figure(
     definition: Definition, store: ResultStore, federation: Callable[[Config], Federation]
 ) -> None:
+    from wecfl.paper.figures import draw
+    from wecfl.report.figures.files import FORMATS
+
     chart = draw(definition, store, federation)
     if chart is None:
         terminal.show(f"{definition.name}: not run, so there is nothing to draw yet")
@@ -139,6 +136,8 @@ def _figure(
 
 def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federation]:
     """Makes the clients of a configuration, once for consecutive runs that share them."""
+    from wecfl.from_config import DATA_KEYS
+
     keys = DATA_KEYS - {"data_dir"}
 
     @lru_cache(maxsize=1)
@@ -150,6 +149,8 @@ def _shared_federation(local: Mapping[str, Any]) -> Callable[[Config], Federatio
 
 def _list_queue(asked: Sequence[tuple[Cell, int]], store: ResultStore, workers: int | None) -> None:
     """Print the queue in order, with times estimated from stored results."""
+    from wecfl.paper.queue import chosen_run, estimator, queue
+
     todo, stored = queue(asked, store), store.all()
     choosing = sum(chosen_run(cell, seed, store) is None for cell, seed in asked)
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD)
@@ -176,6 +177,8 @@ def _work(
     budget: float | None,
 ) -> int:
     """Work off the queue; returns how many runs failed."""
+    from wecfl.paper.queue import estimator, queue, work
+
     done = failed = elsewhere = 0
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),

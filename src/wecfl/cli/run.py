@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -23,22 +23,14 @@ from wecfl.cli.flags import (
     config_from_flags,
     config_per_method,
 )
-from wecfl.config import Config
-from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
-from wecfl.experiment import Experiment
-from wecfl.folder.readers import config_of, is_begun, is_finished, refused_of, resume_command
-from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list, write_run_list
-from wecfl.folder.writer import check_new_folder
-from wecfl.from_config import DATA_KEYS, holds_clients
-from wecfl.models.own import is_own, own_model
-from wecfl.report.figures.overview import overview
-from wecfl.report.sentences import client_words, partition_words, remarks
-from wecfl.report.tables.results import results, rich_results
-from wecfl.report.trackers import TRACKERS, tracker
 from wecfl.resolve import resolve
-from wecfl.runs.verdict import BASELINES, verdict
-from wecfl.runs.watcher import Watcher
+
+if TYPE_CHECKING:
+    from wecfl.config import Config
+    from wecfl.data.federation import Federation
+    from wecfl.experiment import Experiment
+    from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
 
@@ -48,7 +40,7 @@ OutFlag = Annotated[
 TrackFlag = Annotated[
     tuple[str, ...],
     Parameter(
-        help=f"Also record the run in {' or '.join(TRACKERS)}; may be given more than once.",
+        help="Also record the run in tensorboard, mlflow or wandb; may be given more than once.",
         negative_iterable=(),
         show_default=False,
     ),
@@ -94,17 +86,25 @@ def run(
     chosen = config_from_flags(config, preset, flags)
     check_figure(figure)
     if baselines:
+        from wecfl.runs.verdict import BASELINES
+
         asked = [name.strip() for name in chosen.method.split(",")]
         further = [name for name in BASELINES if name not in asked]
         chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
+    from wecfl.experiment import Experiment
+    from wecfl.folder.run_list import write_run_list
+    from wecfl.from_config import holds_clients
+    from wecfl.models.own import is_own, own_model
+    from wecfl.report.sentences import client_words, partition_words
+
     stopping, bars = terminal.Stopping(), terminal.Bars()
     folders = _folders(out, configs)
     prepared = [
         Experiment.prepared(
             method_config,
             folder=folder,
-            watch=[bars, *(tracker(name, folder) for name in track), stopping],
+            watch=[bars, *_trackers(track, folder), stopping],
         )
         for method_config, folder in zip(configs, folders, strict=True)
     ]  # errors in the choices are raised before data are loaded
@@ -130,6 +130,8 @@ def run(
         write_run_list(folders[0].parent, runs)
     _run_all(experiments, folders, bars, stopping)
     if figure:
+        from wecfl.report.figures.overview import overview
+
         terminal.draw(overview(folders), figure)
     terminal.show(f"run folder: {folders[0] if len(folders) == 1 else folders[0].parent}")
 
@@ -188,6 +190,12 @@ def resume(
         "checkpoint_every": checkpoint_every,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    from wecfl.experiment import Experiment
+    from wecfl.folder.readers import config_of, is_begun, is_finished
+    from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list
+    from wecfl.from_config import DATA_KEYS
+    from wecfl.models.own import own_model
+
     several = (folder / RUN_LIST_FILE).is_file() and not (folder / "config.toml").is_file()
     listed = read_run_list(folder) if several else {folder: None}
     left: dict[Path, Config] = {}
@@ -211,7 +219,7 @@ def resume(
     federations: dict[str, Federation] = {}
     experiments = []
     for path, chosen in left.items():
-        watch: list[Watcher] = [bars, *(tracker(name, path) for name in track), stopping]
+        watch: list[Watcher] = [bars, *_trackers(track, path), stopping]
         resumes = not several or is_begun(path)
         prepared = Experiment.prepared(chosen, folder=path, resume=resumes, watch=watch)
         data = chosen.model_dump_json(include=DATA_KEYS)
@@ -222,8 +230,19 @@ def resume(
     _run_all(experiments, [*left], bars, stopping)
 
 
+def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
+    """What else records the run, by the names of the flag."""
+    if not names:
+        return []
+    from wecfl.report.trackers import tracker
+
+    return [tracker(name, folder) for name in names]
+
+
 def _check_same_model(folder: Path, was: str, model: str | None) -> None:
     """A model of the user's own must be given again, and be the one that the run began with."""
+    from wecfl.models.own import is_own
+
     if is_own(was) and model is None:
         raise ConfigError(
             f"the model of {folder} is in a file of code, which is only run if you say so: give it "
@@ -240,6 +259,12 @@ def _run_all(
     stopping: terminal.Stopping,
 ) -> None:
     """Run the experiments one after the other, and print their results as a table."""
+    from wecfl.folder.readers import is_begun, refused_of, resume_command
+    from wecfl.folder.run_list import RUN_LIST_FILE
+    from wecfl.report.sentences import remarks
+    from wecfl.report.tables.results import results, rich_results
+    from wecfl.runs.verdict import BASELINES, verdict
+
     try:
         with stopping, bars:
             finished = [experiment.run(progress=bars.work) for experiment in experiments]
@@ -266,6 +291,8 @@ def _run_all(
 
 def _folders(out: Path | None, configs: Sequence[Config]) -> list[Path]:
     """A folder for each run: OUT for one run, OUT/METHOD for several."""
+    from wecfl.folder.writer import check_new_folder
+
     several = len(configs) > 1
     if out is None:
         first = configs[0]

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 from wecfl.cli import terminal
 from wecfl.cli.flags import OwnModelFlag
 from wecfl.errors import ConfigError
-from wecfl.loading import load
-from wecfl.models.own import own_model
 
 __all__ = ["serve"]
 
@@ -41,11 +39,14 @@ def serve(
 
     """
     try:
-        import uvicorn  # noqa: PLC0415  (an extra)
+        import uvicorn
 
-        from wecfl.endpoint import make_app  # noqa: PLC0415
+        from wecfl.endpoint import make_app
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: pip install 'wecfl[serve]'") from None
+    from wecfl.loading import load
+    from wecfl.models.own import own_model
+
     result = load(folder, model=model and own_model(model), workers=workers)
     config = uvicorn.Config(
         make_app(result), host=host, port=port, ws="none", log_level="warning",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -25,19 +25,18 @@ from rich.progress import (
 )
 from rich.segment import Segment
 
-from wecfl.config import Config
-from wecfl.core.clients import Clients
-from wecfl.core.state import State
-from wecfl.data.downloads import DownloadProgress
-from wecfl.data.federation import Federation
-from wecfl.data.source import Dataset
-from wecfl.from_config import federation_of, holds_clients, load_pool
 from wecfl.printing import printable, printable_lines
-from wecfl.report.figures.files import AnyChart, save
-from wecfl.report.sentences import score_words
-from wecfl.runs.record import Record
-from wecfl.runs.result import Result
-from wecfl.runs.scores import scores_of
+
+if TYPE_CHECKING:
+    from wecfl.config import Config
+    from wecfl.core.clients import Clients
+    from wecfl.core.state import State
+    from wecfl.data.downloads import DownloadProgress
+    from wecfl.data.federation import Federation
+    from wecfl.data.source import Dataset
+    from wecfl.report.figures.files import AnyChart
+    from wecfl.runs.record import Record
+    from wecfl.runs.result import Result
 
 __all__ = [
     "Bars",
@@ -106,6 +105,9 @@ def scores(record: Mapping[str, Any], headline: str = "") -> str:
     >>> scores({"accuracy": 0.9, "ari": 1.0, "clients": {"accuracy": [0.9]}})
     'accuracy 90.0 %  ARI 1.00'
     """
+    from wecfl.report.sentences import score_words
+    from wecfl.runs.scores import scores_of
+
     ari = "" if record["ari"] is None else f"  ARI {record['ari']:.2f}"
     headline = headline or scores_of(record)[0]
     return score_words(headline, record[headline]) + ari
@@ -113,17 +115,23 @@ def scores(record: Mapping[str, Any], headline: str = "") -> str:
 
 def draw(chart: AnyChart, path: Path) -> None:
     """Write a chart and print its path."""
+    from wecfl.report.figures.files import save
+
     show(f"figure: {save(chart, path)}")
 
 
 def load(config: Config) -> Dataset:
     """The data set of a configuration, with a progress bar while it is downloaded."""
+    from wecfl.from_config import load_pool
+
     with downloads() as progress:
         return load_pool(config, progress)
 
 
 def federation(config: Config) -> Federation:
     """The clients of a configuration, with a progress bar while their data are downloaded."""
+    from wecfl.from_config import federation_of, holds_clients
+
     return federation_of(config, None if holds_clients(config) else load(config))
 
 

@@ -1,1 +1,8 @@
 """The paper's tables and figures: definitions, the queue of runs, and what is made of them."""
+
+from pathlib import Path
+
+__all__ = ["SHIPPED"]
+
+SHIPPED = Path(__file__).parent
+"""The folder of the definitions that come with the package."""

@@ -35,13 +35,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wecfl.config import Config
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import INCIDENTAL_KEYS, method_of
+from wecfl.paper import SHIPPED
 from wecfl.resolve import resolve
 from wecfl.validation import one_line
 
-__all__ = ["SHIPPED", "Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
-
-SHIPPED = Path(__file__).parent
-"""The definitions that come with the package."""
+__all__ = ["Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
 
 TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found", "gallery"]
 """The layout of a table that is not shown beside one of the paper."""

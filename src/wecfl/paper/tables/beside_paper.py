@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from wecfl.paper.definitions import SHIPPED, Cell
+from wecfl.paper import SHIPPED
+from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import score_row
 from wecfl.paper.tables.text_table import NOT_RUN, TextTable
