@@ -133,3 +133,16 @@ def test_a_number_that_nobody_can_mean_is_one_line_also_from_python(
         LARGE[name](fed, number)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_refused_option_is_named_as_the_user_knows_it(name: str) -> None:
+    known = methods.options(name)
+    needed = {"k": 2} if "k" in known else {}
+    for option in known:
+        for value in (-1, float("nan"), "?", []):
+            try:
+                methods.named(name, **{**needed, option: value})
+            except ConfigError as error:
+                assert option in str(error)
+                assert "\n" not in str(error)

@@ -207,9 +207,14 @@ def named(name: str, **chosen: Any) -> Method:
         if parameter.default is parameter.empty and option not in chosen
     ]:
         raise ConfigError(f"{name} needs its option '{missing[0]}', which has no default")
-    return METHODS[name](
-        **{option: _fitting(name, known[option], value) for option, value in chosen.items()}
-    )
+    fitting = {option: _fitting(name, known[option], value) for option, value in chosen.items()}
+    try:
+        return METHODS[name](**fitting)
+    except ConfigError as error:
+        option = _refused(name, fitting)
+        if option is None or option in str(error):
+            raise
+        raise ConfigError(f"{option} of {name}: {error}") from None
 
 
 def rebuilt(name: str, k: NumberOfClusters, plain: Mapping[str, Any]) -> Method:
@@ -238,6 +243,26 @@ def _fitting(name: str, option: Parameter, value: Any) -> Any:
             ) from None
         problem = error.errors()[0]["msg"].replace("Input", "it", 1)
         raise ConfigError(f"{option.name} of {name}: {problem}, got {value!r}") from None
+
+
+def _refused(name: str, chosen: Mapping[str, Any]) -> str | None:
+    """The option without which the method can be made; None: there is no such option.
+
+    A component that refuses a value knows it by a name of its own, as `Train` knows a pull as μ.
+
+    >>> _refused("wecfl", {"k": 2, "pull": -1.0}), _refused("fedavg+", {"k": 0})
+    ('pull', 'k')
+    """
+    for option in chosen:
+        others = {key: value for key, value in chosen.items() if key != option}
+        if options(name)[option].default is Parameter.empty:
+            others[option] = 1
+        try:
+            METHODS[name](**others)
+        except ConfigError:
+            continue
+        return option
+    return None
 
 
 def _takes_auto(name: str) -> bool:
