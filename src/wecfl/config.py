@@ -86,7 +86,9 @@ class Config(BaseModel):
     client_column: str | None = Field(
         None, description="The column of a table that says which client a row belongs to."
     )
-    target: str | None = Field(None, description="The column of a table that is to be predicted.")
+    target: tuple[str, ...] | None = Field(
+        None, description="The column of a table that is to be predicted, or several."
+    )
     features: tuple[str, ...] | None = Field(
         None, description="The columns of a table to predict it from (default: all others)."
     )
@@ -331,11 +333,13 @@ class Config(BaseModel):
         1, ge=1, le=MAX_COUNT, description="Write a checkpoint after every N-th round."
     )
 
-    @field_validator("options", mode="before")
+    @field_validator("options", "target", mode="before")
     @classmethod
-    def _pairs(cls, value: object) -> object:
-        """Turn a table into pairs, which can be compared and hashed."""
-        return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+    def _tuple(cls, value: object) -> object:
+        """Turn a table into pairs, which can be compared and hashed, and one name into a list."""
+        if isinstance(value, Mapping):
+            return tuple(sorted(value.items()))
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("*")
     @classmethod

@@ -91,8 +91,9 @@ def make_app(result: Result) -> FastAPI:
             cluster = int(result.labels[list(result.federation.names).index(asked.client)])
         told = {"cluster": cluster, "predictions": found.tolist()}
         if shares is None:
-            return told
-        classes: list[Any] = result.class_names or [*range(shares.shape[1])]
+            return {**told, "targets": result.target_names} if result.target_names else told
+        names = result.class_names or result.target_names
+        classes: list[Any] = names or [*range(shares.shape[1])]
         return {**told, "classes": classes, "probabilities": shares.tolist()}
 
     @app.post("/assign")

@@ -88,7 +88,7 @@ def _of_table(config: Config) -> Federation:
     source = TABLES.get(config.dataset)
     client, target = (config.client_column, config.target)
     if source:
-        client, target = client or source.client, target or source.target
+        client, target = client or source.client, target or (source.target,)
     if client is None or target is None:
         raise ConfigError(
             f"{config.dataset} is a table: say which column holds the clients (client_column) and "
@@ -96,7 +96,7 @@ def _of_table(config: Config) -> Federation:
         )
     if config.scale == "pixels":
         raise ConfigError("scale pixels is for images: a table has standard, minmax or none")
-    usual = source.features if source and target == source.target else None
+    usual = source.features if source and target == (source.target,) else None
     place = Path(config.data_dir) if config.data_dir else None
     return Federation.from_frame(
         load_table(source.name, place) if source else read_frame(Path(config.dataset)),

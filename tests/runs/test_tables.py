@@ -177,3 +177,37 @@ def test_nothing_changes_for_arrays(tmp_path: Path, fed: Any) -> None:
     result = wecfl.run(fed, wecfl.methods.fedavg, model="mlp", rounds=1, folder=tmp_path / "run")
     assert (fed.pipeline, result.pipeline) == (None, None)
     assert not (tmp_path / "run" / "pipeline.json").exists()
+
+
+def test_several_targets_from_the_flag_to_the_served_model(wecfl: Wecfl) -> None:
+    import wecfl as library
+
+    frame = hospitals().fillna({"pressure": 120.0}).drop(columns=["sick", "smokes"])
+    frame = frame.assign(
+        old=frame["pressure"] > 125, tall=(frame["pressure"] < 110).astype(int),
+        high=frame["pressure"] / 2, low=frame["pressure"] / 3, who=frame["site"],
+    )  # fmt: skip
+    frame.to_csv("sites.csv", index=False)
+    usual = ["--client-column", "site", "--features", "pressure", "--clusters", "2", "--rounds",
+             "20", "--lr", "0.1", "--optimizer", "adam"]  # fmt: skip
+    for names, task in ((["old", "tall"], "multi-label"), (["high", "low"], "regression of 2")):
+        told = wecfl("run", "--dataset", "sites.csv", "--target", *names, *usual, "--out", task)
+        assert told.code == 0, told.err
+        assert f"task: {task}" in told.out
+        result = library.load(task)
+        rows = frame.head(5)[["pressure"]]
+        answers = result.predict(rows, client="site 1")
+        truth = frame.head(5)[names].to_numpy(float)
+        assert answers.shape == (5, 2)
+        assert np.abs(answers - truth).mean() < (0.2 if task == "multi-label" else 10)
+        with serving(make_app(result)) as ask:
+            _, said = ask("/predict", {"client": "site 1", "rows": rows.to_numpy().tolist()})
+        assert said["predictions"] == answers.tolist()
+        assert names in (said.get("classes"), said.get("targets"))
+    for names, said in (
+        (["old", "site"], "different columns"), (["old", "old"], "different columns"),
+        (["site"], "different columns"), (["old", "nil"], "'nil'"), (["old", "who"], "who"),
+    ):  # fmt: skip
+        told = wecfl("run", "--dataset", "sites.csv", "--target", *names, *usual)
+        assert (told.code, told.err.count("\n")) == (2, 1), told.err
+        assert said in told.err

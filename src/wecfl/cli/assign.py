@@ -72,12 +72,16 @@ def assign(
 
 
 def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a newcomer: its features and its target."""
-    from wecfl.data.frames import read_frame
+    """The rows of a newcomer: its features and its targets."""
+    from wecfl.data.frames import read_frame, several_targets
+    from wecfl.data.tables import TABLES
 
-    frame, target = read_frame(file), about.get("target")
-    if target is None:
+    known = TABLES.get(about.get("dataset", ""))
+    frame, named = read_frame(file), about.get("target") or (known and known.target)
+    if named is None:
         raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
-    if target not in frame:
-        raise DataError(f"{file}: " + unknown("column", target, frame.columns))
-    return {"x": frame, "y": frame[target]}
+    targets = [named] if isinstance(named, str) else named
+    if strange := [name for name in targets if name not in frame]:
+        raise DataError(f"{file}: " + unknown("column", strange[0], frame.columns))
+    y = frame[targets[0]] if len(targets) == 1 else several_targets(frame, targets)
+    return {"x": frame, "y": y}

@@ -291,7 +291,7 @@ class Federation:
         frame: pd.DataFrame,
         *,
         client: str,
-        target: str,
+        target: str | Sequence[str],
         features: Sequence[str] | None = None,
         group: str | None = None,
         scale: Scale = "standard",
@@ -308,7 +308,8 @@ class Federation:
         Args:
             frame: One row per sample.
             client: The column with the names of the clients.
-            target: The column to predict: texts, or classes 0, 1, 2, ….
+            target: The column to predict: texts, classes 0, 1, 2, … or numbers; or several columns
+                of numbers or truth values.
             features: The columns to predict it from; by default all others.
             group: A column with the hidden group of each client, if it is known.
             scale: `standard`, `minmax` or `none`.

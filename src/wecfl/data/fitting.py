@@ -30,6 +30,7 @@ def fit_pipeline(
     by: ScaleBy = "all",
     impute: Impute | None = None,
     classes: tuple[str, ...] | None = None,
+    targets: tuple[str, ...] = (),
 ) -> Pipeline:
     """The pipeline for clients with these training samples, from statistics that each would send.
 
@@ -66,6 +67,7 @@ def fit_pipeline(
         classes,
         each if by == "client" and scale != "none" else None,
         scale,
+        targets=targets,
     )
 
 

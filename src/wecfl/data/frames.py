@@ -16,7 +16,7 @@ from wecfl.data.pipeline import Impute, Pipeline, Scale, ScaleBy
 from wecfl.data.samples import data_errors
 from wecfl.errors import DataError, unknown
 
-__all__ = ["ClientTables", "client_tables", "read_frame", "table_html"]
+__all__ = ["ClientTables", "client_tables", "read_frame", "several_targets", "table_html"]
 
 MAX_ROWS_SHOWN = 20
 """The largest number of clients that a table in a notebook shows."""
@@ -31,6 +31,8 @@ class ClientTables:
     labels: list[Any]
     classes: tuple[str, ...] | None
     """The names of the classes, where the target holds texts."""
+    targets: tuple[str, ...] = ()
+    """The columns to predict, if there are several."""
     groups: list[Any] | None = None
 
     def fitted(
@@ -40,7 +42,7 @@ class ClientTables:
         parts = zip(self.names, self.tables, cuts, strict=True)
         return fit_pipeline(
             {name: table.iloc[cut] for name, table, (cut, _) in parts},
-            scale=scale, by=by, impute=impute, classes=self.classes,
+            scale=scale, by=by, impute=impute, classes=self.classes, targets=self.targets,
         )  # fmt: skip
 
     def transformed(self, pipeline: Pipeline) -> list[F32]:
@@ -52,7 +54,7 @@ class ClientTables:
 def client_tables(
     frame: pd.DataFrame,
     client: str,
-    target: str,
+    target: str | Sequence[str],
     features: Sequence[str] | None = None,
     group: str | None = None,
 ) -> ClientTables:
@@ -72,8 +74,15 @@ def client_tables(
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DataError(f"the table has two columns of the name {twice!r}; rename one")
     frame = frame.rename(columns=str)
-    special = {"client": client, "target": target} | ({"group": group} if group else {})
-    for what, name in special.items():
+    targets = [target] if isinstance(target, str) else list(target)
+    if not targets or len({client, *targets}) <= len(targets):
+        raise DataError(
+            f"expected different columns for the client and for each target, got {client!r} and "
+            f"{', '.join(map(repr, targets))}"
+        )
+    special = [("client", client), *(("target", each) for each in targets)]
+    special += [("group", group)] if group else []
+    for what, name in special:
         if name not in frame:
             raise DataError(f"{what}: " + unknown("column", str(name), frame.columns))
         if frame[name].isna().any():
@@ -81,14 +90,16 @@ def client_tables(
                 f"the column {name}, the {what}, lacks {frame[name].isna().sum()} values; drop "
                 "these rows"
             )
-    used = [name for name in frame.columns if name not in special.values()]
+    used = [name for name in frame.columns if name not in {name for _, name in special}]
     if features is not None:
         if strange := [name for name in features if name not in used]:
             raise DataError("features: " + unknown("column", strange[0], used))
         used = list(features)
     if not used or not len(frame):
         raise DataError("the table has no features or no rows; expected at least one of each")
-    labels, classes = _classes(frame[target])
+    labels, classes = (
+        (several_targets(frame, targets), None) if len(targets) > 1 else _classes(frame[targets[0]])
+    )
     owners, values = pd.factorize(frame[client], sort=True)
     names = tuple(str(value) for value in values)
     rows = [np.flatnonzero(owners == i) for i in range(len(names))]
@@ -100,9 +111,28 @@ def client_tables(
                 raise DataError(f"client {name}: its rows are of several groups; expected one")
         groups = [int(numbers[own[0]]) for own in rows]
     chosen = frame[used]
+    several = tuple(targets) if len(targets) > 1 else ()
     return ClientTables(
-        names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, groups
-    )
+        names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, several,
+        groups,
+    )  # fmt: skip
+
+
+def several_targets(frame: pd.DataFrame, targets: Sequence[str]) -> Any:
+    """(n, d), several columns to predict: numbers, or truth values as 0 and 1.
+
+    >>> several_targets(pd.DataFrame({"ill": [True, False], "age": [3.5, 4]}), ["ill", "age"])
+    array([[1. , 3.5],
+           [0. , 4. ]])
+    """
+    for name in targets:
+        if not pd.api.types.is_numeric_dtype(frame[name].dtype):  # which truth values are, too
+            raise DataError(
+                f"the column {name}, one of several targets, holds {frame[name].dtype}, expected "
+                "numbers or truth values: make 0 and 1 of its texts, or predict it alone"
+            )
+    truths = [name for name in targets if pd.api.types.is_bool_dtype(frame[name].dtype)]
+    return frame[list(targets)].astype(dict.fromkeys(truths, np.int64)).to_numpy()
 
 
 def _classes(target: pd.Series[Any]) -> tuple[Any, tuple[str, ...] | None]:

@@ -84,6 +84,8 @@ class Pipeline:
     """How the numbers were scaled."""
     parts: tuple[Part, ...] = ()
     """The arrays that samples are made of, if they are not one table or array of numbers."""
+    targets: tuple[str, ...] = ()
+    """The names of the columns that are predicted, if there are several."""
 
     @property
     def plain(self) -> bool:
@@ -242,6 +244,7 @@ class Pipeline:
             "own": None if self.own is None else {n: list(map(list, each)) for n, each in self.own},
             "scaled": self.scaled,
             "parts": [{"name": p.name, "shape": list(p.shape), "kind": p.kind} for p in self.parts],
+            "targets": list(self.targets),
         }
 
     @classmethod
@@ -258,6 +261,7 @@ class Pipeline:
             None if own is None else tuple((n, tuple(map(tuple, each))) for n, each in own.items()),
             written["scaled"],
             tuple(Part(**{**p, "shape": tuple(p["shape"])}) for p in written["parts"]),
+            tuple(written["targets"]),
         )
 
 

@@ -31,6 +31,7 @@ def with_pipeline(proto: Any, pipeline: Pipeline, shape: Sequence[int]) -> Any:
         "numbers": [column.name for column in pipeline.numbers],
         "categories": [column.name for column in pipeline.categories],
         "class_names": list(pipeline.classes or ()),
+        "target_names": list(pipeline.targets),
     }
     for key, names in told.items():
         if names:

@@ -42,6 +42,7 @@ class PipelineSchema(Schema):
     own: dict[str, list[Annotated[list[FiniteNumber], Field(min_length=2, max_length=2)]]] | None
     scaled: Literal["none", "standard", "minmax", "pixels"]
     parts: Annotated[list[PartSchema], Field(default_factory=list)]
+    targets: Annotated[list[str], Field(default_factory=list)]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -215,6 +215,11 @@ class Result:
         return None if names is None else list(names)
 
     @property
+    def target_names(self) -> list[str] | None:
+        """The names of several columns that are predicted; None: there is one, or no names."""
+        return list(self.pipeline.targets) or None if self.pipeline else None
+
+    @property
     def pipeline(self) -> Pipeline | None:
         """How samples are made from tables or pixels; None: they are used as they are given."""
         return self.newcomer_setup.pipeline
