@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,8 +140,9 @@ def test_a_number_that_nobody_can_mean_is_one_line_also_from_python(
 def test_a_refused_option_is_named_as_the_user_knows_it(name: str) -> None:
     known = methods.options(name)
     needed = {"k": 2} if "k" in known else {}
+    wrong: list[Any] = [-1, float("nan"), "?", []]
     for option in known:
-        for value in (-1, float("nan"), "?", []):
+        for value in wrong:
             try:
                 methods.named(name, **{**needed, option: value})
             except ConfigError as error:

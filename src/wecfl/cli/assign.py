@@ -77,10 +77,10 @@ def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     from wecfl.data.tables import TABLES
 
     known = TABLES.get(about.get("dataset", ""))
-    frame, named = read_frame(file), about.get("target") or (known and known.target)
+    frame, named = read_frame(file), about.get("target") or (known.target if known else None)
     if named is None:
         raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
-    targets = [named] if isinstance(named, str) else named
+    targets: list[str] = [named] if isinstance(named, str) else named
     if strange := [name for name in targets if name not in frame]:
         raise DataError(f"{file}: " + unknown("column", strange[0], frame.columns))
     y = frame[targets[0]] if len(targets) == 1 else several_targets(frame, targets)

@@ -211,10 +211,10 @@ def named(name: str, **chosen: Any) -> Method:
     try:
         return METHODS[name](**fitting)
     except ConfigError as error:
-        option = _refused(name, fitting)
-        if option is None or option in str(error):
+        refused = _refused(name, fitting)
+        if refused is None or refused in str(error):
             raise
-        raise ConfigError(f"{option} of {name}: {error}") from None
+        raise ConfigError(f"{refused} of {name}: {error}") from None
 
 
 def rebuilt(name: str, k: NumberOfClusters, plain: Mapping[str, Any]) -> Method:
