@@ -113,6 +113,7 @@ class BowlEngine:
     name = "bowl"
     workers = nodes = outputs = 1
     task = Classification()
+    shape = (1,)
     U = 1.0
 
     def __init__(self, targets: F64, sizes: Int) -> None:

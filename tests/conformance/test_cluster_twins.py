@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cluster_twins
+import told_twins
 import wecfl
 from cluster_twins import Clustered
 from conformance.test_twins import plain
@@ -54,6 +55,14 @@ CASES: dict[str, tuple[Method, Twin]] = {
         lambda i, draws: cluster_twins.one_shot(i, 2, steps=7),
     ),
     "clove": (methods.clove(2), lambda i, draws: cluster_twins.clove(i, starts(i, 2))),
+    "pacfl": (
+        methods.pacfl(vectors=1, angle_threshold=1.0),
+        lambda i, draws: told_twins.pacfl(i, vectors=1, limit=1.0),
+    ),
+    "pacfl sum": (
+        methods.pacfl(vectors=1, angle_threshold=20.0, angles="sum"),
+        lambda i, draws: told_twins.pacfl(i, vectors=1, limit=20.0, total=True),
+    ),
     "fedp2p": (methods.fedp2p(2), lambda i, draws: cluster_twins.fedp2p(i, 2, draws)),
 }
 

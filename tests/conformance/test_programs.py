@@ -27,6 +27,7 @@ from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.serving import Mixed, Personal, Tuned
+from wecfl.bilevel.telling import Directions
 from wecfl.bilevel.trial import Trial
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, private_columns
@@ -44,7 +45,7 @@ EVERY: list[Program] = [
     AddedSteps(0.5), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
-    Score(Mixed(), of=MixtureSteps()),
+    Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import wecfl
 from fakegrid import WAITS, FakeGrid, Node, Tamper, changed, digits_of
-from helpers import run_flat
+from helpers import method_named, run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
@@ -208,10 +208,12 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
     assert over.states[0].tick == here.states[0].tick == 6
 
 
-@pytest.mark.parametrize("name", ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft"])
+@pytest.mark.parametrize(
+    "name", ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft", "pacfl"]
+)
 def test_several_models_and_trials_over_a_network(name: str, fed: Federation, nodes: Nodes) -> None:
     """What is asked before the rounds, what is common to all, and replies of several models."""
-    method = methods.named(name, k=2)
+    method = method_named(name, k=2)
     roster = Roster(M, classes=CLASSES)
     runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
     runner.enrol(M, 5)

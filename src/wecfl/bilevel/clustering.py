@@ -15,7 +15,16 @@ from wecfl.core.components import Clustering, Clusters, Distance, View
 from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
 
-__all__ = ["AtLeast", "DistinctClients", "KMeans", "Nearest", "Once", "isometric"]
+__all__ = [
+    "AtLeast",
+    "DistinctClients",
+    "KMeans",
+    "Nearest",
+    "Once",
+    "isometric",
+    "joined",
+    "medoids",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +211,41 @@ class Once:
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """The clusters found, or those that there are."""
         if "clustered" in view.notes:
-            return Clusters(view.labels, view.centers, view.notes)
+            return Clusters(joined(view, distance), view.centers, view.notes)
         found = self.clustering(view, distance, rng)
         when = {"clustered": np.array([float(view.round)])}
         return Clusters(found.labels, found.centers, {**found.notes, **when})
+
+
+def joined(view: View, distance: Distance) -> Int:
+    """(n,), the labels of the view, where a client without a cluster joins the nearest one.
+
+    >>> points, centers = np.array([[0.0], [9.0]]), np.array([[1.0], [8.0]])
+    >>> view = View(points, centers, np.ones(2), labels=np.array([0, -1]))
+    >>> joined(view, squared_euclidean)                     # the second cluster has no client
+    array([0, 0])
+    """
+    new, labels = view.labels < 0, view.labels.copy()
+    if new.any() and not new.all():
+        inhabited = np.unique(labels[~new])
+        far = distance(view.points[new], view.centers[inhabited])
+        labels[new] = inhabited[far.argmin(axis=1)]
+    return np.maximum(labels, 0)
+
+
+def medoids(far: F64, labels: Int, weight: F64) -> Int:
+    """(K,), the client of each cluster from which the others are least far, by λ and in the sum.
+
+    >>> far = np.array([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
+    >>> medoids(far, np.zeros(3, int), np.ones(3))
+    array([1])
+    """
+    found = []
+    for k in range(labels.max() + 1):
+        inside = np.flatnonzero(labels == k)
+        sums = weight[inside] @ far[np.ix_(inside, inside)]
+        found.append(inside[sums.argmin()])
+    return np.array(found, np.int64)
 
 
 def isometric(points: Real, centers: Real) -> tuple[F64, F64]:

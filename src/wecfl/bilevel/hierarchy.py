@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from wecfl.bilevel.clustering import joined, medoids
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Clusters, Distance, View
@@ -22,8 +23,8 @@ __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
 
 Linkage = Literal["ward", "complete", "average", "single"]
 """How the distance between two clusters follows from the distances between their clients."""
-Metric = Literal["euclidean", "cosine"]
-"""The distance between two updates."""
+Metric = Literal["euclidean", "cosine", "method"]
+"""The distance between two updates; "method": that of the method, between two clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,10 @@ class Agglomerative:
     below `threshold`. `linkage` defines the distance between two clusters, and `metric` that
     between two updates: Euclidean, or 1 − cosine. The cluster with most λ keeps its number.
 
+    With the metric "method", it is the method's distance d(g_i, g_j) that counts, whatever g is.
+    Then `round` 0 is the opening, and G_k is the medoid: the client from which the others of its
+    cluster are least far.
+
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int), round=1)
     >>> Agglomerative(1, threshold=1.0)(view, None, np.random.default_rng(0)).labels.tolist()
@@ -114,8 +119,9 @@ class Agglomerative:
     metric: Metric = "cosine"
 
     def __post_init__(self) -> None:
-        if self.round < 1:
-            raise ConfigError(f"the round of FL+HC must be at least 1, got {self.round}")
+        first = 0 if self.metric == "method" else 1
+        if self.round < first:
+            raise ConfigError(f"clusters can be formed from round {first} on, got {self.round}")
         if not 0 < self.threshold < inf:
             raise ConfigError(f"threshold must be positive and finite, got {self.threshold}")
         if self.linkage == "ward" and self.metric != "euclidean":
@@ -125,23 +131,36 @@ class Agglomerative:
         """The clusters as they are; in that round, new ones."""
         heard = np.flatnonzero(_heard(view))
         if view.round != self.round or len(heard) < 2:
-            return Clusters(view.labels, view.centers)
+            return Clusters(joined(view, distance), view.centers)
+        if self.metric == "method":
+            return self._by_distance(view, distance)
         updates = view.updates[heard].astype(np.float64)
-        from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415  (slow to load)
-
-        tree = linkage(_distances(updates, self.metric), self.linkage)
-        parts = fcluster(tree, self.threshold, "distance")
-        _, first, found = np.unique(parts, return_index=True, return_inverse=True)
-        labels, origin = view.labels.copy(), view.labels[heard[0]]
-        # Numbered by importance; clients that were not heard stay with the first cluster.
-        order = np.lexsort((first, -np.bincount(found, view.importance[heard])))
-        number = np.empty(len(order), np.int64)
-        number[order] = [origin, *range(len(view.centers), len(view.centers) + len(order) - 1)]
-        labels[heard] = number[found]
+        found = self._cut(_distances(updates, self.metric), view.importance[heard])
+        labels, origin, k = view.labels.copy(), view.labels[heard[0]], len(view.centers)
+        # Clients that were not heard stay with the first cluster.
+        labels[heard] = np.where(found == 0, origin, k - 1 + found)
         centers = np.concatenate(
-            [view.centers, np.repeat(view.centers[[origin]], len(order) - 1, axis=0)]
+            [view.centers, np.repeat(view.centers[[origin]], found.max(), axis=0)]
         )
         return Clusters(labels, centers)
+
+    def _by_distance(self, view: View, distance: Distance) -> Clusters:
+        """The clusters by the method's distance; each center is a medoid."""
+        far = distance(view.points, view.points)
+        far = (far + far.T) / 2  # rounding
+        np.fill_diagonal(far, 0)
+        labels = self._cut(_condensed(far), view.importance)
+        middle = view.points[medoids(far, labels, view.importance)]
+        return Clusters(labels, np.concatenate([middle, view.centers[len(middle) :]]))
+
+    def _cut(self, distances: F64, weight: F64) -> Int:
+        """(n,), the clusters below the threshold; 0 is the one with most λ, and so on."""
+        from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415  (slow to load)
+
+        parts = fcluster(linkage(distances, self.linkage), self.threshold, "distance")
+        _, first, found = np.unique(parts, return_index=True, return_inverse=True)
+        order = np.lexsort((first, -np.bincount(found, weight)))
+        return np.argsort(order)[found].astype(np.int64)
 
 
 def _heard(view: View) -> Bool:
@@ -150,8 +169,6 @@ def _heard(view: View) -> Bool:
 
 def _distances(updates: F64, metric: Metric) -> F64:
     """All distances, condensed for SciPy; of unit vectors, 1 − cos(a, b) = ‖a − b‖² / 2."""
-    from scipy.spatial.distance import squareform  # noqa: PLC0415  (slow to load)
-
     with one_thread():
         if metric == "cosine":
             norms = np.linalg.norm(updates, axis=1, keepdims=True)
@@ -159,6 +176,13 @@ def _distances(updates: F64, metric: Metric) -> F64:
             far = distances(units) ** 2 / 2
         else:
             far = distances(updates)
+    return _condensed(far)
+
+
+def _condensed(far: F64) -> F64:
+    """Distances (n, n) as SciPy wants them."""
+    from scipy.spatial.distance import squareform  # noqa: PLC0415  (slow to load)
+
     return np.asarray(squareform(far, checks=False))
 
 

@@ -27,6 +27,7 @@ from wecfl.bilevel.local import (
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.serving import SERVINGS
+from wecfl.bilevel.telling import Directions
 from wecfl.bilevel.trial import Trial
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
@@ -38,7 +39,10 @@ TRAINING: tuple[type[Program], ...] = (
     NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps,
 )  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
-PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (*TRAINING, *EVALUATING)}
+TELLING: tuple[type[Program], ...] = (Directions,)
+PROGRAMS: dict[str, type[Program]] = {
+    kind.name: kind for kind in (*TRAINING, *EVALUATING, *TELLING)
+}
 """The programs that clients know, by name."""
 
 Kind = TypeVar("Kind", bound=type[Program])

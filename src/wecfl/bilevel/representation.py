@@ -10,7 +10,8 @@ import numpy as np
 from wecfl.bilevel.evaluation import losses, risk
 from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
-from wecfl.core.program import private_columns
+from wecfl.core.program import Program, private_columns
+from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool
 from wecfl.errors import ConfigError
@@ -19,8 +20,19 @@ from wecfl.layout import Layout
 __all__ = ["Columns", "Losses", "Weights", "last_layer"]
 
 
+class _FromModels:
+    """A representation for which clients need not tell anything about themselves."""
+
+    __slots__ = ()
+    tells: ClassVar[Program | None] = None
+
+    def told(self, state: State, setting: Setting) -> State:
+        """The state as it is."""
+        return state
+
+
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(_FromModels):
     """A client is represented by its model: g_i = ω_i and G_k = Ω_k on the selected columns.
 
     `which` is a selection of `Layout.columns`: ``head`` (the last linear layer's weight matrix, as
@@ -81,7 +93,7 @@ def last_layer(layout: Layout) -> Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class Losses(_FromModels):
     """A client is represented by the loss of each cluster's model: g_i = (L(Ω_1, D_i), …), G = I.
 
     With the distance `component`, d(g_i, G_k) = L(Ω_k, D_i), as in IFCA and HypCluster. The loss is
@@ -119,7 +131,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(_FromModels):
     """A client is represented by its weights in a mixture, which it has replied: g_i = π_i, G = I.
 
     With the distance `remainder`, a client is labelled by the cluster with its largest weight.

@@ -162,6 +162,7 @@ noise protects: choose a method that clusters by models
         )
     asks = [step for step in (*method.opening, *method.steps) if isinstance(step, Ask)]
     programs = [step.program or method.local for step in asks] + [method.local]
+    programs += [method.representation.tells] if method.representation.tells else []
     told = {name: reply for program in programs for name, reply in program.replies.items()}
     if other := [name for name, reply in told.items() if not reply.update]:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ from wecfl.core.state import Reply, State
 from wecfl.core.types import F64, Bool, Int, Real, without
 from wecfl.errors import ConfigError
 
-__all__ = ["KnownClients"]
+__all__ = ["KnownClients", "has_told"]
 
 Step = Callable[[State, Setting], State]
 """A step of a round."""
@@ -38,9 +38,12 @@ class KnownClients:
 
         If g follows from the models, `known` are the clients heard in some earlier round and
         `heard` those of this round. If clients are asked for g, both are the clients that take part
-        in the next local update and have answered.
+        in the next local update and have answered. If they tell it once, both are all that have.
         """
         representation, engine = setting.method.representation, setting.engine
+        if representation.tells:
+            told = has_told(state)
+            return cls(representation.clients(state, engine, setting.seed, told), told, told)
         if representation.asks:
             known = setting.channel.present(len(state.labels), state.round)
             points = representation.clients(state, engine, setting.seed, known)
@@ -62,11 +65,14 @@ class KnownClients:
                 self._judged, state=state, setting=setting, program=program,
                 maximization=maximization,
             )  # fmt: skip
+        labels = state.labels[self.known]
+        if setting.method.representation.tells:
+            labels = np.where(_placed(state)[self.known], labels, -1)
         return View(
             self.points,
             setting.method.representation.centers(state, setting.engine),
             setting.importance[self.known],
-            state.labels[self.known],
+            labels,
             self.heard[self.known],
             state.round,
             state.notes,
@@ -90,7 +96,9 @@ class KnownClients:
         notes = {f"notes.{name}": values for name, values in found.notes.items()}
         kept = {name: a for name, a in state.whole.items() if not name.startswith("notes.")}
         kept = without(["validate"], kept) | ({"validate": np.ones(1)} if found.validate else {})
-        if not method.representation.asks:
+        if method.representation.tells:
+            state = replace(state, cluster={**state.cluster, "told": found.centers})
+        elif not method.representation.asks:
             enough = setting.enough(labels[heard], len(before))
             kept["moved"] = np.where(enough[:, None], found.centers, before)
         return state.replace(
@@ -150,4 +158,22 @@ class KnownClients:
         origins = [
             np.bincount(before[found.labels == new], minlength=1).argmax() for new in range(now, k)
         ]
-        return state.grown(np.array([*range(now), *origins], np.int64))
+        fresh = [not _placed(state)[self.known][found.labels == new].any() for new in range(now, k)]
+        grown = state.grown(np.array([*range(now), *origins], np.int64))
+        if "stranger" in state.whole:  # which is the model of clients without a cluster
+            grown.centers[now:][fresh] = state.whole["stranger"]
+        return grown
+
+
+def has_told(state: State) -> Bool:
+    """(m,), the clients that have told what they are like (`Representation.tells`)."""
+    if "told" not in state.known:
+        return np.zeros(len(state.labels), np.bool_)
+    return ~np.isnan(state.known["told"].reshape(len(state.labels), -1)[:, 0])
+
+
+def _placed(state: State) -> Bool:
+    """(m,), the clients that a clustering by what they tell has given a cluster."""
+    if "told" not in state.cluster:
+        return np.zeros(len(state.labels), np.bool_)
+    return np.ones(len(state.labels), np.bool_) if state.met is None else state.met

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from wecfl.core.engine import Engine
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Ensemble, Sent, Site
+from wecfl.core.program import Ensemble, Program, Sent, Site
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Real, Table
 from wecfl.layout import Layout
+
+if TYPE_CHECKING:
+    from wecfl.core.setting import Setting
 
 __all__ = [
     "Aggregation",
@@ -36,8 +39,19 @@ class Representation(Protocol):
     def asks(self) -> bool:
         """Whether clients must be asked for g_i, since it does not follow from the models."""
 
+    @property
+    def tells(self) -> Program | None:
+        """What clients are asked once, so that the server knows g_i; None: it follows otherwise.
+
+        Then g_i is in `state.known["told"]`, and the G_k that the clustering found are in
+        `state.cluster["told"]`.
+        """
+
     def check(self, shared: str, layout: Layout) -> None:
         """Raise an error if clients would be compared by columns that they do not share."""
+
+    def told(self, state: State, setting: Setting) -> State:
+        """The state in which the server knows g_i of all clients of the next local update."""
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
         """(m, p), g_i of all clients, or only of those for which `who` (m,) is true."""
@@ -78,13 +92,14 @@ class View:
     """
 
     points: Real
-    """(n, p), g_i."""
+    """(n, p), g_i; or (n, …), where a client tells more than a vector."""
     centers: Real
     """(K, p), G_k."""
     importance: F64
     """(n,), λ_i."""
     labels: Int
-    """(n,), the cluster of each client, whose model it was sent."""
+    """(n,), the cluster of each client, whose model it was sent. −1: it has told what it is like,
+    and has no cluster yet."""
     heard: Bool | None = None
     """(n,), the clients heard in this round; the others count where they were last. None: all."""
     round: int = 0

@@ -44,6 +44,10 @@ class Engine(Protocol):
     def outputs(self) -> int:
         """How many numbers a model gives for a sample: C, the number of classes."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = ...) -> Answers:
         """Let n clients run a program: those in `who`, in ascending order; by default all.
 

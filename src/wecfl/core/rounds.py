@@ -63,6 +63,7 @@ def expectation(state: State, setting: Setting) -> State:
     placed it. A client that is heard for the first time joins the nearest cluster. K may grow
     (`Clustering`).
     """
+    state = setting.method.representation.told(state, setting)
     clients = KnownClients.of(state, setting)
     if not clients.known.any():
         return state.replace(known={**state.known, "met": clients.known})
@@ -78,6 +79,8 @@ def maximization(state: State, setting: Setting) -> State:
     A cluster of which too few clients were heard (`Channel.min_cluster`) keeps its center.
     """
     importance, engine, heard = setting.importance, setting.engine, state.heard
+    if setting.method.representation.tells and state.met is not None:
+        heard &= state.met  # a client that has not told what it is like has no cluster yet
     heard &= setting.enough(state.labels[heard], len(state.centers))[state.labels]
     counted = state if heard.all() else state.take(heard)
     after = setting.method.aggregation(

@@ -112,6 +112,11 @@ class Metered:
         return self._engine.task
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self._engine.shape
+
+    @property
     def outputs(self) -> int:
         """How many numbers a model gives for a sample."""
         return self._engine.outputs

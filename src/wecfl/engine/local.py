@@ -96,6 +96,7 @@ class BaseEngine(ABC):
         self.layout = layout_of(model)
         self.task, self._federation = task.fit(federation)
         self.sizes: Int = self._federation.sizes
+        self.shape: tuple[int, ...] = self._federation.shape
         self._model = deepcopy(model)
         self._batchnorm = batchnorm
         self._batch = batch

@@ -115,9 +115,7 @@ class FlowerEngine:
         self._quorum, self._min_clients = quorum, min_clients
         self._timeout, self._tries = timeout, tries
         self._poll, self._look_every, self._min_extra_wait = poll, look_every, min_extra_wait
-        self._common: dict[str, Any] = {
-            "run": roster.run, "batchnorm": batchnorm, "kept": kept,
-        }  # fmt: skip
+        self._common: dict[str, Any] = {"run": roster.run, "batchnorm": batchnorm, "kept": kept}
         self.privacy, self._report = privacy, NetworkReport(privacy, audit)
         if privacy is not None:
             self._common |= {
@@ -239,6 +237,11 @@ class FlowerEngine:
     def outputs(self) -> int:
         """The number of outputs of the model."""
         return self.task.outputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self._roster.shape
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""

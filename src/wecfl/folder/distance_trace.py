@@ -39,14 +39,16 @@ class DistanceTrace:
     """Writes the trace of a run: an `Observer` of `rounds.iterate`.
 
     The distances are those of the representations g_i that the method clusters. Where the server
-    does not know g_i (IFCA asks for losses), the last layer of each model takes their place.
+    does not know g_i by models (IFCA asks for losses), the last layer of each model takes their
+    place.
     """
 
     def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
         self._folder = folder / "trace"
         self._engine, self._seed = engine, seed
-        asks = method.representation.asks
-        self._representation = last_layer(engine.layout) if asks else method.representation
+        chosen = method.representation
+        elsewhere = chosen.asks or chosen.tells
+        self._representation = last_layer(engine.layout) if elsewhere else chosen
         self._clients: dict[str, F32] = {}
 
     def step(self, step: str, state: State, seconds: float) -> None:

@@ -69,6 +69,7 @@ from wecfl.methods.per_cluster import (
     ifca,
     ifca_one_shot,
     ifca_plus,
+    pacfl,
     wecfl,
 )
 
@@ -113,6 +114,7 @@ __all__ = [
     "local",
     "named",
     "options",
+    "pacfl",
     "per_fedavg",
     "pfedme",
     "rebuilt",
@@ -147,6 +149,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "ifca+": ifca_plus,
         "ifca-one-shot": ifca_one_shot,
         "clove": clove,
+        "pacfl": pacfl,
         "cam": cam,
         "fedem": fedem,
         "fedrc": fedrc,

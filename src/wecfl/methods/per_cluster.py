@@ -8,7 +8,7 @@ from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
-from wecfl.bilevel.distance import component, remainder
+from wecfl.bilevel.distance import angle_sum, component, remainder, smallest_angle
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
@@ -28,6 +28,8 @@ from wecfl.bilevel.mixture import (
 from wecfl.bilevel.representation import Columns, Losses, Weights
 from wecfl.bilevel.served import Served
 from wecfl.bilevel.serving import Added, Mixed, Personal
+from wecfl.bilevel.telling import Directions
+from wecfl.bilevel.told import Told
 from wecfl.bilevel.trial import Trial
 from wecfl.core.ask import Ask
 from wecfl.core.method import Method
@@ -47,6 +49,7 @@ __all__ = [
     "ifca",
     "ifca_one_shot",
     "ifca_plus",
+    "pacfl",
     "wecfl",
 ]
 
@@ -201,6 +204,29 @@ def flhc(
     """
     clustering = Agglomerative(round, threshold, linkage, metric)
     return fedavg.replace(name="flhc", k="auto", clustering=clustering)
+
+
+def pacfl(
+    vectors: int = 3,
+    angle_threshold: float = 4.9,
+    angles: Literal["smallest", "sum"] = "smallest",
+    linkage: Linkage = "average",
+) -> Method:
+    """PACFL: clients are clustered once, by principal angles of their data (Vahidian et al., 2023).
+
+    Before the first round each client sends `vectors` directions of its raw samples for each class.
+    Clusters are merged while they are less than `angle_threshold` degrees apart, measured by the
+    smallest principal angle or by the sum of all. Then each is trained as by FedAvg.
+
+    >>> pacfl(vectors=5).representation
+    Told(tells=Directions(vectors=5, classes=0, inputs=0))
+    """
+    return fedavg.replace(
+        name="pacfl", k="auto", representation=Told(Directions(vectors)),
+        distance=smallest_angle if angles == "smallest" else angle_sum,
+        clustering=Agglomerative(0, angle_threshold, linkage, "method"),
+        opening=("E", "D"), steps=("L", "M", "E", "D"),
+    )  # fmt: skip
 
 
 def cam(k: int, proximal: float = 0.0, warm: bool = True) -> Method:

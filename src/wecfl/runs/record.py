@@ -239,13 +239,14 @@ class Recorder:
     def _compared(self, state: State) -> tuple[Real, Real] | None:
         """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.
 
-        It is the method's representation. Where only clients know that (IFCA's losses), it is all
-        parameters; these are large, so they are compared only with `diagnostics`.
+        It is the method's representation. Where that is no part of a model (IFCA's losses), it is
+        all parameters; these are large, so they are compared only with `diagnostics`.
         """
         chosen = self._method.representation
-        if chosen.asks and not self._diagnostics:
+        elsewhere = chosen.asks or chosen.tells
+        if elsewhere and not self._diagnostics:
             return None
-        which = Columns("parameters") if chosen.asks else chosen
+        which = Columns("parameters") if elsewhere else chosen
         return which.clients(state, self._engine, 0).copy(), which.centers(state, self._engine)
 
     def _note(self, name: str, step: str, value: float) -> None:
