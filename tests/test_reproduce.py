@@ -18,9 +18,12 @@ from wecfl.bilevel.aggregation import AGGREGATIONS
 from wecfl.channel.attacks import ATTACKS
 from wecfl.config import Config
 from wecfl.data.transforms import TRANSFORMS
+from wecfl.folder.parsing import read_json_lines
 from wecfl.folder.readers import read_summary
+from wecfl.folder.result_schema import ResultSchema
 from wecfl.from_config import federation_of
-from wecfl.paper.definitions import PlannedRun, ordered, read_definitions
+from wecfl.paper.definition_files import read_definitions
+from wecfl.paper.definitions import PlannedRun, ordered
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.beside_paper import published
 
@@ -81,9 +84,13 @@ def stored(folder: Path) -> dict[str, dict[str, Any]]:
     return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
 
 
+HOW = ("seconds", "cpu_seconds", "made_by")
+"""When and by whom a run was done."""
+
+
 def same(one: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on when and by whom a run was done."""
-    return {key: value for key, value in one.items() if key not in ("seconds", "made_by")}
+    return {key: value for key, value in one.items() if key not in HOW}
 
 
 def test_the_queue_runs_by_priority_shares_members_and_does_nothing_twice(
@@ -488,7 +495,8 @@ SIZE = ("--model", "logistic", "--clients", "6", "--groups", "2", "--rounds", "4
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """The results in a file, each with what is common to all."""
+    return read_json_lines(file, ResultSchema)
 
 
 def test_many_short_runs_are_lines_of_one_file_and_the_same_as_wecfl_run(

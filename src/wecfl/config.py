@@ -8,15 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from wecfl.config_keys import KEY_OF_OPTION, PAPER_PARTITIONS
 from wecfl.limits import MAX_COUNT, MAX_SEED
 
-__all__ = [
-    "METHOD_OPTIONS",
-    "PAPER_PARTITIONS",
-    "PARTITION_KEYS",
-    "WORLD_KEYS",
-    "Config",
-]
+__all__ = ["Config"]
 
 
 class Config(BaseModel):
@@ -139,6 +134,17 @@ class Config(BaseModel):
         lt=1,
         description="The share held out for testing, if the data have no test set; 0: no scores.",
     )
+    test_set: Literal["divided", "merged", "common"] = Field(
+        "divided",
+        description="How the data set's test samples are used: divided like those for training; "
+        "merged with them, and each client holds out a share; or common to all clients.",
+    )
+    copies: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
+    )
+    samples: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="Training samples that a client keeps at most."
+    )
     validation: float | None = Field(
         None,
         gt=0,
@@ -148,8 +154,8 @@ class Config(BaseModel):
 
     model: str = Field(
         "auto",
-        description="The model: cnn-fashion, cnn-cifar, mlp, logistic, auto (by the data), or your "
-        "own, FILE.py:NAME, which runs the code of that file.",
+        description="The model: cnn-fashion, cnn-cifar, cnn-wide, lenet, mlp, mlp-200, logistic, "
+        "auto (by the data), or your own, FILE.py:NAME, which runs the code of that file.",
     )
     task: str = Field(
         "auto",
@@ -223,6 +229,14 @@ class Config(BaseModel):
     batchnorm: Literal["running", "batch"] = Field(
         "running",
         description="What BatchNorm uses in tests: running statistics, or those of each batch.",
+    )
+
+    adapt_steps: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Also test the models after each client has fine-tuned its own by so many "
+        "steps.",
     )
 
     participation: float = Field(
@@ -371,30 +385,3 @@ class Config(BaseModel):
         values = self.model_dump(mode="json", exclude_none=True, exclude={"options"})
         further = {name: value for name, value in self.options if name not in KEY_OF_OPTION}
         return values | ({"options": further} if further else {})
-
-
-METHOD_OPTIONS = {
-    "clusters": "k", "criterion": "criterion", "warm_start": "warm", "eps1": "eps1",
-    "eps2": "eps2", "cluster_round": "round", "threshold": "threshold", "linkage": "linkage",
-    "metric": "metric", "mu": "mu", "loss_batches": "batches",
-}  # fmt: skip
-"""Choices that are options of some methods, and the names that the methods give them. They apply to
-the methods that have the option. Other options of a method are in `options`."""
-
-KEY_OF_OPTION = {option: key for key, option in METHOD_OPTIONS.items()}
-"""The key of the configuration for an option of a method."""
-
-PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups")
-"""Choices about the partition of a data set. They do not apply to a folder of clients, nor to a
-table that says which client a row belongs to."""
-
-WORLD_KEYS = ("transform", "mixture")
-"""Choices about what is done to the clients' samples."""
-
-PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
-    "clientwise-dirichlet": {"alpha": (0.1,)},
-    "clientwise-nclass": {"classes_per": (2,)},
-    "clusterwise-dirichlet": {"alpha": (0.1, 10.0)},
-    "clusterwise-nclass": {"classes_per": (3, 2)},
-}
-"""The paper's parameters of its four partitions, used where none are given."""

@@ -13,8 +13,10 @@ from wecfl.bilevel.aggregation import Stay, robust
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.serving import Center, Tuned
 from wecfl.channel.privacy import Privacy
-from wecfl.config import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, Config
+from wecfl.config import Config
+from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
@@ -24,6 +26,7 @@ from wecfl.data import transforms
 from wecfl.data.datasets import SOURCES, load, load_table
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
+from wecfl.data.protocols import commonly_tested, limited, merged, repeated
 from wecfl.data.source import TABLE_ENDINGS, Dataset
 from wecfl.data.tables import TABLES
 from wecfl.data.targets import count_targets
@@ -49,7 +52,7 @@ __all__ = [
 
 DATA_KEYS = {
     *PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed",
-    "client_column", "target", "features", "scale", "scale_by", "impute",
+    "client_column", "target", "features", "scale", "scale_by", "impute", "samples",
 }  # fmt: skip
 """The choices that decide which clients there are and what they hold."""
 
@@ -69,6 +72,10 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
         federation = federation.transformed(*changes, groups=config.groups, seed=config.seed)
     if config.mixture:
         federation = federation.mixed(config.mixture, config.seed)
+    if config.test_set == "common":
+        federation = commonly_tested(federation)
+    if config.samples:
+        federation = limited(federation, config.samples, config.seed)
     return (
         federation.validating(config.validation, config.seed) if config.validation else federation
     )
@@ -121,7 +128,12 @@ def _of_arrays(config: Config, pool: Dataset | None) -> Federation:
         groups=config.groups,
     )
     data = _for_task(pool or load_pool(config), config.task)
-    return Federation.from_dataset(data, partition, clients=config.clients, seed=config.seed)
+    data = repeated(data, config.copies) if config.copies > 1 else data
+    apart = config.test_set != "merged"
+    made = Federation.from_dataset(
+        data if apart else merged(data), partition, clients=config.clients, seed=config.seed
+    )
+    return made if apart or not config.holdout else made.validating(config.holdout, config.seed)
 
 
 def _for_task(data: Dataset, text: str) -> Dataset:
@@ -185,6 +197,12 @@ def method_of(config: Config) -> Method:
         method = method.replace(representation=Columns(config.representation))
     if config.aggregation != "mean":
         method = method.replace(aggregation=_robust(config, method.aggregation))
+    if config.adapt_steps:
+        if method.serve != Center():
+            raise ConfigError(
+                f"{config.method} serves clients in a way of its own: leave out adapt_steps"
+            )
+        method = method.replace(serve=Tuned(config.adapt_steps))
     if config.importance != "method":
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wecfl.config import KEY_OF_OPTION, Config
+from wecfl.config import Config
+from wecfl.config_keys import KEY_OF_OPTION
 from wecfl.errors import ConfigError, unknown
 from wecfl.validation import one_line
 

@@ -18,7 +18,7 @@ from wecfl.config import Config
 from wecfl.errors import RunFolderError
 from wecfl.flower import client_app
 from wecfl.flower.server import read, serve
-from wecfl.paper.definitions import read_definitions
+from wecfl.paper.definition_files import read_definitions
 from wecfl.runs.result import Result
 
 M, CLASSES, LIAR = 20, 10, 7

@@ -20,7 +20,8 @@ from wecfl.errors import WecflError
 from wecfl.experiment import run_config
 from wecfl.from_config import federation_of
 from wecfl.loading import load
-from wecfl.paper.definitions import ordered, read_definitions
+from wecfl.paper.definition_files import read_definitions
+from wecfl.paper.definitions import ordered
 from wecfl.paper.execution import perform
 from wecfl.paper.queue import queue
 from wecfl.paper.result_store import ResultStore

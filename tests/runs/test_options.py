@@ -10,7 +10,7 @@ import pytest
 import wecfl
 from helpers import Wecfl
 from wecfl import Config, Experiment, Federation, Method, methods
-from wecfl.config import METHOD_OPTIONS
+from wecfl.config_keys import METHOD_OPTIONS
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, method_of
 from wecfl.methods import METHODS

@@ -19,7 +19,7 @@ from wecfl.cli.flags import (
     check_figure,
     config_from_flags,
 )
-from wecfl.config import PAPER_PARTITIONS
+from wecfl.config_keys import PAPER_PARTITIONS
 from wecfl.errors import ConfigError
 from wecfl.resolve import resolve
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from wecfl.config import METHOD_OPTIONS, Config
+from wecfl.config import Config
+from wecfl.config_keys import METHOD_OPTIONS
 from wecfl.errors import ConfigError, unknown
 from wecfl.resolve import PRESETS, resolve
 

@@ -80,7 +80,8 @@ def reproduce(
     file. So you may interrupt the command at any time and start it again: it continues where it
     stopped. Several processes may work on one queue. Rows share the members of their soft votes.
     """
-    from wecfl.paper.definitions import ordered, read_definitions, select
+    from wecfl.paper.definition_files import read_definitions
+    from wecfl.paper.definitions import ordered, select
     from wecfl.paper.result_store import ResultStore
     from wecfl.paper.tables.files import frame_of, text_tables, write
 

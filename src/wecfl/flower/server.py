@@ -16,7 +16,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.config import METHOD_OPTIONS, Config
+from wecfl.config import Config
+from wecfl.config_keys import METHOD_OPTIONS
 from wecfl.core.clients import Clients
 from wecfl.core.state import Reply, State
 from wecfl.core.task import Task
@@ -43,8 +44,8 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
-    "holdout", "validation", "attack", "attackers", "attack_strength", "engine", "workers",
-    "model", "task",
+    "holdout", "test_set", "copies", "samples", "validation", "attack", "attackers",
+    "attack_strength", "engine", "workers", "model", "task",
     "client_column", "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""

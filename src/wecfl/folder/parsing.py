@@ -70,14 +70,30 @@ def read_json(file: Path, schema: type[Schema], remedy: str = "") -> dict[str, A
 def read_json_lines(
     file: Path, schema: type[Schema], max_lines: int | None = None
 ) -> list[dict[str, Any]]:
-    """The object in each line of a file, or in its first `max_lines` lines, checked."""
+    """The object in each line of a file, or in its first `max_lines` lines, checked.
+
+    If the first line is ``{"common": {NAME: {…}, …}}``, all other lines have these entries too.
+    """
     with folder_errors(file):
         lines = _content(file).splitlines()[:max_lines]
-    objects = []
+    objects, common = [], dict[str, Any]()
     for number, line in enumerate(lines, 1):
         with folder_errors(f"{file}, line {number}"):
-            objects.append(_checked(_parse_json(line), schema))
+            found = _parse_json(line)
+            if number == 1 and isinstance(found, dict) and [*found] == ["common"]:
+                common = _common(found["common"])
+                continue
+            for name, entries in common.items():
+                if isinstance(found, dict) and isinstance(own := found.get(name, {}), dict):
+                    found[name] = {**entries, **own}
+            objects.append(_checked(found, schema))
     return objects
+
+
+def _common(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise ValueError("what is common to all lines must be tables by name")
+    return found
 
 
 def read_toml(file: Path, schema: type[Schema]) -> dict[str, Any]:

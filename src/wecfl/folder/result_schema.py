@@ -17,6 +17,7 @@ from wecfl.folder.schema import (
     NonNegativeNumber,
     Schema,
     StepName,
+    Traffic,
 )
 
 __all__ = ["ResultSchema"]
@@ -122,8 +123,9 @@ class MachineSchema(Schema):
 class ResultSchema(Schema):
     """A finished run.
 
-    Some keys are there only where they apply: `error` if training diverged, `attack` if clients
-    lied, `newcomers` if clients were kept out of the training, `trace` if figures need it.
+    Some keys are there only where they apply: `error` if training diverged, `before` if clients
+    adapt models, `traffic` and `cpu_seconds` since they are counted, `attack` if clients lied,
+    `newcomers` if clients were kept out of the training, `trace` if figures need it.
     """
 
     config: ResultConfigSchema
@@ -140,5 +142,8 @@ class ResultSchema(Schema):
     made_by: MachineSchema
     error: str = ""
     attack: AttackSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]
+    before: dict[str, Fraction | None] = Field(default_factory=dict)
+    traffic: Traffic | None = None
+    cpu_seconds: NonNegativeNumber | None = None
     newcomers: NewcomersSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]
     trace: PicturesSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]

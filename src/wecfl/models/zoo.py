@@ -17,6 +17,9 @@ __all__ = ["MODELS", "Model", "Vote", "auto", "build", "is_logistic", "make"]
 
 Shape = Sequence[int]
 
+MIN_SIDE = 16
+"""The least height and width of an image, of which two convolutions leave a pixel."""
+
 Model = nn.Module | Callable[[], nn.Module] | str
 """What a user may give as a model: a module, a function that makes one, or a name."""
 
@@ -46,19 +49,52 @@ def cnn_fashion(shape: Shape, classes: int) -> nn.Sequential:
 def cnn_cifar(shape: Shape, classes: int) -> nn.Sequential:
     """The paper's CNN for CIFAR-10 (its appendix; 62,006 parameters)."""
     _check_shape(shape, "cnn-cifar", (3, 32, 32))
+    return lenet(shape, classes)
+
+
+def lenet(shape: Shape, classes: int) -> nn.Sequential:
+    """Two convolutions, of 6 and 16 channels, and layers of 120 and 84 units (NIID-Bench's CNN)."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(_channels(shape, "lenet"), 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * _pixels(shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
         nn.Linear(84, classes),
     )  # fmt: skip
 
 
-def mlp(shape: Shape, classes: int) -> nn.Sequential:
-    """One hidden layer of 64 units."""
+def cnn_wide(shape: Shape, classes: int) -> nn.Sequential:
+    """Two convolutions, of 32 and 64 channels, and a layer of 512 units (PFLlib's CNN)."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(prod(shape), 64), nn.ReLU(), nn.Linear(64, classes)
+        nn.Conv2d(_channels(shape, "cnn-wide"), 32, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Flatten(), nn.Linear(64 * _pixels(shape), 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+def _channels(shape: Shape, name: str) -> int:
+    if len(shape) != 3 or min(shape[1:]) < MIN_SIDE:
+        raise ModelError(
+            f"the model {name} expects images of at least {MIN_SIDE} × {MIN_SIDE} pixels, got "
+            f"samples of shape {tuple(shape)}: use mlp or a module of your own"
+        )
+    return shape[0]
+
+
+def _pixels(shape: Shape) -> int:
+    """What two convolutions of width 5, each with a pooling by 2, leave of an image."""
+    return prod(((side - 4) // 2 - 4) // 2 for side in shape[1:])
+
+
+def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Sequential:
+    """One hidden layer, of 64 units."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )
+
+
+def mlp_200(shape: Shape, classes: int) -> nn.Sequential:
+    """One hidden layer, of 200 units (IFCA's model for MNIST)."""
+    return mlp(shape, classes, 200)
 
 
 def logistic(shape: Shape, classes: int) -> nn.Sequential:
@@ -80,7 +116,10 @@ def is_logistic(model: nn.Module) -> bool:
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn-fashion": cnn_fashion,
     "cnn-cifar": cnn_cifar,
+    "cnn-wide": cnn_wide,
+    "lenet": lenet,
     "mlp": mlp,
+    "mlp-200": mlp_200,
     "logistic": logistic,
 }
 """The models by name: functions of the shape of a sample and the number of classes."""

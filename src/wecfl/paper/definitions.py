@@ -1,60 +1,57 @@
-"""Definitions of tables and figures: `paper/*.toml` as an ordered list of runs.
-
-A definition holds sets. A key of a set is a choice of `wecfl.config.Config`. A list stands for each
-of its values, and a set for all their combinations. `[base]` holds what the sets share. A set
-also has these keys::
-
-    priority   sets run by rising priority, over all definitions that were asked for
-    seeds      seeds 0 … N−1 (0: nothing is run, as for a picture of the partitions)
-    label      a name for the cells of the set, if the method does not tell them apart
-    tune       learning rates to choose from: the best one with seed 0, on a fifth of the training
-               data that is held out for the choice; it is then used with all the data
-    trace      keep what figures need: F, R, B, t-SNE of the first rounds, cosines of the last
-
-`[[each]]` are tables of such choices, too: every set is made once with each of them.
-
-A definition itself has a `title`. `paper`, `table` and `figure` say how it is shown
-(`wecfl.paper.tables`, `wecfl.paper.figures`). With `together`, the results of many short runs are
-lines of one file instead of files of their own.
-"""
+"""Tables and figures as ordered lists of runs: cells, and the runs that they ask for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, Literal
 
 from wecfl.config import Config
+from wecfl.config_keys import KEY_OF_OPTION
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import INCIDENTAL_KEYS, method_of
-from wecfl.paper import SHIPPED
-from wecfl.resolve import resolve
-from wecfl.validation import one_line
 
-__all__ = ["Cell", "Definition", "PlannedRun", "ordered", "read_definitions", "select"]
+__all__ = [
+    "Cell",
+    "Choice",
+    "Definition",
+    "PlannedRun",
+    "Published",
+    "ordered",
+    "select",
+]
 
-TableLayout = Literal["robustness", "defences", "defended", "newcomers", "found", "gallery"]
+TableLayout = Literal[
+    "robustness", "defences", "defended", "newcomers", "found", "gallery", "external",
+    "leaderboard", "methods",
+]  # fmt: skip
 """The layout of a table that is not shown beside one of the paper."""
-
-LIST_KEYS = ("alpha", "classes_per", "transform")
-"""Keys whose values are lists: such a list is one value, not several."""
-
-MAX_CELLS = 1000
-"""The largest number of cells in a set."""
-
-MAX_SEEDS = 1000
-"""The largest number of seeds of a cell."""
 
 VALIDATION_SHARE = 0.2
 """The share of the training data on which a learning rate is chosen."""
+
+Choice = tuple[tuple[str, Any], ...]
+"""What is tried to tune a cell: keys of `Config` or options of the method, with their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others report for a cell, in percent, and how they got it.
+
+    >>> Published(99.09, 0.05, "their README").score
+    99.09
+    """
+
+    score: float
+    std: float | None
+    source: str
+    settings: str = ""
+    rounds: int | None = None
+    which: Literal["best", "last"] = "last"
+    """Whether the score is of the best round, or of the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,8 @@ class PlannedRun:
         words += [f"seed {config.seed}"]
         words += [f"member {self.member}"] if self.member else []
         words += [f"({self.label})"] if self.label else []
-        words += [f"(choosing lr: {config.lr:g})"] if config.validation else []
+        further = "".join(f", {name}: {value}" for name, value in config.options)
+        words += [f"(choosing lr: {config.lr:g}{further})"] if config.validation else []
         return " ".join(words)
 
 
@@ -142,9 +140,11 @@ class Cell:
 
     config: Config
     label: str = ""
-    tune: tuple[float, ...] = ()
+    tune: tuple[Choice, ...] = ()
     trace: bool = False
     pool: str = ""
+    tune_seed: int = 0
+    theirs: Published | None = None
 
     @property
     def words(self) -> list[str]:
@@ -159,18 +159,24 @@ class Cell:
         return [*named, config.aggregation, *attack, *_unseen(config), *self.label.split()]
 
     def run(self, seed: int, **changes: Any) -> PlannedRun:
-        """The run of a seed."""
-        config = self.config.model_copy(update={"seed": seed, **changes})
+        """The run of a seed; `changes` are choices, and options of the method."""
+        keys = {KEY_OF_OPTION.get(name, name): value for name, value in changes.items()}
+        further = {name: keys.pop(name) for name in [*keys] if name not in Config.model_fields}
+        if further:
+            keys["options"] = tuple(sorted({**dict(self.config.options), **further}.items()))
+        config = self.config.model_copy(update={"seed": seed, **keys})
         return PlannedRun(config, trace=self.trace, label=self.label, pool=self.pool)
 
     @property
     def candidates(self) -> list[PlannedRun]:
-        """The runs by which the learning rate is chosen, without the test data.
+        """The runs by which a choice is made, without the test data and without adaptation.
 
-        >>> [run.config.lr for run in Cell(Config(), tune=(0.001, 0.01)).candidates]
-        [0.001, 0.01]
+        >>> cell = Cell(Config(method="ditto"), tune=((("lr", 0.1), ("lam", 0.5)),))
+        >>> [(run.config.lr, run.config.options) for run in cell.candidates]
+        [(0.1, (('lam', 0.5),))]
         """
-        return [self.run(0, lr=lr, validation=VALIDATION_SHARE) for lr in self.tune]
+        usual: dict[str, Any] = {"validation": VALIDATION_SHARE, "adapt_steps": None}
+        return [self.run(self.tune_seed, **usual, **dict(choice)) for choice in self.tune]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +198,6 @@ class Definition:
     def cells(self) -> list[Cell]:
         """All its cells, each once."""
         return list(dict.fromkeys(cell for _, _, cells in self.sets for cell in cells))
-
-
-def read_definitions(folder: Path = SHIPPED) -> dict[str, Definition]:
-    """The definitions of a folder by name.
-
-    >>> len(read_definitions()["table1"].cells)
-    48
-    """
-    files = sorted(folder.glob("*.toml"))
-    if not files:
-        raise ConfigError(f"there are no definitions (*.toml) in {folder}: choose another folder")
-    return {file.stem: _definition(file) for file in files}
 
 
 def ordered(definitions: Iterable[Definition], seeds: int | None = None) -> list[tuple[Cell, int]]:
@@ -239,67 +233,3 @@ def select(cells: Sequence[Cell], wanted: Sequence[str]) -> list[Cell]:
     if not chosen:
         raise ConfigError(f"no cell has all the words of --cells {' or '.join(map(repr, wanted))}")
     return chosen
-
-
-class _Written(BaseModel):
-    """A definition as it stands in its file."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    title: str
-    paper: str | None = None
-    table: TableLayout | None = None
-    figure: str | None = None
-    together: bool = False
-    base: dict[str, Any] = {}
-    each: list[dict[str, Any]] = [{}]
-    sets: list[dict[str, Any]]
-
-
-class _Set(BaseModel):
-    """The keys of a set besides the choices of its cells."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    priority: int
-    seeds: Annotated[int, Field(ge=0, le=MAX_SEEDS)]
-    preset: str | None = None
-    label: str = ""
-    tune: list[Annotated[float, Field(ge=0)]] = []
-    trace: bool = False
-
-
-def _definition(file: Path) -> Definition:
-    try:
-        written = _Written.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-        sets = [
-            _Set.model_validate({**written.base, **keys, **each})
-            for each in written.each
-            for keys in written.sets
-        ]
-        pool = file.stem if written.together else ""
-        entries = tuple((cells.priority, cells.seeds, _cells(cells, pool)) for cells in sets)
-    except ValidationError as error:
-        raise ConfigError(f"can't read the definition {file}: {one_line(error, None)}") from None
-    except (ConfigError, OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"can't read the definition {file}: {error}") from None
-    return Definition(
-        file.stem, written.title, written.paper, written.table, written.figure, entries
-    )
-
-
-def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
-    choices = written.model_extra or {}
-    lists = [
-        value if isinstance(value, list) and key not in LIST_KEYS else [value]
-        for key, value in choices.items()
-    ]
-    if prod(map(len, lists)) > MAX_CELLS:
-        raise ConfigError(f"a set has {prod(map(len, lists))} cells, expected at most {MAX_CELLS}")
-    return tuple(
-        Cell(
-            resolve(preset=written.preset, flags=dict(zip(choices, values, strict=True))),
-            written.label, tuple(written.tune), written.trace, pool,
-        )
-        for values in product(*lists)
-    )  # fmt: skip

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def perform(
 
     A diverged training is a result too: tables say so, and the choice of a learning rate avoids it.
     """
-    began, code = perf_counter(), _commit()
+    began, computed, code = perf_counter(), process_time(), _commit()
     try:
         outcome = (
             _vote(run, store, federation) if run.parts else _train(run, store, federation, watch)
@@ -54,7 +54,10 @@ def perform(
         outcome = {"engine": run.config.engine, **_scores([]), "error": str(error)}
     if outcome is None:
         return None
-    seconds = {"seconds": round(perf_counter() - began, 1)}
+    seconds = {
+        "seconds": round(perf_counter() - began, 1),
+        "cpu_seconds": round(process_time() - computed, 1),
+    }
     made_by = {"made_by": {"commit": code, **_environment(run.config)}}
     return store.write(run, {**outcome, **seconds, **made_by})
 
@@ -95,8 +98,9 @@ def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> Stored
 
 def _scores(records: Sequence[Record]) -> StoredResult:
     """The means of the last rounds, and the curves."""
+    scored = [record for record in records if record["worst_decile"] is not None]
     curve = {
-        key: [None if record[key] is None else round(record[key], 5) for record in records]
+        key: [None if record[key] is None else round(record[key], 5) for record in scored]
         for key in ("round", *STORED_SCORES, "clusters")
     }
     last = last_rounds(records, AVERAGED_ROUNDS)  # without scores if the first round diverged
@@ -104,7 +108,17 @@ def _scores(records: Sequence[Record]) -> StoredResult:
         key: None if (mean := last.get(key)) is None else round(mean, 6)
         for key in (*STORED_SCORES, "worst_decile")
     }
-    return {**means, **last_parts(records, "attack", AVERAGED_ROUNDS), "curve": curve}
+    parts: StoredResult = {}
+    for name in ("attack", "before"):
+        parts |= last_parts(scored, name, AVERAGED_ROUNDS)
+    return {**means, **parts, **_traffic(records), "curve": curve}
+
+
+def _traffic(records: Sequence[Record]) -> StoredResult:
+    """The bytes and messages of all rounds; nothing where they were not counted."""
+    counted = [record["traffic"] for record in records if "traffic" in record]
+    totals = {way: sum(each[way] for each in counted) for way in ("up", "down", "messages")}
+    return {"traffic": totals} if counted else {}
 
 
 def _environment(config: Config) -> dict[str, Any]:

@@ -22,33 +22,33 @@ __all__ = ["chosen_run", "estimator", "machine_seconds", "queue", "work"]
 
 
 def chosen_run(cell: Cell, seed: int, store: ResultStore) -> PlannedRun | None:
-    """The run of a cell, with the best learning rate; None while that is not known."""
+    """The run of a cell, with the best of what it is tuned by; None while that is not known."""
     if not cell.tune:
         return cell.run(seed)
     tried = [store.read(run) for run in cell.candidates]
     if any(stored is None for stored in tried):
         return None
-    # A diverged run has no accuracy. Of equally good rates the first, smaller one is taken.
+    # A diverged run has no accuracy. Of equally good choices the first one is taken.
     scores = [stored["accuracy"] or 0.0 for stored in tried if stored]
-    return cell.run(seed, lr=cell.tune[scores.index(max(scores))])
+    return cell.run(seed, **dict(cell.tune[scores.index(max(scores))]))
 
 
 def queue(asked: Iterable[tuple[Cell, int]], store: ResultStore) -> list[PlannedRun]:
     """The runs that are still to be done for cells and seeds, in order.
 
-    The members of a soft vote come before it. In place of a run whose learning rate is not chosen
-    yet, there are the runs by which it will be chosen.
+    The members of a soft vote come before it. In place of a run that is not tuned yet, there are
+    the runs by which it will be.
     """
     todo: dict[PlannedRun, None] = {}
     for cell, seed in asked:
         run = chosen_run(cell, seed, store)
         if run is None:
-            todo |= dict.fromkeys(
-                candidate for candidate in cell.candidates if store.read(candidate) is None
-            )
-        elif store.read(run) is None:
-            todo |= dict.fromkeys(part for part in run.parts if not store.complete(part))
-            todo[run] = None
+            missing = [each for each in cell.candidates if store.read(each) is None]
+        else:
+            missing = [run] if store.read(run) is None else []
+        for each in missing:
+            todo |= dict.fromkeys(part for part in each.parts if not store.complete(part))
+            todo[each] = None
     return list(todo)
 
 
@@ -99,7 +99,7 @@ def machine_seconds(stored: StoredResult) -> float:
 def estimator(
     results: Sequence[StoredResult], workers: int | None = None
 ) -> Callable[[PlannedRun], float | None]:
-    """Estimates the seconds a run takes, from results of the same data set; None without any.
+    """Estimates the seconds a run takes, from results of the same data and model; None without any.
 
     It uses results of the same method and K, or else of the method, or else of the data set. Runs
     with a trace are compared with such runs only, and votes with votes.
@@ -108,16 +108,18 @@ def estimator(
     for stored in results:
         if "error" not in stored:
             choices = stored["config"]
-            alike = (choices["dataset"], bool(stored["votes"]), "trace" in stored)
+            alike = (*_place(choices), bool(stored["votes"]), "trace" in stored)
             for key in (alike, (*alike, m := choices["method"]), (*alike, m, choices["clusters"])):
                 times.setdefault(key, []).append(machine_seconds(stored) / _work(choices))
     rates = {key: median(seconds) for key, seconds in times.items()}
 
     def estimate(run: PlannedRun) -> float | None:
         config = run.config
-        key = (config.dataset, bool(run.parts), run.trace, config.method, config.clusters)
-        known = [rates[key[:n]] for n in (5, 4, 3) if key[:n] in rates]
-        work = _work(config.model_dump(include=set(WORK_FACTORS)))
+        choices = config.model_dump()
+        alike = (*_place(choices), bool(run.parts), run.trace)
+        keys = ((*alike, config.method, config.clusters), (*alike, config.method), alike)
+        known = [rates[key] for key in keys if key in rates]
+        work = _work(choices)
         return known[0] * work / _share(workers, os.cpu_count()) if known else None
 
     return estimate
@@ -126,6 +128,11 @@ def estimator(
 def _share(workers: int | None, cores: int | None) -> float:
     """The share of the machine's cores that a run keeps busy."""
     return min((workers or cores or 1) / (cores or 1), 1.0)
+
+
+def _place(choices: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides how long a sample takes, and how many there are in a pass over the data."""
+    return choices["dataset"], choices.get("model", "auto"), choices.get("epochs")
 
 
 WORK_FACTORS = ("rounds", "clients", "steps", "batch")

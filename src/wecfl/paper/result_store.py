@@ -3,7 +3,8 @@
 ::
 
     RESULTS/NAME.json                 one finished run: choices, seed, scores, curve, time, versions
-    RESULTS/DEFINITION.jsonl          one line per run, for a definition with hundreds of runs
+    RESULTS/DEFINITION.jsonl          one line per run, for a definition with hundreds of runs; the
+                                      first line holds the choices that all of them have
     RESULTS/models/NAME.safetensors   the model of the last three rounds of a run with one cluster,
                                       so that soft votes (FedAvg+, FedProx+) share their members
     RESULTS/claims/NAME               locked by the process that does the run
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -98,8 +99,8 @@ class ResultStore:
             with self._claimed(file.name, wait=True):
                 kept = {**_read(file), _key(stored): stored}
                 # Sorted, so that the file is the same whichever process finished first.
-                lines = "".join(f"{json.dumps(kept[key])}\n" for key in sorted(kept))
-                replace_file(file, [lines.encode()])
+                packed = _without_common([kept[key] for key in sorted(kept)])
+                replace_file(file, [f"{json.dumps(line)}\n".encode() for line in packed])
         else:
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in stored.items())
             replace_file(file, [f"{{\n{lines}\n}}\n".encode()])
@@ -149,6 +150,30 @@ def _choices(config: Config) -> dict[str, Any]:
     chooses = config.clusters == "auto" and "criterion" in options(config.method)
     apart = set(INCIDENTAL_KEYS) | (set() if chooses else {"criterion"})
     return config.completed().model_dump(mode="json", exclude=apart)
+
+
+def _without_common(results: Sequence[StoredResult]) -> list[StoredResult]:
+    """A first line with what is common to all results, and the results without it.
+
+    >>> made = {"commit": "a", "cores": 2}
+    >>> _without_common([{"config": {"lr": lr, "k": 3}, "made_by": made} for lr in (1, 2)])[:2]
+    [{'common': {'config': {'k': 3}, 'made_by': {'commit': 'a', 'cores': 2}}},
+     {'config': {'lr': 1}, 'made_by': {}}]
+    """
+    common = {
+        name: {
+            key: value
+            for key, value in results[0][name].items()
+            if all(key in each[name] and each[name][key] == value for each in results)
+        }
+        for name in ("config", "made_by")
+    }
+    left = [
+        {**each, **{name: {key: value for key, value in each[name].items() if key not in entries}
+                    for name, entries in common.items()}}
+        for each in results
+    ]  # fmt: skip
+    return [{"common": common}, *left]
 
 
 def _key(stored: StoredResult) -> ResultKey:

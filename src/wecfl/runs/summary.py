@@ -11,7 +11,7 @@ from wecfl.core.types import Int8
 from wecfl.runs.record import Record
 from wecfl.runs.scores import scores_of
 
-__all__ = ["last_parts", "last_rounds", "replies", "settled"]
+__all__ = ["best_round", "last_parts", "last_rounds", "replies", "settled"]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:
@@ -39,6 +39,23 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
         values = [each for record in records[-count:] if (each := record.get(key)) is not None]
         means[key] = round(float(np.mean(values)), 12) if values else None
     return means
+
+
+def best_round(rounds: Sequence[int], scores: Sequence[float | None]) -> tuple[int, float] | None:
+    """The round with the highest score, and that score; None if none is known.
+
+    Many papers report it. It is optimistic: the test data choose the round.
+
+    >>> best_round([1, 2, 3], [0.5, 0.75, None])
+    (2, 0.75)
+    """
+    known = [
+        (score, -round) for round, score in zip(rounds, scores, strict=True) if score is not None
+    ]
+    if not known:
+        return None
+    score, round = max(known)
+    return -round, score
 
 
 def last_parts(

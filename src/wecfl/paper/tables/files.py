@@ -14,8 +14,11 @@ from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.paper.tables import (
     beside_paper,
     defences,
+    external,
     found_clusters,
     gallery,
+    leaderboard,
+    methods,
     newcomers,
     robustness,
 )
@@ -35,6 +38,9 @@ LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "newcomers": (newcomers.frame, newcomers.tables),
     "found": (found_clusters.frame, found_clusters.tables),
     "gallery": (gallery.frame, gallery.tables),
+    "external": (external.frame, external.tables),
+    "leaderboard": (leaderboard.frame, leaderboard.tables),
+    "methods": (methods.frame, methods.tables),
 }
 """Tables that are not compared with the paper's, by the name in their definition."""
 
@@ -97,6 +103,8 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
         ".csv": frame.round(6).to_csv(index=False),
         ".tex": "\n".join(table.latex(definition.title) for table in tables),
     }
+    if definition.table == "leaderboard":
+        files[".html"] = leaderboard.page(definition.title, frame)
     for suffix, content in files.items():
         base.with_suffix(suffix).write_text(content, encoding="utf-8")
     asked = {definition.name: text, "cost": cost(store)}

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from wecfl.config_keys import KEY_OF_OPTION
 from wecfl.paper.definitions import Cell, PlannedRun
 from wecfl.paper.queue import chosen_run
 from wecfl.paper.result_store import ResultStore, StoredResult
 
-__all__ = ["Row", "averaged", "score_row"]
+__all__ = ["Row", "averaged", "chosen_words", "score_row"]
 
 Row = dict[Any, Any]
 """One of the records of a data frame."""
@@ -50,5 +51,28 @@ def averaged(
 
 
 def _tuned(cell: Cell, run: PlannedRun | None) -> str:
-    rates = ", ".join(f"{lr:g}" for lr in cell.tune)
-    return f"lr {run.config.lr:g} chosen of {rates}" if run else f"lr to be chosen of {rates}"
+    names = ", ".join(dict.fromkeys(name for choice in cell.tune for name, _ in choice))
+    if any(len(choice) > 1 for choice in cell.tune):
+        tried = f"{len(cell.tune)} tried"
+    else:
+        tried = ", ".join(f"{value:g}" for choice in cell.tune for _, value in choice)
+    if run is None:
+        return f"{names} to be chosen of {tried}"
+    return f"{chosen_words(cell, run)} chosen of {tried}"
+
+
+def chosen_words(cell: Cell, run: PlannedRun) -> str:
+    """What was chosen for a tuned cell.
+
+    >>> from wecfl import Config
+    >>> cell = Cell(Config(method="ditto"), tune=((("lr", 0.1), ("lam", 0.5)),))
+    >>> chosen_words(cell, cell.run(0, lr=0.1, lam=0.5))
+    'lr 0.1, lam 0.5'
+    """
+    chosen = run.config.model_dump() | dict(run.config.options)
+    names = dict.fromkeys(name for choice in cell.tune for name, _ in choice)
+    values = {name: chosen[KEY_OF_OPTION.get(name, name)] for name in names}
+    return ", ".join(
+        f"{name} {value:g}" if type(value) is float else f"{name} {value}"
+        for name, value in values.items()
+    )
