@@ -46,7 +46,7 @@ from wecfl.paper.definitions import Cell, Choice, Definition, Published, TableLa
 from wecfl.resolve import resolve
 from wecfl.validation import one_line
 
-__all__ = ["REST", "read_definitions"]
+__all__ = ["REST_OF_METHODS", "read_definitions"]
 
 LIST_KEYS = ("alpha", "classes_per", "transform")
 """Keys whose values are lists: such a list is one value, not several."""
@@ -57,7 +57,7 @@ MAX_CELLS = 1000
 MAX_SEEDS = 1000
 """The largest number of seeds of a cell."""
 
-REST = "rest"
+REST_OF_METHODS = "rest"
 """As a method of a set: all that no other set of the definition names."""
 
 
@@ -141,11 +141,11 @@ def _base(written: _Written, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rest(sets: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Gives, for a set with `REST` as its method, the methods that no other set names."""
+    """Gives, for a set of the rest, the methods that no other set names."""
     named = [keys.get("method", ()) for keys in sets]
     taken = {name for each in named for name in ([each] if isinstance(each, str) else each)}
     left = [name for name in METHODS if name not in taken]
-    return lambda keys: {"method": left} if keys.get("method") == REST else {}
+    return lambda keys: {"method": left} if keys.get("method") == REST_OF_METHODS else {}
 
 
 def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:

@@ -15,9 +15,9 @@ from wecfl.paper.tables.text_table import NOT_RUN, TextTable
 from wecfl.report.tables.results import score
 from wecfl.runs.summary import best_round
 
-__all__ = ["FAR", "frame", "tables"]
+__all__ = ["LARGE_GAP", "frame", "tables"]
 
-FAR = 2.0
+LARGE_GAP = 2.0
 """From so many of their ± on, a difference is to be explained."""
 
 
@@ -47,13 +47,13 @@ def _row(cell: Cell, store: ResultStore) -> Row:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """One table for each source, and one of all rows that are farther than `FAR` of their ±."""
+    """One table for each source, and one of all rows with a gap above `LARGE_GAP`."""
     heads = ["what", "method", "theirs %", "ours %", "difference", "Δ/±", "rounds", "n"]
     for source, rows in frame.groupby("source", sort=False):
         yield TextTable(str(source), heads, [_texts(row) for row in rows.to_dict("records")])
-    far = frame[np.abs(frame["gap"]) > FAR]
+    far = frame[np.abs(frame["gap"]) > LARGE_GAP]
     if len(far):
-        title = f"More than {FAR:g} of their ± away"
+        title = f"More than {LARGE_GAP:g} of their ± away"
         yield TextTable(title, heads, [_texts(row) for row in far.to_dict("records")])
 
 
