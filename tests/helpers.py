@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import wecfl
-from wecfl import methods
+from wecfl import NativeEngine, methods
 from wecfl.bilevel.local import Train
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Answers, Job, Sent, Site, perform
+from wecfl.core.program import Answers, Job, Program, Sent, Site, needs_of, perform
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.engine.local import NO_MEMORY
@@ -65,6 +65,12 @@ def run_flat(federation: Any, method: Method, **choices: Any) -> Result:
 def method_named(name: str, k: Any) -> Method:
     """The method of that name, with K where it has one."""
     return methods.named(name, **({"k": k} if "k" in methods.options(name) else {}))
+
+
+def engines_for(what: Method | Program) -> list[str]:
+    """The engines that can carry a method or a program; the first is the fastest."""
+    needs = what.needs if isinstance(what, Method) else needs_of(what)
+    return ["native", "torch"] if needs <= NativeEngine.offers else ["torch"]
 
 
 def same_bits(one: Result, two: Result) -> None:

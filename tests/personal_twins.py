@@ -7,9 +7,10 @@ Hessian are by torch's second derivatives.
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from twins import (
     Batches,
@@ -154,6 +155,61 @@ def fedbabu(inputs: Inputs, serving: Callable[[int], Batches], head: set[str]) -
     for i, model in models.items():
         sgd(model, {}, inputs, i, serving(i))
     return Outcome(center, list(models.values()))
+
+
+def features(model: nn.Module, x: Tensor) -> Tensor:
+    """What the last layer is given; the model is a sequence."""
+    assert isinstance(model, nn.Sequential)
+    found: Tensor = model[:-1](x)
+    return found
+
+
+class Protos(NamedTuple):
+    """What there is after the last round of FedProto."""
+
+    models: list[nn.Module]
+    common: dict[int, Tensor]
+    """The prototype of each class that some client has told about."""
+
+
+def fedproto(inputs: Inputs, *, lam: float) -> Protos:
+    """Tan et al. 2022: a model for each client, and mean features of classes that all share.
+
+    The loss is the usual one + lam·mean ‖z − C_y‖² over the batch, where class y has a prototype.
+    """
+    models, buffers = copies(inputs.module, inputs), Buffers(inputs)
+    common: dict[int, Tensor] = {}
+    for t in range(inputs.rounds):
+        told: dict[int, list[tuple[Tensor, int]]] = {}
+        for i in inputs.here(t):
+            x, y = inputs.clients[i]
+
+            def loss_of(model: nn.Module, rows: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
+                z = features(model, x[rows])
+                assert isinstance(model, nn.Sequential)
+                total = inputs.loss(model[-1](z), y[rows])
+                for each, label in zip(z, y[rows].tolist(), strict=True):
+                    if label in common:
+                        total = total + lam * ((each - common[label]) ** 2).sum() / len(z)
+                return total
+
+            sgd(models[i], buffers.of(i), inputs, i, inputs.batches(i, t), loss_of=loss_of)
+            z = features(models[i].eval(), x).detach()
+            for label in sorted({*y.tolist()}):
+                own = z[y == label]
+                told.setdefault(label, []).append((own.mean(dim=0), len(own)))
+        for label, means in told.items():
+            weight = sum(n for _, n in means)
+            common[label] = torch.stack([n / weight * mean for mean, n in means]).sum(dim=0)
+    return Protos(models, common)
+
+
+def nearest(found: Protos, i: int, x: Tensor) -> list[int]:
+    """The class whose prototype is nearest, for each sample of client i."""
+    labels = sorted(found.common)
+    z = features(found.models[i].eval(), x).detach()
+    far = torch.stack([((z - found.common[label]) ** 2).sum(dim=1) for label in labels])
+    return [labels[int(k)] for k in far.argmin(dim=0)]
 
 
 def mixture(model: nn.Module, other: nn.Module, share: float) -> Named:

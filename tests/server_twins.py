@@ -5,7 +5,9 @@ from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
+from personal_twins import features
 from twins import Buffers, Inputs, Named, Outcome, copies, load, mean, replies, sgd, trainable
 
 
@@ -105,6 +107,38 @@ def feddane(inputs: Inputs, first: Sequence[set[int]], *, mu: float) -> Outcome:
                 model, buffers.of(i), inputs, i, inputs.batches(i, t), offset=offset, lam=mu,
                 anchor=received,
             )  # fmt: skip
+        if models:
+            load(center, mean(inputs, models))
+    return Outcome(center, copies(center, inputs))
+
+
+def moon(inputs: Inputs, *, mu: float, temperature: float) -> Outcome:
+    """Li, He, Song 2021: features like those of the common model, unlike those of the last one.
+
+    A client that is met for the first time has the model received for its last one.
+    """
+    center, buffers = deepcopy(inputs.module), Buffers(inputs)
+    last: dict[int, nn.Module] = {}
+    for t in range(inputs.rounds):
+        models = {i: deepcopy(center) for i in inputs.here(t)}
+        for i, own in models.items():
+            x, y = inputs.clients[i]
+            common, before = deepcopy(center).eval(), last.get(i, center).eval()
+
+            def loss_of(
+                model: nn.Module, rows: Tensor, x: Tensor = x, y: Tensor = y,
+                others: tuple[nn.Module, nn.Module] = (common, before),
+            ) -> Tensor:  # fmt: skip
+                z = features(model, x[rows])
+                assert isinstance(model, nn.Sequential)
+                near, far = (
+                    (cosine_similarity(z, features(other, x[rows]).detach()) / temperature).exp()
+                    for other in others
+                )
+                return inputs.loss(model[-1](z), y[rows]) - mu * (near / (near + far)).log().mean()
+
+            sgd(own, buffers.of(i), inputs, i, inputs.batches(i, t), loss_of=loss_of)
+            last[i] = deepcopy(own)
         if models:
             load(center, mean(inputs, models))
     return Outcome(center, copies(center, inputs))

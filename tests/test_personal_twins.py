@@ -1,11 +1,16 @@
 """The twins of `personal_twins`, on bowls a/2·(w − b)², where the answers are known."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import personal_twins
 import twins
-from test_twins import LR, SIZES, START, A, B, all_same, bowls, close, inputs
+from test_twins import LR, SIZES, START, A, B, all_same, bowls, close, inputs, same
 from twins import Inputs, row
 
 __all__ = ["inputs"]  # a fixture
@@ -108,3 +113,32 @@ def test_fedmeta_by_hand(hessian: bool) -> None:
     expected = START - 0.3 * 0.1 * g / (np.sqrt(0.99 * tau**2 + 0.01 * g**2) + tau)
     close(found.center, expected)
     close(found.models[0], B[0] + (1 - LR * A[0]) ** inner * (expected - B[0]))
+
+
+def test_fedproto_without_a_pull_is_local_training(inputs: Inputs) -> None:
+    found = personal_twins.fedproto(inputs, lam=0.0)
+    for own, other in zip(found.models, twins.local(inputs).models, strict=True):
+        same(own, other)
+
+
+def test_the_pull_of_fedproto_by_hand() -> None:
+    """One client whose samples are all alike, so that its prototype is where its features were.
+
+    In the first round there is no prototype. In the second one it is what the features were after
+    the first, and they stay nearer to it the stronger the pull is.
+    """
+    x, y = torch.ones(4, 6, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 3)).double()
+    how: Any = {"module": module, "steps": 3, "batch": 4, "lr": 0.01, "momentum": 0.0}
+    given = Inputs(clients=[(x, y)], keys=[0], rounds=1, **how)
+    once = personal_twins.fedproto(given, lam=5.0)
+    z = personal_twins.features(once.models[0], x[:1])[0]
+    np.testing.assert_allclose(once.common[0].detach(), z.detach())
+    gaps = []
+    for lam in (0.0, 2.0):
+        twice = personal_twins.fedproto(replace(given, rounds=2), lam=lam)
+        now = personal_twins.features(twice.models[0], x[:1])[0]
+        gaps.append(float((now - z).detach().norm()))
+    assert gaps[1] < 0.8 * gaps[0]
+    assert personal_twins.nearest(once, 0, x) == [0] * 4

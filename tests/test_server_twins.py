@@ -1,13 +1,17 @@
 """The twins of `server_twins`, where their answers are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import server_twins
 import twins
-from test_twins import SIZES, START, A, B, all_same, bowls, close
-from twins import row
+from test_twins import SIZES, START, A, B, all_same, bowls, close, inputs
+from twins import Inputs, row
+
+__all__ = ["inputs"]  # a fixture
 
 REST = (SIZES[:, None] * A * B).sum(axis=0) / (SIZES[:, None] * A).sum(axis=0)
 """Where Σ λ_i a_i (w − b_i) = 0: the least weighted loss."""
@@ -64,3 +68,13 @@ def test_feddane_of_one_client_is_fedprox() -> None:
     found = server_twins.feddane(given, [{1}] * 3, mu=0.0)
     all_same(found, twins.fedavg(given))
     assert np.abs(row(found.center) - B[1]).max() < np.abs(START - B[1]).max()
+
+
+def test_moon_without_a_contrast_is_fedavg_and_so_is_its_first_round(inputs: Inputs) -> None:
+    """At the first contact the last model is the one received, and the term does not pull."""
+    all_same(server_twins.moon(inputs, mu=0.0, temperature=0.5), twins.fedavg(inputs))
+    later = server_twins.moon(inputs, mu=3.0, temperature=0.5)
+    assert np.abs(row(later.center) - row(twins.fedavg(inputs).center)).max() > 0.01
+    once = replace(inputs, rounds=1, steps=1, done=None)  # after a step, z has moved away
+    found = server_twins.moon(once, mu=3.0, temperature=0.5)
+    np.testing.assert_allclose(row(found.center), row(twins.fedavg(once).center), atol=1e-12)

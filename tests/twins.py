@@ -139,11 +139,13 @@ def sgd(
     offset: Named | None = None,
     lam: float = 0.0,
     anchor: Named | None = None,
+    loss_of: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> None:
     """One step for each mini-batch: v ← momentum·v + g and w ← w − lr·v.
 
     Here g is the gradient of the loss + weight_decay·w + offset + lam·(w − anchor). Of what is not
     in `only` neither tensors nor momentum buffers change; BatchNorm uses the batch all the same.
+    `loss_of` the model and the batch's samples takes the place of the loss.
     """
     x, y = inputs.clients[i]
     beta = inputs.momentum if momentum is None else momentum
@@ -152,7 +154,7 @@ def sgd(
     model.train()
     for chosen in batches:
         rows, params = torch.from_numpy(chosen), trainable(model)
-        loss = inputs.loss(model(x[rows]), y[rows])
+        loss = loss_of(model, rows) if loss_of else inputs.loss(model(x[rows]), y[rows])
         gradients = torch.autograd.grad(loss, list(params.values()))
         with torch.no_grad():
             for (name, w), gradient in zip(params.items(), gradients, strict=True):

@@ -245,7 +245,7 @@ class Experiment:
         self.measure.check(plan)
         Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
         if (of := self._compute) is not None:
-            check_engine(of.engine, members, of.device, of.precision)
+            check_engine(of.engine, members, of.device, of.precision, method.needs)
         if (place := Folder.of(self.folder)) and not place.resume:
             check_new_folder(Path(place.path))
 
@@ -287,7 +287,7 @@ class Experiment:
         if (compute := self._compute) is None:
             given: Any = self.engine
             return given  # type: ignore[no-any-return]
-        options = self._engine_options
+        options = {**self._engine_options, "needs": self.method.needs}
         if compute.engine == "ray":
             options |= {"address": compute.ray_address, "progress": progress}
         return stack.enter_context(

@@ -67,6 +67,18 @@ class Layout:
         """
         return [entry.stop for entry in self.entries if entry.stop <= self.trainable]
 
+    @property
+    def head(self) -> tuple[int, int]:
+        """(C, D), the outputs of the last linear layer, and its inputs: the features of a sample.
+
+        Zeros if the model has no linear layer.
+
+        >>> Layout.of([("w", (2, 3), ["head"]), ("b", (2,), [])]).head
+        (2, 3)
+        """
+        found = [entry.shape for entry in self.entries if "head" in entry.tags]
+        return (found[-1][0], found[-1][1]) if found else (0, 0)
+
     @classmethod
     def of(cls, tensors: Sequence[tuple[str, Sequence[int], Sequence[str]]]) -> Layout:
         """Lay (name, shape, tags) triples side by side, statistics last."""
@@ -93,13 +105,15 @@ class Layout:
     def columns(self, which: str) -> slice | NDArray[np.int64]:
         """The columns of a selection: a slice if they are adjacent, otherwise an array of indices.
 
-        A selection is ``all``, ``parameters`` (the trainable ones), a tag, or a pattern for the
-        names of tensors (``conv*``). A leading ``~`` means all other columns.
+        A selection is ``all``, ``none``, ``parameters`` (the trainable ones), a tag, or a pattern
+        for the names of tensors (``conv*``). A leading ``~`` means all other columns.
 
         >>> layout = Layout.of([("a", (2,), []), ("b", (3,), []), ("c", (1,), [])])
         >>> layout.columns("b"), layout.columns("~b")
         (slice(2, 5, None), array([0, 1, 5]))
         """
+        if which == "none":
+            return slice(0, 0)
         name = which.removeprefix("~")
         chosen = np.zeros(self.width, dtype=bool)
         for entry in self.entries:

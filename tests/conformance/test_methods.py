@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 import wecfl
 from fuzzing import FACTOR
-from helpers import method_named, run_flat, same_bits, same_folders
+from helpers import engines_for, method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods, rng
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.importance import data_size, uniform
@@ -26,6 +26,7 @@ from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import STEPS, iterate, opening
 from wecfl.core.setting import Setting
+from wecfl.engine import make_engine
 from wecfl.folder.readers import read_states
 from wecfl.folder.writer import RunFolder
 from wecfl.models import build, row_of
@@ -37,12 +38,24 @@ NAMES = [*methods.METHODS, "wecfl auto", "fesem auto"]
 EVERY = pytest.mark.parametrize("name", NAMES)
 KINDS = ("fedavg+", "ifca", "wecfl auto", "fedadam", "scaffold", "fedavg-ft", "ditto", "fedper")
 """A method of each kind: votes, asks, counts clusters, keeps something here, there or at home."""
+
+
+def named(name: str) -> Method:
+    """With three clusters, or with as many as it finds."""
+    kind, _, auto = name.partition(" ")
+    return method_named(kind, k="auto" if auto else 3)
+
+
 ON_ENGINES = pytest.mark.parametrize(
     ("name", "engine"),
-    [(name, "native") for name in NAMES]
-    + [(name, "torch") for name in (NAMES if FACTOR else KINDS)],
+    [
+        (name, engine)
+        for name in NAMES
+        for engine in engines_for(named(name))[: 2 if FACTOR or name in KINDS else 1]
+    ],
 )
-"""All on the native engine; on torch, which takes four times as long, some (`make fuzz`: all)."""
+"""All on the native engine, if it can carry them; on torch, which takes four times as long, some
+(`make fuzz`: all)."""
 
 
 @cache
@@ -61,27 +74,22 @@ def run(
     method: Method,
     workers: int = 1,
     rounds: int = ROUNDS,
-    engine: str = "native",
+    engine: str | None = None,
 ) -> Result:
+    engine = engine or engines_for(method)[0]
     how: Any = {"workers": workers, "engine": engine, "objectives": False}
     return run_flat(fed, method, rounds=rounds, steps=5, lr=0.05, seed=SEED, **how)
 
 
-def named(name: str) -> Method:
-    """With three clusters, or with as many as it finds."""
-    kind, _, auto = name.partition(" ")
-    return method_named(kind, k="auto" if auto else 3)
-
-
 @cache
-def plain(name: str, engine: str = "native") -> Result:
+def plain(name: str, engine: str | None = None) -> Result:
     """The run that several tests compare others with."""
     return run(digits(), named(name), engine=engine)
 
 
 @EVERY
 def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federation) -> None:
-    """On the native engine; that the other one comes to the same is another test."""
+    """On one engine; that the other one comes to the same is another test."""
     method = named(name)
     result = run(fed, method, rounds=12)
     width = wecfl.models.layout_of(result.architecture).width
@@ -109,7 +117,7 @@ def test_a_round_does_not_change_the_state_before_it(name: str, fed: wecfl.Feder
     method = named(name)
     model = build("mlp", shape=fed.shape, classes=fed.classes, seed=SEED)
     plan = dataclasses.replace(LocalPlan(steps=2, lr=0.05), **method.plan)
-    with NativeEngine(fed, model) as engine:
+    with make_engine("auto", fed, model, needs=method.needs) as engine:
         setting = Setting(method, engine, plan, SEED)
         path = iterate(setting, opening(setting))
         for _ in range(2):
@@ -151,7 +159,7 @@ def test_every_method_gives_the_same_bits_with_any_number_of_workers(
     same_bits(plain(name, engine), run(fed, named(name), 2, engine=engine))
 
 
-@EVERY
+@pytest.mark.parametrize("name", [name for name in NAMES if len(engines_for(named(name))) > 1])
 def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
     native, torch = plain(name), plain(name, "torch")
     np.testing.assert_array_equal(native.labels, torch.labels)

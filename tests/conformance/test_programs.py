@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from torch import nn
 
+from helpers import engines_for
 from wecfl import Federation, methods
+from wecfl.bilevel.contrast import ContrastSteps
 from wecfl.bilevel.dane import NewtonSteps
 from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.interpolated import InterpolatedSteps
@@ -26,11 +28,12 @@ from wecfl.bilevel.local import (
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
-from wecfl.bilevel.serving import Mixed, Personal, Tuned
+from wecfl.bilevel.prototypes import PrototypeSteps
+from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Tuned
 from wecfl.bilevel.telling import Directions
 from wecfl.bilevel.trial import Trial
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field, Job, Program, Sent, private_columns
+from wecfl.core.program import Field, Job, Program, Sent, needs_of, private_columns
 from wecfl.engine import LocalEngine, make_engine
 from wecfl.errors import ConfigError, ModelError
 from wecfl.models import build, layout_of, row_of
@@ -38,6 +41,10 @@ from wecfl.models import build, layout_of, row_of
 M, SEED = 5, 3
 PLAN = LocalPlan(steps=4, batch=4, lr=0.1, done=np.array([4, 2, 4, 1, 3]))
 PRIORS = np.full((3, 3), 1 / 3, np.float32)
+PROTOTYPES = Sent({
+    "prototypes": np.random.default_rng(5).random((M, 3, 5)).astype(np.float32),
+    "counts": np.tile([2.0, 0.0, 1.0], (M, 1)),
+})  # fmt: skip
 EVERY: list[Program] = [
     Train(), Train(0.5), Alone(), Ditto(0.7), Parts("classifier", 2), MetaSteps(0.1),
     MetaSteps(0.1, hessian=True), MoreauSteps(2.0, 3), Only(), MetaGradient(2), InterpolatedSteps(),
@@ -45,7 +52,8 @@ EVERY: list[Program] = [
     AddedSteps(0.5), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
-    Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6),
+    Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6), PrototypeSteps(0.3),
+    ContrastSteps(2.0), Score(NearestPrototype(), of=PrototypeSteps()),
 ]  # fmt: skip
 
 
@@ -69,7 +77,7 @@ def asked(engine: LocalEngine, program: Program, shared: str, parts: list[Any]) 
             who = np.array(part)
             keep = bool(program.replies.keys() & {"model", "models"}) or isinstance(program, Alone)
             job = Job(program, PLAN.of(who), SEED, round, round, shared, keep)
-            own = {"model": rows[who], "common": rows[who]}
+            own = {"model": rows[who], "common": rows[who], **PROTOTYPES.take(who).own}
             sent = Sent(own, {"models": rows[:3], "priors": PRIORS})
             answers = engine.ask(job, sent, who, memory)
             memory = answers.memory
@@ -81,9 +89,12 @@ def asked(engine: LocalEngine, program: Program, shared: str, parts: list[Any]) 
     return found + [memory[name] for name in sorted(memory)]
 
 
-@pytest.mark.parametrize("kind", ["native", "torch"])
 @pytest.mark.parametrize("shared", ["all", "~classifier"])
-@pytest.mark.parametrize("program", EVERY, ids=str)
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [(program, kind) for program in EVERY for kind in engines_for(program)],
+    ids=str,
+)
 def test_any_partition_of_the_clients_gives_the_same_bits(
     program: Program, shared: str, kind: Any, fed: Federation
 ) -> None:
@@ -106,12 +117,14 @@ def test_a_program_replies_and_keeps_what_it_declares(program: Program, fed: Fed
         "trainable": layout.trainable,
         "K": 2,
         "C": 3,
+        "D": 5,
         "tally": (fed.classes, fed.classes),
     }
     rows = np.repeat(row_of(module())[None], M, axis=0)
-    with make_engine("native", fed, module()) as engine:
+    with make_engine("auto", fed, module(), needs=needs_of(program)) as engine:
         job = Job(program, PLAN, SEED, keep=not isinstance(program, Score))
-        sent = Sent({"model": rows, "common": rows}, {"models": rows[:2], "priors": PRIORS[:2]})
+        own = {"model": rows, "common": rows, **PROTOTYPES.own}
+        sent = Sent(own, {"models": rows[:2], "priors": PRIORS[:2]})
         answers = engine.ask(job, sent, None, {})
     assert answers.rows.keys() == program.replies.keys()
     for name, declared in program.replies.items():

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import personal_twins
 import server_twins
 import twins
 import wecfl
+from helpers import engines_for
 from test_twins import HEAD, inputs_of, network
 from twins import Batches, Inputs, Outcome
 from wecfl import Federation, methods
@@ -23,7 +25,7 @@ from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.engine import make_engine
-from wecfl.engine.local import LocalSite
+from wecfl.engine.site import LocalSite
 from wecfl.models import row_of
 from wecfl.runs.record import served
 
@@ -84,6 +86,11 @@ CASES: dict[str, tuple[Method, Twin]] = {
         methods.fedmeta(2, server_lr=0.05),
         adapted(personal_twins.fedmeta, 2, inner_steps=2, hessian=True, eta=0.05),
     ),
+    "fedproto": (
+        methods.fedproto(0.3),
+        lambda i: Outcome(i.module, personal_twins.fedproto(i, lam=0.3).models),
+    ),
+    "moon": (methods.moon(2.0, 0.4), lambda i: server_twins.moon(i, mu=2.0, temperature=0.4)),
     "pfedme": (
         methods.pfedme(4.0, 3, 0.05, 0.8),
         lambda i: personal_twins.pfedme(i, lam=4.0, inner_steps=3, inner_lr=0.05, beta=0.8),
@@ -95,9 +102,11 @@ WITHOUT_BATCHNORM = {"per-fedavg hessian", "fedmeta", "fedatt"}
 the twin of FedAtt itself differs by 2e-3 between float32 and float64."""
 
 
-@pytest.mark.parametrize("kind", ["native", "torch"])
 @pytest.mark.parametrize("conditions", ["all", "some"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name, (method, _) in CASES.items() for kind in engines_for(method)],
+)
 def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: Federation) -> None:
     method, twin = CASES[name]
     module = network() if kind == "torch" and name not in WITHOUT_BATCHNORM else plain()
@@ -143,3 +152,33 @@ def rows(state: State, method: Method, setting: Setting) -> Any:
     }
     site = LocalSite(engine, np.arange(M), SEED, state.round)
     return method.serve(site, Sent({"model": models}), memory, setting.plan)[-1]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_clients_of_fedproto_predict_by_the_nearest_prototype(
+    participation: float, fed: Federation
+) -> None:
+    """The prototypes are the twin's, and so are all predictions, also those of `result.model`."""
+    plan = wecfl.Plan(steps=PLAN.steps, batch=PLAN.batch, lr=0.1, momentum=0.8)
+    result = wecfl.run(
+        fed, methods.fedproto(0.3), model=network(), rounds=ROUNDS, seed=SEED, plan=plan,
+        conditions=wecfl.Conditions(participation=participation),
+    )  # fmt: skip
+    channel = Channel(participation=participation, keys=fed.keys, seed=SEED)
+    present = [set(np.flatnonzero(channel.present(M, t)).tolist()) for t in range(ROUNDS)]
+    inputs = inputs_of(
+        fed, network(), rounds=ROUNDS, seed=SEED, steps=PLAN.steps, batch=PLAN.batch, lr=0.1,
+        momentum=0.8, present=present,
+    )  # fmt: skip
+    twin = personal_twins.fedproto(inputs, lam=0.3)
+    tables = result.states[0].cluster
+    for label, prototype in twin.common.items():
+        np.testing.assert_allclose(tables["prototypes"][0, label], prototype, atol=1e-4)
+    for i, rows in enumerate(fed.test):
+        x = torch.from_numpy(fed.x[rows])
+        theirs = personal_twins.nearest(twin, i, x)
+        right = np.mean(theirs == fed.y[rows])
+        assert result.records[-1]["clients"]["accuracy"][i] == pytest.approx(right, abs=1e-6)
+        np.testing.assert_array_equal(result.model(client=i)(x).argmax(dim=1), theirs)
+    sent = {*result.records[-1]["clients"]["bytes_up"]}
+    assert sent <= {0, 3 * 5 * 4 + 3 * 8}  # prototypes and counts, and no model

@@ -12,7 +12,7 @@ from wecfl import Federation
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Ensemble
 from wecfl.engine import make_engine
-from wecfl.engine.local import LocalSite
+from wecfl.engine.site import LocalSite
 from wecfl.errors import ConfigError
 from wecfl.models import fill, reinitialized, row_of
 from wecfl.tasks import Binary, Classification, Regression

@@ -32,7 +32,7 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job, Program, Sent
 from wecfl.core.types import Table
 from wecfl.engine import DeviceEngine, LocalEngine
-from wecfl.engine.local import LocalSite
+from wecfl.engine.site import LocalSite
 from wecfl.errors import ConfigError, EngineError, ModelError
 from wecfl.models import row_of
 from wecfl.models.rows import keyed

@@ -687,7 +687,7 @@ rows = np.repeat(row_of(model)[None], 4, axis=0)
 state = wecfl.State(0, {"model": rows}, rows[:1], np.zeros(4, np.int64))
 print("go", flush=True)
 try:
-    from wecfl.engine.local import LocalSite
+    from wecfl.engine.site import LocalSite
     LocalSite(engine, np.arange(4)).train(rows, wecfl.core.plan.LocalPlan(steps=100_000))
 except KeyboardInterrupt:
     print("stopped", flush=True)

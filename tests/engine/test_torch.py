@@ -578,7 +578,7 @@ import multiprocessing, time
 import numpy as np
 import wecfl
 from torch import nn
-from wecfl.engine.local import LocalSite
+from wecfl.engine.site import LocalSite
 
 class Slow(nn.Linear):
     def forward(self, x):

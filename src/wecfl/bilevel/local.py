@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wecfl.bilevel.serving import Center
 from wecfl.core.components import Serving
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site, needs_of
 from wecfl.core.types import Split, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -313,6 +313,11 @@ class Score:
     """The program that has made the memory."""
     name: ClassVar[str] = "score"
     version: ClassVar[int] = 1
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the local update needs, so that the same engine does both."""
+        return needs_of(self.of)
 
     @property
     def replies(self) -> Mapping[str, Field]:

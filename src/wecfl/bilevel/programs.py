@@ -10,6 +10,7 @@ from dataclasses import fields
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from wecfl.bilevel.contrast import ContrastSteps
 from wecfl.bilevel.dane import NewtonSteps
 from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.interpolated import InterpolatedSteps
@@ -26,6 +27,7 @@ from wecfl.bilevel.local import (
 )
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
+from wecfl.bilevel.prototypes import PrototypeSteps
 from wecfl.bilevel.serving import SERVINGS
 from wecfl.bilevel.telling import Directions
 from wecfl.bilevel.trial import Trial
@@ -36,7 +38,7 @@ __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
 TRAINING: tuple[type[Program], ...] = (
     Train, Alone, Ditto, Parts, Only, MetaSteps, MetaGradient, MoreauSteps, InterpolatedSteps,
-    NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps,
+    NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps, PrototypeSteps, ContrastSteps,
 )  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
 TELLING: tuple[type[Program], ...] = (Directions,)

@@ -13,11 +13,11 @@ from wecfl.core.engine import Engine
 from wecfl.core.program import Program, private_columns
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
-from wecfl.core.types import F32, F64, Bool
+from wecfl.core.types import F32, F64, Bool, Int, Real
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Columns", "Losses", "Weights", "last_layer"]
+__all__ = ["Columns", "Losses", "Weights", "last_layer", "to_own_center"]
 
 
 class _FromModels:
@@ -75,11 +75,22 @@ class Columns(_FromModels):
         """(m,), d(ω_i, G_{labels_i}) on the columns."""
         points, centers = self.clients(state, engine, 0), state.whole.get("moved")
         centers = self.centers(state, engine) if centers is None else centers
-        result = np.empty(len(points))
-        for k in np.unique(state.labels):
-            members = state.labels == k
-            result[members] = distance(points[members], centers[k : k + 1])[:, 0]
-        return result
+        return to_own_center(points, centers, state.labels, distance)
+
+
+def to_own_center(points: Real, centers: Real, labels: Int, distance: Distance) -> F64:
+    """(m,), the distance of each client from the center of its own cluster.
+
+    >>> from wecfl.bilevel.distance import squared_euclidean
+    >>> to_own_center(np.array([[1.0], [5.0]]), np.array([[3.0]]), np.zeros(2, int),
+    ...               squared_euclidean).tolist()
+    [4.0, 4.0]
+    """
+    result = np.empty(len(points))
+    for k in np.unique(labels):
+        members = labels == k
+        result[members] = distance(points[members], centers[k : k + 1])[:, 0]
+    return result
 
 
 def last_layer(layout: Layout) -> Columns:

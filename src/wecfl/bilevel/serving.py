@@ -13,8 +13,21 @@ from wecfl.core.program import Ensemble, Sent, Site
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Table
 from wecfl.errors import ConfigError
+from wecfl.layout import Layout
 
-__all__ = ["SERVINGS", "Added", "Center", "Mixed", "Personal", "Tuned", "shares_of"]
+__all__ = [
+    "SERVINGS",
+    "Added",
+    "Center",
+    "Mixed",
+    "NearestPrototype",
+    "Personal",
+    "Tuned",
+    "shares_of",
+]
+
+NEVER = np.float32(-1e30)
+"""The output for a class that is not to be predicted."""
 
 
 class _OneModel:
@@ -156,6 +169,55 @@ class Added:
         return [Ensemble(np.stack([sent.own["model"], sent.own["common"]], axis=1))]
 
 
+@dataclass(frozen=True, slots=True)
+class NearestPrototype:
+    """The client's model, which predicts the class whose prototype is nearest to the features.
+
+    −‖z − C_y‖² = 2⟨C_y, z⟩ − ‖C_y‖² − ‖z‖², of which the last part is the same for all classes. So
+    it is the client's model with another last layer: the weights 2C_y and the bias −‖C_y‖². Before
+    there are prototypes, it is the model itself.
+
+    >>> layout = Layout.of([("w", (2, 1), ["head", "classifier"]), ("b", (2,), ["classifier"])])
+    >>> state = State(1, None, np.zeros((1, 4), np.float32), np.zeros(1, int), cluster={
+    ...     "prototypes": np.array([[[1.0], [3.0]]], np.float32), "counts": np.ones((1, 2))})
+    >>> NearestPrototype().completed(state.sent, state, layout).tolist()
+    [[2.0, 6.0, -1.0, -9.0]]
+    """
+
+    name: ClassVar[str] = "nearest-prototype"
+    version: ClassVar[int] = 1
+    needs_memory: ClassVar[bool] = True
+    center_alone: ClassVar[bool] = True
+    moments: ClassVar[tuple[str, ...]] = ("after",)
+
+    def sent(self, state: State) -> Sent:
+        """Each client's model, with the prototypes of its cluster."""
+        names = [name for name in ("prototypes", "counts") if name in state.cluster]
+        return Sent({"model": state.sent, **{n: state.cluster[n][state.labels] for n in names}})
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """The model with that last layer."""
+        return [self._rows(sent.own, site.layout)]
+
+    def completed(self, rows: F32, state: State, layout: Layout) -> F32:
+        """(m, P), what predicts for clients, from their models (m, P)."""
+        return self._rows({**self.sent(state).own, "model": rows}, layout)
+
+    def _rows(self, own: Table, layout: Layout) -> F32:
+        rows = own["model"].copy()
+        if "prototypes" not in own:
+            return rows
+        prototypes, held = own["prototypes"], own["counts"] > 0
+        some = held.any(axis=1)
+        squares = np.einsum("icd,icd->ic", prototypes, prototypes)
+        bias = np.where(held, -squares, NEVER)
+        for entry in layout.entries:
+            if "classifier" in entry.tags:
+                made = 2 * prototypes if "head" in entry.tags else bias
+                rows[some, entry.start : entry.stop] = made.reshape(len(rows), -1)[some]
+        return rows
+
+
 def shares_of(mixture: F32) -> F64:
     """(n, K), π as it is used: uniform for a client that has none yet.
 
@@ -167,5 +229,7 @@ def shares_of(mixture: F32) -> F64:
     return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / shares.shape[1])
 
 
-SERVINGS: dict[str, Any] = {kind.name: kind for kind in (Center, Personal, Tuned, Mixed, Added)}
+SERVINGS: dict[str, Any] = {
+    kind.name: kind for kind in (Center, Personal, Tuned, Mixed, Added, NearestPrototype)
+}
 """The servings by name."""

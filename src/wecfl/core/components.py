@@ -138,7 +138,11 @@ class Clusters:
 
 
 class Serving(Protocol):
-    """Which models predict for a client: a frozen dataclass that runs at the client."""
+    """Which models predict for a client: a frozen dataclass that runs at the client.
+
+    If it changes models, it may also have `completed(rows, state, layout)`, which makes from models
+    (m, P) those that predict for clients, for whoever wants to have them after a simulation.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int]

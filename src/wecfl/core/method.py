@@ -30,7 +30,7 @@ from wecfl.core.components import (
     Serving,
 )
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Program, private_columns
+from wecfl.core.program import Program, needs_of, private_columns
 from wecfl.errors import ConfigError, ModelError, unknown
 from wecfl.layout import Layout
 
@@ -126,6 +126,13 @@ class Method:
             raise ConfigError(
                 f"{self.name} serves personal models, which can't be soft-voted: set members to 1"
             )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an engine must offer to run the method, such as `features`."""
+        asks = [step for step in (*self.opening, *self.steps) if isinstance(step, Ask)]
+        programs = [self.local, self.judge, *(step.program for step in asks)]
+        return frozenset().union(*(needs_of(program) for program in programs if program))
 
     @property
     def whole_centers(self) -> bool:

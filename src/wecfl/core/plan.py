@@ -15,7 +15,7 @@ from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 from wecfl.limits import check_whole
 
-__all__ = ["Correction", "LocalPlan", "OptimizerName", "validation_part"]
+__all__ = ["Correction", "FeatureTerm", "LocalPlan", "OptimizerName", "validation_part"]
 
 OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
 """How a step follows from a gradient."""
@@ -201,3 +201,22 @@ class Correction:
     mu: float | F32 = 0.0
     anchor: F32 | None = None
     offset: F32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureTerm:
+    """A term of the loss on features: the mean over a mini-batch of factor_s · l(z_s, point_s).
+
+    The features z_s of a sample are what the model's last linear layer is given. l is ``squared``,
+    ‖z − point‖²; or ``contrast``, log(1 + exp(⟨z/‖z‖, point⟩)). Only engines that offer features
+    can do it.
+
+    >>> FeatureTerm("squared", np.zeros((3, 2), np.float32), np.ones(3, np.float32)).kind
+    'squared'
+    """
+
+    kind: Literal["squared", "contrast"]
+    points: F32
+    """(N, D), one for each training sample, in the order of `Site.samples`."""
+    factors: F32
+    """(N,)."""

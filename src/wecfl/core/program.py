@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.core.plan import Correction, LocalPlan
+from wecfl.core.plan import Correction, FeatureTerm, LocalPlan
 from wecfl.core.types import F32, F64, Bool, Int, Int8, Split, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -30,6 +30,7 @@ __all__ = [
     "ReplyAndMemory",
     "Sent",
     "Site",
+    "needs_of",
     "perform",
     "private_columns",
 ]
@@ -51,8 +52,9 @@ class Field:
     shape: tuple[int | str, ...]
     """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
     leading columns that are trained, `buffer` for what the plan's optimizer keeps, `K` for the
-    number of models sent, `C` for the number of classes whose priors are sent, and `tally` for the
-    shape of the task's tally."""
+    number of models sent, `C` for the number of classes whose priors are sent, or else of outputs
+    of the last linear layer, `D` for the number of features, and `tally` for the shape of the
+    task's tally."""
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
     """What memory is at the first contact, and again after a result that was not finite: zeros, or
@@ -120,6 +122,7 @@ class Site(Protocol):
         repeat: int = 1,
         weights: F32 | None = None,
         bias: F32 | None = None,
+        term: FeatureTerm | None = None,
         out: F32 | None = None,
     ) -> tuple[F32, F32 | None]:
         """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
@@ -132,7 +135,8 @@ class Site(Protocol):
         new matrix.
 
         `weights` (N,) are factors of the samples' losses, and `bias` (N, C) is added to the outputs
-        of the model. Both are in the order of `samples`, whatever batch a sample is in.
+        of the model. Both are in the order of `samples`, whatever batch a sample is in. A `term`
+        is added to the loss.
         """
 
     def samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -143,6 +147,9 @@ class Site(Protocol):
 
     def outputs(self, rows: F32) -> F32:
         """(N, C), the outputs of each client's own row for its training samples."""
+
+    def features(self, rows: F32) -> F32:
+        """(N, D), what the last linear layer of each client's own row is given for its samples."""
 
     def sample_losses(self, models: F32) -> F64:
         """(N, K), the loss of each training sample under each of K models."""
@@ -164,7 +171,10 @@ class Site(Protocol):
 
 
 class Program(Protocol):
-    """What clients are asked to do: a frozen dataclass, whose fields are its options."""
+    """What clients are asked to do: a frozen dataclass, whose fields are its options.
+
+    A program may also have `needs`, a set of what an engine must offer to run it (`needs_of`).
+    """
 
     name: ClassVar[str]
     version: ClassVar[int]
@@ -181,6 +191,11 @@ class Program(Protocol):
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The reply (n, …) and the new memory (n, …), with all fields that are declared."""
+
+
+def needs_of(program: Program) -> frozenset[str]:
+    """What an engine must offer to run a program, such as `features`; as a rule, nothing."""
+    return frozenset(getattr(program, "needs", ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +231,8 @@ class Job:
         return {
             "P": layout.width, "trainable": layout.trainable, "buffer": self.plan.buffer(layout),
             "K": 0 if models is None else len(models),
-            "C": 0 if priors is None else priors.shape[1], "tally": tally,
+            "C": layout.head[0] if priors is None else priors.shape[1], "D": layout.head[1],
+            "tally": tally,
         }  # fmt: skip
 
 

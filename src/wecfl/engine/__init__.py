@@ -49,14 +49,26 @@ def local(choice: object) -> Literal["auto", "native", "torch"]:
 
 
 def check_engine(
-    choice: str, clients: object, device: str = "cpu", precision: str = "float32"
+    choice: str,
+    clients: object,
+    device: str = "cpu",
+    precision: str = "float32",
+    needs: frozenset[str] = frozenset(),
 ) -> str:
-    """The device that an engine uses; what can't be chosen, or clients elsewhere, are refused."""
+    """The device that an engine uses; what can't be chosen, or clients elsewhere, are refused.
+
+    `needs` is what the engine must offer (`wecfl.core.method.Method.needs`).
+    """
     if choice not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
     if not isinstance(clients, Federation):
         raise ConfigError(
             f"engine {choice} needs the clients' data in a federation, got {clients!r}"
+        )
+    if choice == "native" and (missing := needs - NativeEngine.offers):
+        raise ConfigError(
+            f"the method needs the {', '.join(sorted(missing))} of models, which the native engine "
+            f"can't tell: set engine to torch, or to auto"
         )
     return chosen_device(device, choice, precision)
 
@@ -68,11 +80,13 @@ def make_engine(
     *,
     device: str = "cpu",
     precision: str = "float32",
+    needs: frozenset[str] = frozenset(),
     **options: Any,
 ) -> BaseEngine:
     """The engine of that name; ``auto`` is native, or torch with a line in the log that says why.
 
-    On a `device` other than the CPU it is always torch. The options are those of the engine.
+    On a `device` other than the CPU it is always torch, and so it is if the native engine does not
+    offer what a method `needs`. The other options are those of the engine.
 
     >>> from torch import nn
     >>> import numpy as np
@@ -81,9 +95,16 @@ def make_engine(
     ...     engine.name
     'torch'
     """
-    place = check_engine(choice, federation, device, precision)
+    place = check_engine(choice, federation, device, precision, needs)
     if place != "cpu":
         return DeviceEngine(federation, model, device=place, precision=precision, **options)
+    if missing := needs - NativeEngine.offers:
+        if choice == "ray":
+            return RayEngine(federation, model, inside="torch", **options)
+        if choice == "auto":
+            told = ", ".join(sorted(missing))
+            log.info("wecfl: running on the torch engine: the native one can't tell %s", told)
+        return TorchEngine(federation, model, **options)
     if choice == "ray":
         return RayEngine(federation, model, **options)
     if choice != "torch":

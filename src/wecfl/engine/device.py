@@ -20,13 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from wecfl.core.plan import FeatureTerm
 from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
+from wecfl.engine.feature_losses import FEATURE_LOSSES
 from wecfl.engine.hardware import full_precision, generator_of
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EVALUATION_BATCH, EngineOptions, LocalEngine
 from wecfl.engine.torch_optimizer import Descent
 from wecfl.errors import EngineError
+from wecfl.models.features import with_features
 from wecfl.models.rows import one_at_a_time, row_of
 from wecfl.printing import log
 
@@ -57,6 +60,8 @@ class DeviceEngine(LocalEngine):
     ...     tallies(engine, np.zeros((2, 20), np.float32), "test").shape
     (2, 4, 4)
     """
+
+    offers = frozenset({"features"})
 
     def __init__(
         self,
@@ -134,7 +139,12 @@ class DeviceEngine(LocalEngine):
                     spots = firsts[turns, None] + batch
                     weights = self._maybe(lesson.weights, spots)
                     bias = self._maybe(lesson.bias, spots)
-                    g = self._gradient(w, fixed, pool, "mean", weights=weights, bias=bias)
+                    term = lesson.term and FeatureTerm(
+                        lesson.term.kind, lesson.term.points[spots], lesson.term.factors[spots]
+                    )
+                    g = self._gradient(
+                        w, fixed, pool, "mean", weights=weights, bias=bias, term=term
+                    )
                     descent.prepare(w, g)
                     if mu is not None:
                         g.addcmul_(mu, w - anchor)
@@ -147,12 +157,25 @@ class DeviceEngine(LocalEngine):
                 rows[turns], buffers[turns] = row.cpu().numpy(), buffer.cpu().numpy()
         return rows, buffers if buffers.shape[1] else None
 
-    @torch.no_grad()
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        return self._forward(models, which, samples, clients, featured=False)
+
+    def _features(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        both = self._forward(models, which, samples, clients, featured=True)
+        return np.ascontiguousarray(both[:, self.outputs :])
+
+    @torch.no_grad()
+    def _forward(
+        self, models: F32, which: Int, samples: Samples, clients: Int, *, featured: bool
+    ) -> F32:
+        """(N, C), or (N, C + D) with features: what models give for the clients' samples."""
+        forward, width = self._output, self.outputs
+        if featured:
+            forward, width = self._output_and_features, self.outputs + self.layout.head[1]
         chosen = self._rows(samples, clients)
         sizes = [len(rows) for rows in chosen]
         starts = np.cumsum([0, *sizes])
-        logits = np.empty((starts[-1], self.outputs), np.float32)
+        logits = np.empty((starts[-1], width), np.float32)
         held = self._here(models)
         for turns, batches in self._stacks(self._evaluated(chosen, padded=True)):
             if not batches:
@@ -162,11 +185,10 @@ class DeviceEngine(LocalEngine):
                 row = held[self._here(which[turns])]
                 tensors = {**self._trained(row), **self._fixed(row)}
                 parts = [
-                    self._each(self._output, tensors, self._x[self._here(batch)])
-                    for batch in batches
+                    self._each(forward, tensors, self._x[self._here(batch)]) for batch in batches
                 ]
                 made = torch.cat(parts, dim=1).cpu().numpy()
-                if made.shape[2:] != (self.outputs,):
+                if made.shape[2:] != (width,):
                     raise ValueError(f"the output has shape {tuple(parts[0].shape[1:])}")
                 for turn, own in zip(turns, made, strict=True):
                     logits[starts[turn] : starts[turn + 1]] = own[: sizes[turn]]
@@ -225,6 +247,7 @@ class DeviceEngine(LocalEngine):
         *,
         weights: Tensor | None = None,
         bias: Tensor | None = None,
+        term: FeatureTerm | None = None,
     ) -> Tensor:
         """(n, trainable), the gradient of each client's loss on its batch."""
         where = self._here(batch)
@@ -234,7 +257,9 @@ class DeviceEngine(LocalEngine):
             made: Tensor = self.task.objective(outputs, y, reduction)
             return made
 
-        outputs = self._each(self._output, {**trained, **fixed}, self._x[where])
+        forward = self._output_and_features if term else self._output
+        both = self._each(forward, {**trained, **fixed}, self._x[where])
+        outputs, features = both[..., : self.outputs], both[..., self.outputs :]
         if bias is not None:
             outputs = outputs + bias
         of = self._each(objective, {}, outputs, self._y[where]).sum()
@@ -242,7 +267,12 @@ class DeviceEngine(LocalEngine):
         if weights is not None:  # of a sum over samples, each row belongs to one of them
             (slope,) = torch.autograd.grad(of, outputs, retain_graph=True)
             of, slope = outputs, slope * weights[..., None]
-        parts = torch.autograd.grad(of, list(trained.values()), slope, materialize_grads=True)
+        ends, slopes = [of], [slope]
+        if term is not None:
+            far = FEATURE_LOSSES[term.kind](features, self._here(term.points))
+            ends.append((self._here(term.factors) * far).mean(dim=1).sum())
+            slopes.append(None)
+        parts = torch.autograd.grad(ends, list(trained.values()), slopes, materialize_grads=True)
         return torch.cat([part.reshape(len(batch), -1) for part in parts], dim=1)
 
     def _each(self, f: Callable[..., Tensor], tensors: Tensors, *data: Tensor) -> Tensor:
@@ -261,6 +291,11 @@ class DeviceEngine(LocalEngine):
         with self._mixed():
             made: Tensor = functional_call(self._module, {**self._counting, **tensors}, (x,))
         return made.float()
+
+    def _output_and_features(self, tensors: Tensors, x: Tensor) -> Tensor:
+        """(n, C + D), the output of one model with the features beside it."""
+        output, features = with_features(self._module, lambda: self._output(tensors, x))
+        return torch.cat([output, features.float()], dim=1)
 
     def _trained(self, rows: Tensor) -> Tensors:
         """The parameters that are trained, (n, …), as views of rows."""

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from wecfl import rng
-from wecfl.core.plan import LocalPlan, validation_part
+from wecfl.core.plan import FeatureTerm, LocalPlan, validation_part
 from wecfl.core.types import F32, Bool, Int, Split
 from wecfl.data.federation import Federation
 
@@ -107,6 +107,8 @@ class Lesson:
     """(N,), factors of the losses of the clients' samples, client by client; None: all 1."""
     bias: F32 | None
     """(N, C), added to the outputs for these samples; None: nothing."""
+    term: FeatureTerm | None
+    """What is added to the loss; None: nothing."""
     out: F32 | None
     """(n, P), where the trained models are written to; None: a new matrix."""
 

@@ -6,20 +6,20 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Answers, Ensemble, Job, Sent, perform
 from wecfl.core.task import Task
-from wecfl.core.types import F32, F64, Bool, Int, Split, Table
+from wecfl.core.types import F32, F64, Int, Table
 from wecfl.data.federation import Federation
-from wecfl.engine.lesson import Lesson, Samples, Walk
+from wecfl.engine.lesson import Lesson, Samples
+from wecfl.engine.site import LocalSite
 from wecfl.errors import ConfigError, ModelError
 from wecfl.layout import Layout
 from wecfl.memory import empty as memory_of
@@ -32,7 +32,6 @@ __all__ = [
     "BaseEngine",
     "EngineOptions",
     "LocalEngine",
-    "LocalSite",
     "cores",
     "table_for",
 ]
@@ -77,6 +76,8 @@ class BaseEngine(ABC):
 
     nodes = 1
     """The number of machines that clients are trained on."""
+    offers: ClassVar[frozenset[str]] = frozenset()
+    """What it can do beyond what all engines can (`wecfl.core.program.needs_of`)."""
 
     def __init__(
         self,
@@ -210,6 +211,10 @@ class LocalEngine(BaseEngine):
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         """The logits of these clients' samples, for client i by row `which[i]` of `models`."""
 
+    def _features(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        """The features of these clients' samples, if the engine offers them; as `_logits`."""
+        raise NotImplementedError
+
     @abstractmethod
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
         """(n, trainable), the gradient of each client's mean loss on its samples, at its model."""
@@ -235,11 +240,11 @@ class LocalEngine(BaseEngine):
             means[some] = np.add.reduceat(loss, starts) / counts[some]
         return means
 
-    def _tally(self, models: F32, split: Split, clients: Int, ensemble: Ensemble | None) -> F64:
+    def _tally(self, models: F32, samples: Samples, clients: Int, ensemble: Ensemble | None) -> F64:
         """(n, …), the tallies of the mean outputs of models (J, n, P), or as an ensemble has it."""
-        own, rows = np.arange(len(clients)), self._rows(Samples(split), clients)
+        own, rows = np.arange(len(clients)), self._rows(samples, clients)
         votes = [
-            self._logits(np.ascontiguousarray(member), own, Samples(split), clients).astype(float)
+            self._logits(np.ascontiguousarray(member), own, samples, clients).astype(float)
             for member in models
         ]
         owners = np.repeat(own, [len(indices) for indices in rows])
@@ -250,135 +255,6 @@ class LocalEngine(BaseEngine):
         elif ensemble.mixture is not None:
             together = self.task.mixed(np.stack(votes), ensemble.mixture.T[:, owners])
         return self.task.tally(together, targets, owners, len(clients))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalSite:
-    """Some clients of an engine in one round: a `wecfl.core.program.Site`."""
-
-    engine: LocalEngine
-    clients: Int
-    seed: int = 0
-    round: int = 0
-
-    @property
-    def layout(self) -> Layout:
-        """Which columns of a row hold which parameter."""
-        return self.engine.layout
-
-    @property
-    def sizes(self) -> Int:
-        """(n,), |D_i|."""
-        return self.engine.sizes[self.clients]
-
-    def train(
-        self,
-        rows: F32,
-        plan: LocalPlan,
-        *,
-        correction: Correction = Correction(),  # noqa: B008  (frozen)
-        velocity: F32 | None = None,
-        free: Bool | None = None,
-        part: slice = slice(None),
-        repeat: int = 1,
-        weights: F32 | None = None,
-        bias: F32 | None = None,
-        out: F32 | None = None,
-    ) -> tuple[F32, F32 | None]:
-        """Take a part of the round's steps (`wecfl.core.program.Site`)."""
-        n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
-        buffer = plan.buffer(self.layout)
-        steps = plan.steps_of(self.sizes)
-        done = steps if plan.done is None else np.broadcast_to(plan.done, n)
-        if not ((done >= 0) & (done <= steps)).all():
-            raise ConfigError(
-                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
-            )
-        walk = Walk(
-            plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs,
-            repeat, plan.leave_validation,
-        )  # fmt: skip
-        mu = _array("mu", correction.mu, (trainable,))
-        with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
-            lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
-        lesson = Lesson(
-            _array("rows", rows, (n, width)),
-            walk,
-            done,
-            lr,
-            replace(plan, lr=0.0, done=None),
-            _maybe("velocity", velocity, (n, buffer)) if buffer else None,
-            mu if mu.any() else None,
-            _maybe("anchor", correction.anchor, (n, width)),
-            _maybe("offset", correction.offset, (n, width)),
-            None if free is None else np.ascontiguousarray(free[:trainable]),
-            _maybe("weights", weights, (int(self.sizes.sum()),)),
-            _maybe("bias", bias, (int(self.sizes.sum()), self.engine.outputs)),
-            out,
-        )
-        still: Any = [] if free is None else ~free[trainable:]
-        held = trainable + np.flatnonzero(still)
-        before = lesson.rows[:, held]
-        after, momentum = self.engine._train(self.clients, lesson)
-        after[:, held] = before  # running statistics, which change without a gradient
-        return after, momentum
-
-    def samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The training samples, client by client (`wecfl.core.program.Site`)."""
-        rows = np.concatenate(self.engine._rows(Samples("train"), self.clients))
-        return self.engine._federation.x[rows], self.engine._federation.y[rows]
-
-    def outputs(self, rows: F32) -> F32:
-        """(N, C), of each client's own row (`wecfl.core.program.Site`)."""
-        own = np.arange(len(self.clients))
-        return self.engine._logits(rows, own, Samples("train"), self.clients)
-
-    def sample_losses(self, models: F32) -> F64:
-        """(N, K), of each sample under each model (`wecfl.core.program.Site`)."""
-        same, (_, targets) = np.zeros(len(self.clients), np.int64), self.samples()
-        outputs = [
-            self.engine._logits(model[None], same, Samples("train"), self.clients)
-            for model in models
-        ]
-        losses = [self.engine.task.losses(made.astype(np.float64), targets) for made in outputs]
-        return np.stack(losses, axis=1)
-
-    def losses(self, models: F32, batches: int | None = None) -> F64:
-        """(n, K), L(Ω_k, D_i) (`wecfl.core.program.Site`)."""
-        samples = self.engine._drawn(batches, self.seed, self.round)
-        same = np.zeros(len(self.clients), np.int64)
-        columns = [self.engine._loss(model[None], same, samples, self.clients) for model in models]
-        return np.stack(columns, axis=1)
-
-    def risk(self, rows: F32, split: Split = "train") -> F64:
-        """(n,), L(ω_i, D_i) (`wecfl.core.program.Site`)."""
-        own = np.arange(len(self.clients))
-        return self.engine._loss(rows, own, Samples(split, seed=self.seed), self.clients)
-
-    def gradients(self, rows: F32, batches: int | None = None) -> F32:
-        """(n, trainable), ∇L(ω_i, D_i) (`wecfl.core.program.Site`)."""
-        samples = self.engine._drawn(batches, self.seed, self.round)
-        return self.engine._gradients(rows, samples, self.clients)
-
-    def tally(self, rows: F32 | Ensemble, split: Split) -> F64:
-        """(n, …), the task's tallies on a split (`wecfl.core.program.Site`)."""
-        ensemble = rows if isinstance(rows, Ensemble) else None
-        models = rows.models if isinstance(rows, Ensemble) else rows
-        stack = models[None] if models.ndim == 2 else np.moveaxis(models, 1, 0)
-        return self.engine._tally(stack, split, self.clients, ensemble)
-
-
-def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-    """The value as a float32 array of this shape, or a `ConfigError` that names it."""
-    with np.errstate(over="ignore"):
-        given = np.asarray(value, dtype=np.float32)
-    if given.shape not in (shape, ()):
-        raise ConfigError(f"{name} must have shape {shape}, got {given.shape}")
-    return np.ascontiguousarray(np.broadcast_to(given, shape))
-
-
-def _maybe(name: str, value: F32 | None, shape: tuple[int, ...]) -> F32 | None:
-    return None if value is None else _array(name, value, shape)
 
 
 def table_for(made: NDArray[Any], count: int, before: NDArray[Any] | None = None) -> NDArray[Any]:

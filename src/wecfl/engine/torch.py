@@ -49,6 +49,7 @@ class TorchEngine(LocalEngine):
     """
 
     name = "torch"
+    offers = frozenset({"features"})
 
     def __init__(
         self,
@@ -108,11 +109,17 @@ class TorchEngine(LocalEngine):
         ):  # fmt: skip
             if values is not None:
                 target[:] = values
-        spots = self._spots(clients) if lesson.weights is not None or lesson.bias is not None else 0
-        if lesson.weights is not None:
-            board.weights[spots] = lesson.weights
-        if lesson.bias is not None:
-            board.bias[spots] = lesson.bias
+        term = lesson.term
+        by_sample: list[tuple[F32, F32 | None]] = [
+            (board.weights, lesson.weights), (board.bias, lesson.bias),
+            (board.points, term.points if term else None),
+            (board.factors, term.factors if term else None),
+        ]  # fmt: skip
+        if any(values is not None for _, values in by_sample):
+            spots = self._spots(clients)
+        for table, given in by_sample:
+            if given is not None:
+                table[spots] = given
         self._each(
             "train",
             clients,
@@ -124,6 +131,7 @@ class TorchEngine(LocalEngine):
             held=lesson.free is not None,
             weighted=lesson.weights is not None,
             biased=lesson.bias is not None,
+            term=term.kind if term else "",
         )
         rows = np.empty_like(lesson.rows) if lesson.out is None else lesson.out
         rows[:] = board.models[:n]
@@ -139,14 +147,21 @@ class TorchEngine(LocalEngine):
         _end(self._owner, self._pipes, self._processes)
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """The logits, which the workers write to the board."""
+        return self._evaluated("logits", models, which, samples, clients)
+
+    def _features(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        return self._evaluated("features", models, which, samples, clients)
+
+    def _evaluated(self, work: str, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
+        """The logits or features, which the workers write to the board."""
         self._board.models[: len(models)] = models
         self._board.index[: len(clients)] = which
-        self._each("logits", clients, samples=asdict(samples))
+        self._each(work, clients, samples=asdict(samples))
+        table = getattr(self._board, work)
         sizes = [len(rows) for rows in getattr(self._federation, samples.held_as)]
         taken = [len(rows) for rows in self._rows(samples, clients)]
         starts = np.cumsum([0, *sizes[:-1]])[clients]
-        parts = [self._board.logits[at : at + n] for at, n in zip(starts, taken, strict=True)]
+        parts = [table[at : at + n] for at, n in zip(starts, taken, strict=True)]
         return np.concatenate(parts)
 
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import mmap
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +23,18 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.task import Task
 from wecfl.core.types import F32, Bool, Int
 from wecfl.data.federation import Federation
+from wecfl.engine.feature_losses import FEATURE_LOSSES
 from wecfl.engine.lesson import Samples, Walk
 from wecfl.engine.local import EVALUATION_BATCH
 from wecfl.engine.torch_optimizer import Descent
 from wecfl.layout import Layout
+from wecfl.models.features import with_features
 from wecfl.models.rows import layout_of, named_tensors
 
 __all__ = ["Board", "Worker", "serve"]
+
+Made = TypeVar("Made")
+"""What a forward pass gives."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +56,9 @@ class Board:
     logits: F32  # (samples of all clients, outputs)
     weights: F32  # (samples of all clients,), factors of their losses
     bias: F32  # (samples of all clients, outputs), added to the outputs
+    features: F32  # (samples of all clients, D)
+    points: F32  # (samples of all clients, D), of a term on features
+    factors: F32  # (samples of all clients,), of that term
 
     @classmethod
     def shared(cls, federation: Federation, layout: Layout, outputs: int) -> Board:
@@ -72,6 +80,9 @@ class Board:
             logits=_shared((samples, outputs)),
             weights=_shared((samples,)),
             bias=_shared((samples, outputs)),
+            features=_shared((samples, layout.head[1])),
+            points=_shared((samples, layout.head[1])),
+            factors=_shared((samples,)),
         )
 
 
@@ -161,10 +172,12 @@ class Worker:
         held: bool,
         weighted: bool,
         biased: bool,
+        term: str,
     ) -> None:
         """Take steps of the plan's optimizer, on the columns that are trained.
 
-        They are along ∇L, which may be clipped, plus mu·(w − anchor) + offset.
+        They are along ∇L, which may be clipped, plus mu·(w − anchor) + offset. `term` is the name
+        of a loss of features, which is part of L; empty: there is none.
         """
         board, key, steps = self.board, int(self.federation.keys[client]), Walk(**walk)
         self.load(board.models[turn])
@@ -180,15 +193,22 @@ class Worker:
         for chosen in steps.batches(np.arange(len(own)), key, int(board.steps[turn])):
             g.zero_()
             rows, at = own[chosen], first + chosen
-            output = self.model(self.samples(rows))
+            terms: list[Tensor] = []
+            if term:
+                output, features = self.featured(rows)
+                far = FEATURE_LOSSES[term](features, torch.from_numpy(board.points[at]))
+                terms = [(torch.from_numpy(board.factors[at]) * far).mean()]
+            else:
+                output = self.output(rows)
             if biased:
                 output = output + torch.from_numpy(board.bias[at])
             loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
             if weighted:  # of a sum over samples, each row of the gradient belongs to one of them
                 (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
-                output.backward(slope * torch.from_numpy(board.weights[at])[:, None])
+                slope = slope * torch.from_numpy(board.weights[at])[:, None]
+                torch.autograd.backward([output, *terms], [slope, *(None for _ in terms)])
             else:
-                torch.autograd.backward(loss)
+                torch.autograd.backward([loss, *terms])
             descent.prepare(w, g)
             if corrected:
                 g.addcmul_(mu, w - anchor)
@@ -202,24 +222,48 @@ class Worker:
         """Compute the logits of the client's samples, with the board's model at its `index`."""
         board, chosen = self.board, Samples(**samples)
         at = self.first[chosen.held_as][client]
-        for rows, output in self.evaluated(client, board.models[board.index[turn]], chosen):
+        row = board.models[board.index[turn]]
+        for rows, output in self.evaluated(client, row, chosen, self.output):
             if tuple(output.shape) != (len(rows), self.task.outputs):
                 raise ValueError(f"the output has shape {tuple(output.shape)}")
             board.logits[at : at + len(rows)] = output.numpy()
             at += len(rows)
 
+    @torch.no_grad()
+    def features(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
+        """Compute the features of the client's samples, with the board's model at its `index`."""
+        board, chosen = self.board, Samples(**samples)
+        at = self.first[chosen.held_as][client]
+        row, forward = board.models[board.index[turn]], self.featured
+        for rows, (_, features) in self.evaluated(client, row, chosen, forward):
+            board.features[at : at + len(rows)] = features.numpy()
+            at += len(rows)
+
+    def featured(self, rows: Int) -> tuple[Tensor, Tensor]:
+        """The output of the model for these rows of the pool, and their features."""
+        x = self.samples(rows)
+        return with_features(self.model, lambda: self.model(x))
+
     def gradients(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:
         """Compute the gradient of the client's mean loss, at its model on the board."""
         count = 0
         self.gradient.zero_()
-        for rows, output in self.evaluated(client, self.board.models[turn], Samples(**samples)):
+        row, chosen = self.board.models[turn], Samples(**samples)
+        for rows, output in self.evaluated(client, row, chosen, self.output):
             loss = self.task.objective(output, self.y[torch.from_numpy(rows)], "sum")
             torch.autograd.backward(loss)
             count += len(rows)
         self.board.gradients[turn] = (self.gradient / count).numpy()
 
-    def evaluated(self, client: int, row: F32, samples: Samples) -> Iterator[tuple[Int, Tensor]]:
-        """Yield the client's samples in batches, with the output of the model in evaluation."""
+    def output(self, rows: Int) -> Tensor:
+        """The output of the model for these rows of the pool."""
+        made: Tensor = self.model(self.samples(rows))
+        return made
+
+    def evaluated(
+        self, client: int, row: F32, samples: Samples, forward: Callable[[Int], Made]
+    ) -> Iterator[tuple[Int, Made]]:
+        """Yield the client's samples in batches, and what the model makes of each in evaluation."""
         self.load(row)
         self.model.eval()
         if self.batchnorm == "batch":
@@ -228,7 +272,7 @@ class Worker:
         chosen = samples.of(self.federation, client)
         for first in range(0, len(chosen), self.batch):
             rows = chosen[first : first + self.batch]
-            yield rows, self.model(self.samples(rows))
+            yield rows, forward(rows)
 
 
 def serve(

@@ -16,7 +16,7 @@ from platformdirs import user_state_path
 from torch import nn
 
 from wecfl.bilevel.programs import digest
-from wecfl.core.program import Job, Sent
+from wecfl.core.program import Job, Sent, needs_of
 from wecfl.core.task import Task
 from wecfl.core.types import F32
 from wecfl.data.federation import Federation
@@ -207,6 +207,7 @@ class _LocalClient:
         with make_engine(
             "auto", self.federation, self.model,
             workers=1, batch=job.plan.batch, batchnorm=config["batchnorm"], task=self.task,
+            needs=needs_of(job.program),
         ) as engine:  # fmt: skip
             answers = engine.ask(job, self._completed(job, sent), None, memory)
         lost = False

@@ -41,6 +41,7 @@ from wecfl.methods.one_model import (
     fedprox,
     fedprox_plus,
     fedyogi,
+    moon,
     scaffold,
 )
 from wecfl.methods.per_client import (
@@ -50,6 +51,7 @@ from wecfl.methods.per_client import (
     fedbabu,
     fedmeta,
     fedper,
+    fedproto,
     fedrep,
     lg_fedavg,
     local,
@@ -99,6 +101,7 @@ __all__ = [
     "fednova",
     "fedp2p",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedprox_plus",
     "fedrc",
@@ -112,6 +115,7 @@ __all__ = [
     "ifca_plus",
     "lg_fedavg",
     "local",
+    "moon",
     "named",
     "options",
     "pacfl",
@@ -139,6 +143,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "feddane": feddane,
         "fedatt": fedatt,
         "fedp2p": fedp2p,
+        "moon": moon,
     },
     "a model per cluster": {
         "ifca": ifca,
@@ -167,6 +172,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "fedbabu": fedbabu,
         "apfl": apfl,
         "fedmeta": fedmeta,
+        "fedproto": fedproto,
     },
 }
 """The functions that make the methods, by family and name."""

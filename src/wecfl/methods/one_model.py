@@ -5,6 +5,7 @@ from __future__ import annotations
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.attention import Attentive
 from wecfl.bilevel.clustering import Nearest
+from wecfl.bilevel.contrast import ContrastSteps
 from wecfl.bilevel.control_variates import CONTROLLED
 from wecfl.bilevel.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
 from wecfl.bilevel.distance import squared_euclidean
@@ -33,6 +34,7 @@ __all__ = [
     "fedprox",
     "fedprox_plus",
     "fedyogi",
+    "moon",
     "scaffold",
 ]
 
@@ -184,6 +186,15 @@ def fedatt(server_lr: float = 1.2) -> Method:
     Attentive(step=1.2)
     """
     return fedavg.replace(name="fedatt", aggregation=Attentive(server_lr))
+
+
+def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:
+    """MOON: local features stay near those of the common model (Li, He, Song, CVPR 2021).
+
+    >>> moon(5.0).local
+    ContrastSteps(mu=5.0, temperature=0.5)
+    """
+    return fedavg.replace(name="moon", local=ContrastSteps(mu, temperature))
 
 
 def feddane(proximal: float = 0.001) -> Method:

@@ -8,8 +8,10 @@ from wecfl.bilevel.interpolated import InterpolatedSteps
 from wecfl.bilevel.local import Alone, Ditto, Only, Parts
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.optimizer import Adaptive, Momentum, adam
+from wecfl.bilevel.prototypes import PrototypeMeans, Prototypes, PrototypeSteps, own_prototypes
 from wecfl.bilevel.representation import Columns
-from wecfl.bilevel.serving import Personal, Tuned
+from wecfl.bilevel.serving import NearestPrototype, Personal, Tuned
+from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
 
@@ -20,6 +22,7 @@ __all__ = [
     "fedbabu",
     "fedmeta",
     "fedper",
+    "fedproto",
     "fedrep",
     "lg_fedavg",
     "local",
@@ -111,6 +114,22 @@ def pfedme(
     return fedavg.replace(
         name="pfedme", local=MoreauSteps(lam, inner_steps, inner_lr), serve=Personal(),
         aggregation=Momentum(server_lr, 0.0), plan={"momentum": 0.0},
+    )  # fmt: skip
+
+
+def fedproto(lam: float = 0.02) -> Method:
+    """FedProto: clients exchange mean features of classes, and no models (Tan et al., AAAI 2022).
+
+    `lam` is the weight of the squared distance ‖z − C_y‖². Clients predict by the nearest of the
+    common prototypes.
+
+    >>> fedproto(0.1).shared
+    'none'
+    """
+    return fedavg.replace(
+        name="fedproto", local=PrototypeSteps(lam), serve=NearestPrototype(), shared="none",
+        representation=Prototypes(), aggregation=PrototypeMeans(),
+        steps=(Ask(send=own_prototypes), "E", "M", "D"),
     )  # fmt: skip
 
 

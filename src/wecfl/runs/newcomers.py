@@ -140,7 +140,14 @@ class NewcomerSetup:
         channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
             runner: Engine = engine or stack.enter_context(
-                make_engine(self.engine, federation, self.module, task=self.task, **self.options)
+                make_engine(
+                    self.engine,
+                    federation,
+                    self.module,
+                    task=self.task,
+                    needs=self.method.needs,
+                    **self.options,
+                )
             )
             yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
 

@@ -229,7 +229,10 @@ class Result:
         if self.method.serve.needs_memory and "personal" in state.memory:
             begun = state.memory["begun"]
             return np.where(begun[:, None], state.memory["personal"], state.sent)
-        return served([state], layout_of(self.architecture), self.method.shared)
+        layout = layout_of(self.architecture)
+        rows = served([state], layout, self.method.shared)
+        complete = getattr(self.method.serve, "completed", None)
+        return complete(rows, state, layout) if complete else rows
 
     def assign(
         self,
