@@ -74,7 +74,7 @@ sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and Unde
 	cmake --build build/sanitize --parallel 2 > /dev/null
 	WECFL_NATIVE="$$(echo build/sanitize/_native*.so)" UBSAN_OPTIONS=halt_on_error=1 \
 	  ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	  $(BIN)/python -m pytest tests/engine/test_native.py -k "not ctrl_c"
+	  $(BIN)/python -m pytest tests/engine/test_native*.py -k "not ctrl_c"
 
 BASE ?= HEAD
 freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision: make freeze BASE=HEAD~1

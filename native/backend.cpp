@@ -1,9 +1,10 @@
 // The passes of a network over one mini-batch, compiled once for each instruction set.
 //
-// Operations that look at one block at a time (all but BatchNorm and linear layers) run block by block,
+// Operations that look at one block at a time (all but BatchNorm, linear and recurrent layers) run block by block,
 // so that a block's activations stay in the second-level cache from one layer to the next. Lanes beyond the
 // batch repeat a sample, carry no loss and are kept out of BatchNorm's sums.
 #include "any_conv.h"
+#include "attention.h"
 #include "convolution.h"
 #include "elementwise.h"
 #include "group_norm.h"
@@ -11,6 +12,8 @@
 #include "loss.h"
 #include "norm.h"
 #include "pooling.h"
+#include "recurrent.h"
+#include "sequence.h"
 #include "sgd.h"
 
 namespace WECFL_ISA {
@@ -47,9 +50,44 @@ static void forward_block(const Pass& p, const Op& op, int b) {
             return forward_place(p, op, b);
         case Kind::dropout:
             return forward_dropout(p, op, b);
-        case Kind::linear:  // looks at all blocks at once: forward_linear
-        case Kind::fork:
+        case Kind::step:
+            return forward_step(p, op, b);
+        case Kind::time_mean:
+            return forward_time_mean(p, op, b);
+        case Kind::attention:
+            return forward_attention(p, op, b);
+        default:  // those that look at all blocks at once: forward_whole
             return;
+    }
+}
+
+static bool is_whole(const Op& op) {
+    return op.kind == Kind::linear || op.kind == Kind::embedding || op.kind == Kind::gru || op.kind == Kind::lstm;
+}
+
+static void forward_whole(const Pass& p, const Op& op) {
+    switch (op.kind) {
+        case Kind::embedding:
+            return forward_embedding(p, op);
+        case Kind::gru:
+            return forward_recurrent<Gru>(p, op);
+        case Kind::lstm:
+            return forward_recurrent<Lstm>(p, op);
+        default:
+            return op.by_column ? forward_linear_steps(p, op) : forward_linear(p, op);
+    }
+}
+
+static void backward_whole(const Pass& p, const Op& op, float* gradient) {
+    switch (op.kind) {
+        case Kind::embedding:
+            return backward_embedding(p, op, gradient);
+        case Kind::gru:
+            return backward_recurrent<Gru>(p, op, gradient);
+        case Kind::lstm:
+            return backward_recurrent<Lstm>(p, op, gradient);
+        default:
+            return op.by_column ? backward_linear_steps(p, op, gradient) : backward_linear(p, op, gradient);
     }
 }
 
@@ -60,15 +98,14 @@ static void forward_all(const Pass& p) {
     for (int b = 0; b < p.blocks; b++) gather(p, b);
     for (int i = 0; i < p.net.op_count;) {
         const Op& op = p.net.ops[i];
-        if (op.kind == Kind::linear) {
-            forward_linear(p, op);
+        if (is_whole(op)) {
+            forward_whole(p, op);
             i++;
             continue;
         }
         if (has_statistics(op)) measure(p, op);
         int end = i + 1;  // up to the next operation that needs all blocks
-        while (end < p.net.op_count && p.net.ops[end].kind != Kind::linear && !has_statistics(p.net.ops[end]))
-            end++;
+        while (end < p.net.op_count && !is_whole(p.net.ops[end]) && !has_statistics(p.net.ops[end])) end++;
         for (int b = 0; b < p.blocks; b++)
             for (int j = i; j < end; j++) forward_block(p, p.net.ops[j], b);
         i = end;
@@ -107,7 +144,13 @@ static void backward_block(const Pass& p, const Op& op, int b) {
             return backward_fork(p, op, b);
         case Kind::dropout:
             return backward_dropout(p, op, b);
-        default:  // BatchNorm and linear layers look at all blocks at once
+        case Kind::step:
+            return backward_step(p, op, b);
+        case Kind::time_mean:
+            return backward_time_mean(p, op, b);
+        case Kind::attention:
+            return backward_attention(p, op, b);
+        default:  // BatchNorm and those of backward_whole look at all blocks at once
             return;
     }
 }
@@ -118,8 +161,8 @@ static void backward_all(const Pass& p, float* gradient) {
     combine(p, true);
     for (int i = p.net.op_count - 1; i >= 0;) {
         const Op& op = p.net.ops[i];
-        if (op.kind == Kind::linear) {
-            backward_linear(p, op, gradient);
+        if (is_whole(op)) {
+            backward_whole(p, op, gradient);
             i--;
             continue;
         }
@@ -134,7 +177,7 @@ static void backward_all(const Pass& p, float* gradient) {
             continue;
         }
         int end = i - 1;
-        while (end >= 0 && p.net.ops[end].kind != Kind::linear && !has_statistics(p.net.ops[end])) end--;
+        while (end >= 0 && !is_whole(p.net.ops[end]) && !has_statistics(p.net.ops[end])) end--;
         for (int b = 0; b < p.blocks; b++)
             for (int j = i; j > end; j--) backward_block(p, p.net.ops[j], b);
         i = end;

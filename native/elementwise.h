@@ -112,24 +112,25 @@ static void backward_add(const Pass& p, const Op& op, int b) {
     if (op.copy_other) copy(op.other);
 }
 
-// Channels op.channel … of the output.
-static Geometry part(const Op& op, const Geometry& whole, int channels, float*& at) {
-    at += op.channel * whole.plane() * LANES;
-    return {channels, whole.height, whole.width, whole.border};
+// Where the part of a larger tensor that begins at (op.channel, 0, op.column) has its entry (c, y, x).
+static size_t in_part(const Op& op, const Geometry& whole, int c, int y, int x) {
+    return whole.at(op.channel + c, y, op.column + x) * LANES;
 }
 
 static void forward_place(const Pass& p, const Op& op, int b) {
-    const Geometry& gi = p.tensor(op.in).value;
+    const Geometry &gi = p.tensor(op.in).value, &go = p.tensor(op.out).value;
+    const float* from = p.value(op.in, b);
     float* to = p.value(op.out, b);
-    const Geometry go = part(op, p.tensor(op.out).value, gi.channels, to);
-    map(gi, p.value(op.in, b), go, to, [](V v, int, int, int) { return v; });
+    for (int c = 0; c < gi.channels; c++)
+        pixels(gi, c, [&](int y, int x, size_t at) { store(to + in_part(op, go, c, y, x), load(from + at)); });
 }
 
 static void backward_place(const Pass& p, const Op& op, int b) {
-    const Geometry& hi = p.tensor(op.in).grad;
-    float* from = p.grad(op.out, b);
-    const Geometry ho = part(op, p.tensor(op.out).grad, hi.channels, from);
-    map(ho, from, hi, p.grad(op.in, b), [](V v, int, int, int) { return v; });
+    const Geometry &hi = p.tensor(op.in).grad, &ho = p.tensor(op.out).grad;
+    const float* from = p.grad(op.out, b);
+    float* to = p.grad(op.in, b);
+    for (int c = 0; c < hi.channels; c++)
+        pixels(hi, c, [&](int y, int x, size_t at) { store(to + at, load(from + in_part(op, ho, c, y, x))); });
 }
 
 // Adds the gradient of a further reader to that of the tensor.

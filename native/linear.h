@@ -4,14 +4,10 @@
 
 namespace WECFL_ISA {
 
-// out[o][lane] = bias[o] + Σ_k w[o·so + k·sk] · in[k][lane] for NB blocks: the forward pass with
-// (so, sk) = (inputs, 1), the input gradient with (1, inputs) and the roles exchanged.
+// acc[o] += Σ_k w[o·so + k·sk] · in[k] for NB blocks.
 template <int OB, int NB>
-INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk,
-                        const float* bias, float* const* out, size_t out_block) {
-    V acc[OB][NB];
-    EACH(p, OB)
-        EACH(b, NB) acc[p][b] = all(bias ? bias[p] : 0.f);
+INLINE void multiply(V (&acc)[OB][NB], int inputs, const float* in, size_t in_block, const float* w, size_t so,
+                     size_t sk) {
     for (int k = 0; k < inputs; k++) {
         V u[NB];
         EACH(b, NB) u[b] = load(in + b * in_block + size_t(k) * LANES);
@@ -20,6 +16,17 @@ INLINE void linear_tile(int inputs, const float* in, size_t in_block, const floa
             EACH(b, NB) acc[p][b] += u[b] * weight;
         }
     }
+}
+
+// out[o][lane] = bias[o] + Σ_k w[o·so + k·sk] · in[k][lane] for NB blocks: the forward pass with
+// (so, sk) = (inputs, 1), the input gradient with (1, inputs) and the roles exchanged.
+template <int OB, int NB>
+INLINE void linear_tile(int inputs, const float* in, size_t in_block, const float* w, size_t so, size_t sk,
+                        const float* bias, float* const* out, size_t out_block) {
+    V acc[OB][NB];
+    EACH(p, OB)
+        EACH(b, NB) acc[p][b] = all(bias ? bias[p] : 0.f);
+    multiply<OB, NB>(acc, inputs, in, in_block, w, so, sk);
     EACH(p, OB)
         EACH(b, NB) store(out[p] + b * out_block, acc[p][b]);
 }
@@ -40,7 +47,7 @@ static void linear(int blocks, int inputs, int outputs, const float* in, size_t 
                                     bias ? bias + o : nullptr, out, out_block);
                 o += OB;
             };
-            if constexpr (NB == 1)  // 12 accumulators hide the latency of a multiply-add
+            if constexpr (NB == 1 || LANES_16)  // 12 accumulators hide the latency of a multiply-add
                 while (outputs - o >= 12) tile(Constant<12>{});
             while (outputs - o >= 6) tile(Constant<6>{});
             while (outputs - o >= 2) tile(Constant<2>{});

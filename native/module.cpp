@@ -25,19 +25,22 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Layer* self, std::string kind, std::string place, std::vector<int> reads, Side kernel, Side stride,
                Side pad, Side dilation, int64_t groups, int inputs, int outputs, int64_t weight, int64_t bias,
-               int64_t mean, int64_t variance, float eps, float momentum, float rate, bool ceil,
-               bool count_padding) {
+               int64_t inner_weight, int64_t inner_bias, int64_t mean, int64_t variance, float eps, float momentum,
+               float rate, bool ceil, bool count_padding, bool reverse, bool causal, int number) {
                 new (self) Layer{std::move(kind), std::move(place), std::move(reads), both(kernel), both(stride),
                                  both(pad),       both(dilation),   groups,           inputs,       outputs,
-                                 weight,          bias,             mean,             variance,     eps,
-                                 momentum,        rate,             ceil,             count_padding};
+                                 weight,          bias,             inner_weight,     inner_bias,   mean,
+                                 variance,        eps,              momentum,         rate,         ceil,
+                                 count_padding,   reverse,          causal,           number};
             },
             nb::arg("kind"), nb::kw_only(), nb::arg("place") = "", nb::arg("reads") = std::vector<int>(),
             nb::arg("kernel") = 0, nb::arg("stride") = 1, nb::arg("pad") = 0, nb::arg("dilation") = 1,
             nb::arg("groups") = 1, nb::arg("inputs") = -1,
-            nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1, nb::arg("mean") = -1,
-            nb::arg("variance") = -1, nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f,
-            nb::arg("ceil") = false, nb::arg("count_padding") = true);
+            nb::arg("outputs") = 0, nb::arg("weight") = -1, nb::arg("bias") = -1,
+            nb::arg("inner_weight") = -1, nb::arg("inner_bias") = -1, nb::arg("mean") = -1, nb::arg("variance") = -1,
+            nb::arg("eps") = 0.f, nb::arg("momentum") = 0.f, nb::arg("rate") = 0.f,
+            nb::arg("ceil") = false, nb::arg("count_padding") = true, nb::arg("reverse") = false,
+            nb::arg("causal") = false, nb::arg("number") = -1);
     nb::class_<Optimizer>(m, "Optimizer")
         .def(nb::init<const std::string&, std::vector<int64_t>, double, double, double, double, double>(),
              nb::arg("name"), nb::arg("stops"), nb::kw_only(), nb::arg("momentum") = 0.,

@@ -17,7 +17,8 @@ struct Pass {
     int capacity, blocks;  // blocks that the workspace has room for; blocks of this batch
     // Parts of the workspace, as `lay_out` divides it.
     float *tensors = nullptr, *partial = nullptr, *statistics = nullptr, *turned = nullptr,
-          *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr, *moments = nullptr;
+          *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr, *moments = nullptr,
+          *kept = nullptr, *ordered = nullptr, *turned_steps = nullptr;
     uint8_t* codes = nullptr;
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
@@ -60,6 +61,9 @@ static size_t lay_out(Pass& p, char* base) {
     p.combined = reinterpret_cast<float*>(take(n.combined_size * sizeof(float)));
     p.room = reinterpret_cast<float*>(take(n.room_size * vector));
     p.moments = reinterpret_cast<float*>(take(n.moments_size * p.capacity * vector));
+    p.kept = reinterpret_cast<float*>(take(n.kept_size * p.capacity * vector));
+    p.ordered = reinterpret_cast<float*>(take(n.ordered_size * sizeof(float)));
+    p.turned_steps = reinterpret_cast<float*>(take(n.turned_steps_size * sizeof(float)));
     p.codes = reinterpret_cast<uint8_t*>(take(n.codes_size * p.capacity * LANES));
     return size_t(at - base);
 }

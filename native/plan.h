@@ -21,6 +21,12 @@ enum class Kind : int {
     avg_pool,
     adaptive_pool,
     linear,
+    embedding,
+    gru,
+    lstm,
+    step,       // one step of a sequence
+    time_mean,  // the mean of its steps
+    attention,
     dropout,
     norm_relu_pool,
     relu_pool,
@@ -49,6 +55,12 @@ struct Geometry {
         return (size_t(c) * rows() + border + y) * columns() + border + x;
     }
 };
+
+// Rows of a matrix that the recurrent products take at a time: 4 units with the 3 gates of a GRU, 3 units with
+// the 4 gates of an LSTM (recurrent.h).
+constexpr int ROWS_AT_A_TIME = 12;
+constexpr int SAMPLES_AT_A_TIME = 128;  // of a gradient of weights that is summed over steps (sequence.h)
+constexpr size_t rounded_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
 // How many products stand for the 2K of a column of K taps and a pair of rows (winograd.h).
 constexpr int products(int kernel) { return 3 * ((kernel - 1) / 2) + 1; }
@@ -86,12 +98,17 @@ struct Op {
     int other = -1;       // the second tensor of an addition, alone or behind a norm
     bool relu = false;    // ReLU behind a norm or an addition
     Sides kernel, stride{1, 1}, pad, dilation{1, 1};
-    int groups = 1;                // of a group_norm
-    int channel = 0;               // of a place: where it begins
-    bool by_column = false;        // of a layer_norm: each row by itself, not the whole sample
+    int groups = 1;                // of a group_norm; heads of an attention
+    int channel = 0, column = 0;   // of a place: where it begins
+    bool by_column = false;        // of a layer_norm or a linear layer: each row by itself, not the whole sample
+    bool reverse = false;          // of a recurrent layer: from the last step to the first
+    bool causal = false;           // of an attention: a step sees those up to itself
+    int number = 0;                // of a step: which one; of an embedding: the row that is not learned, or -1
+    int table_rows = 0;            // of an embedding
     bool count_padding = true;     // of an avg_pool
     Function function{};           // of an activation; `rate` is its slope or scale
     int64_t weight = -1, bias = -1;  // columns of the row
+    int64_t inner_weight = -1, inner_bias = -1;  // of a recurrent layer: those of its own last output
     int64_t mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
     bool input_gradient = true;  // nothing before the first parameters needs one
@@ -105,6 +122,8 @@ struct Op {
     size_t codes_at = 0;       // its pooling codes or dropout mask, in vectors of bytes, of block 0
     size_t statistics_at = 0;  // its BatchNorm statistics, in floats
     size_t moments_at = 0;     // its means and deviations of single samples, in vectors, of block 0
+    size_t kept_at = 0, kept_size = 0;  // what a recurrent layer or an attention keeps for its backward pass, in vectors, of block 0
+    size_t ordered_at = 0, ordered_back_at = 0;  // its inner weights in the order of its loops, in floats
     const AnyConv* any = nullptr;
 
     bool keeps_sums() const { return partial_weights + partial_biases > 0; }
@@ -130,7 +149,7 @@ struct Network {
     LossOptions loss;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
     size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
-        combined_size, room_size, moments_size;
+        combined_size, room_size, moments_size, kept_size, ordered_size, turned_steps_size;
 };
 
 enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave

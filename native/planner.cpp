@@ -93,6 +93,8 @@ size_t Plan::add(const std::vector<Layer>& layers, Values& values, size_t i) {
     op.kernel = sides(layer.kernel), op.stride = sides(layer.stride), op.pad = sides(layer.pad);
     op.dilation = sides(layer.dilation), op.groups = int(layer.groups), op.count_padding = layer.count_padding;
     op.weight = layer.weight, op.bias = layer.bias, op.mean = layer.mean, op.variance = layer.variance;
+    op.inner_weight = layer.inner_weight, op.inner_bias = layer.inner_bias, op.reverse = layer.reverse;
+    op.causal = layer.causal;
     op.eps = layer.eps, op.momentum = layer.momentum, op.rate = layer.rate;
     size_t used = 1;
     const bool relu_next = values.followed_by(layers, i, "relu");
@@ -121,6 +123,21 @@ size_t Plan::add(const std::vector<Layer>& layers, Values& values, size_t i) {
         op.kind = Kind::adaptive_pool;
     } else if (layer.kind == "linear") {
         op.kind = Kind::linear;
+        op.by_column = in.form == Shape::plane;
+    } else if (layer.kind == "embedding") {
+        op.kind = Kind::embedding;
+        op.number = layer.number, op.table_rows = layer.inputs;
+        demand(op.in == 0, (layer.place.empty() ? layer.kind : layer.place) + " reads something else than the samples");
+        tokens_ = tokens_ ? std::min(tokens_, layer.inputs) : layer.inputs;
+    } else if (layer.kind == "gru" || layer.kind == "lstm") {
+        op.kind = layer.kind == "gru" ? Kind::gru : Kind::lstm;
+    } else if (layer.kind == "attention") {
+        op.kind = Kind::attention;
+    } else if (layer.kind == "step") {
+        op.kind = Kind::step;
+        op.number = layer.number < 0 ? in.height + layer.number : layer.number;
+    } else if (layer.kind == "time_mean") {
+        op.kind = Kind::time_mean;
     } else if (layer.kind == "dropout") {
         op.kind = Kind::dropout;
     } else if (layer.kind == "concat") {
@@ -160,9 +177,11 @@ void Plan::add_concatenation(Values& values, size_t i) {
     op.kind = Kind::place;
     op.out = new_tensor(values.shapes[i + 1]);
     for (int value : values.reads[i]) {
+        const Shape& shape = values.shapes[value];
         op.in = values.tensor[value];
         ops_.push_back(op);
-        op.channel += values.shapes[value].channels;
+        if (shape.form == Shape::plane) op.column += shape.width;
+        else op.channel += shape.channels;
     }
     values.tensor.push_back(op.out);
 }
@@ -273,6 +292,25 @@ bool Plan::by_pairs(int kernel, const Geometry& in, const Geometry& out) {
     return true;
 }
 
+// What layers of sequences need beside their tensors (sequence.h, recurrent.h).
+void Plan::remember_steps(Op& op) {
+    const Geometry &in = tensors_[op.in].value, &out = tensors_[op.out].value;
+    const size_t units = out.width, steps = out.height, gates = op.kind == Kind::gru ? 3 : 4;
+    const size_t widest = op.kind == Kind::linear ? in.width : std::max(in.width, out.width);
+    if (op.kind != Kind::layer_norm)
+        net_.turned_steps_size = std::max(net_.turned_steps_size, SAMPLES_AT_A_TIME * rounded_up(widest, 16));
+    if (op.kind != Kind::gru && op.kind != Kind::lstm) return;
+    // The gates; for a GRU what its own output gives to them, for an LSTM its cells and their tanh; the
+    // gradients of output and cells that a step gives to the one before it.
+    op.kept_at = net_.kept_size;
+    op.kept_size = steps * units * (gates + (op.kind == Kind::gru ? 3 : 2)) + 2 * units;
+    net_.kept_size += op.kept_size;
+    op.ordered_at = net_.ordered_size;
+    net_.ordered_size += rounded_up(units, ROWS_AT_A_TIME / gates) * gates * units;
+    op.ordered_back_at = net_.ordered_size;
+    net_.ordered_size += rounded_up(units, ROWS_AT_A_TIME) * gates * units;
+}
+
 // Gives every tensor and operation its place in the workspace.
 void Plan::assign_memory() {
     const auto take = [&](const Geometry& g) {
@@ -324,7 +362,14 @@ void Plan::assign_memory() {
         op.statistics_at = net_.statistics_size;
         if (op.kind == Kind::norm || op.kind == Kind::norm_relu_pool)
             net_.statistics_size += 4 * size_t(in.channels);
-        if (op.kind == Kind::linear) net_.turned_size = std::max(net_.turned_size, in.size());
+        if (op.kind == Kind::linear && !op.by_column) net_.turned_size = std::max(net_.turned_size, in.size());
+        if (op.kind == Kind::gru || op.kind == Kind::lstm || op.by_column) remember_steps(op);
+        if (op.kind == Kind::attention) {
+            const size_t shares = size_t(out.height) * out.height;
+            op.kept_at = net_.kept_size, op.kept_size = shares * op.groups;
+            net_.kept_size += op.kept_size;
+            net_.room_size = std::max(net_.room_size, shares);
+        }
     }
     net_.flipped_size = net_.partial_size;
     net_.ops = ops_.data(), net_.op_count = int(ops_.size());

@@ -22,13 +22,15 @@ struct Layer {
     Pair kernel{0, 0}, stride{1, 1}, pad{0, 0}, dilation{1, 1};
     int64_t groups = 1;
     int inputs = -1, outputs = 0;  // channels or features; inputs -1: as many as come
-    int64_t weight = -1, bias = -1, mean = -1, variance = -1;
+    int64_t weight = -1, bias = -1, inner_weight = -1, inner_bias = -1, mean = -1, variance = -1;
     float eps = 0, momentum = 0, rate = 0;
-    bool ceil = false, count_padding = true;
+    bool ceil = false, count_padding = true, reverse = false, causal = false;
+    int number = -1;  // of a step: which one; of a concatenation: along which dimension; of an embedding: the row that is not learned
 };
 
 // The shape of a sample on its way through the layers. Flattening changes the form alone: numbers stay
-// where they are, and a linear layer reads all of them.
+// where they are, and a linear layer reads all of them. A sequence is a plane: a row for each step, a column for
+// each feature.
 struct Shape {
     enum Form { flat, plane, image };  // features; height and width; channels, height and width
     int channels, height, width;
@@ -85,11 +87,14 @@ public:
     const std::vector<Op>& ops() const { return ops_; }
     const Geometry& input() const { return tensors_[0].value; }
     const Geometry& input_of(const Op& op) const { return tensors_[op.in].value; }
+    // Samples are whole numbers from 0 to below this one; 0: any numbers.
+    int tokens() const { return tokens_; }
 
 private:
     struct Values;
     size_t add(const std::vector<Layer>& layers, Values& values, size_t i);
     void add_concatenation(Values& values, size_t i);
+    void remember_steps(Op& op);
     int new_tensor(const Shape& shape);
     void set_borders();
     void find_needed_gradients();
@@ -98,6 +103,7 @@ private:
     void assign_memory();
     bool by_pairs(int kernel, const Geometry& in, const Geometry& out);
 
+    int tokens_ = 0;
     std::vector<float> weights_;
     std::vector<Op> ops_;
     std::vector<Tensor> tensors_;

@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t LARGEST_WINDOW = 4096;  // of a kernel, padding or dilation: keeps sums far from overflow
 constexpr int64_t LARGEST_STRIDE = 64;
+constexpr int64_t LONGEST_ATTENTION = 512;  // its shares are kept: steps² vectors for each head and block
+constexpr int64_t LARGEST_TOKEN = 1 << 24;  // float32 holds whole numbers up to it
 
 std::string text(int64_t number) { return std::to_string(number); }
 std::string text(const Pair& sides) {
@@ -116,12 +118,50 @@ struct Rules {
         within(layer.kernel, 1, LARGEST_WINDOW, "size");
         in.height = int(layer.kernel[0]), in.width = int(layer.kernel[1]);
     }
+    void needs_steps() const {
+        rule(in.form == Shape::plane, std::string("needs sequences of features, but its input is ") +
+                                          (in.form == Shape::flat ? "flat" : "an image"));
+    }
     void connect() {
-        rule(in.form == Shape::flat, "needs flat samples, but its input was not flattened");
-        expects(in.count(), "inputs");
+        rule(in.form != Shape::image, "needs flat samples or sequences, but its input was not flattened");
+        const int64_t inputs = in.form == Shape::plane ? in.width : in.count();
+        expects(inputs, "inputs");
         rule(layer.outputs > 0, "has no output");
-        weight_and_bias(layer.outputs * in.count(), layer.outputs);
-        in = {layer.outputs, 1, 1, Shape::flat};
+        weight_and_bias(layer.outputs * inputs, layer.outputs);
+        if (in.form == Shape::plane) in.width = layer.outputs;
+        else in = {layer.outputs, 1, 1, Shape::flat};
+    }
+    void embed() {
+        rule(in.form == Shape::flat && in.height * in.width == 1, "needs a row of tokens for each sample");
+        rule(layer.inputs > 0 && layer.inputs <= LARGEST_TOKEN, "has " + text(layer.inputs) + " rows; it must be 1 to " +
+                                                                    text(LARGEST_TOKEN));
+        rule(layer.outputs > 0, "has no output");
+        columns(layer.weight, int64_t(layer.inputs) * layer.outputs, trainable, "weight");
+        in = {1, in.channels, layer.outputs, Shape::plane};
+    }
+    void recur(int64_t gates) {
+        needs_steps();
+        expects(in.width, "features");
+        rule(layer.outputs > 0, "has no output");
+        const int64_t rows = gates * layer.outputs;
+        weight_and_bias(rows * in.width, rows);
+        columns(layer.inner_weight, rows * layer.outputs, trainable, "inner weight");
+        if (layer.inner_bias >= 0) columns(layer.inner_bias, rows, trainable, "inner bias");
+        in.width = layer.outputs;
+    }
+    void attend() {
+        needs_steps();
+        rule(layer.groups >= 1 && in.width % (3 * layer.groups) == 0,
+             "has " + text(layer.groups) + " heads, which must divide a third of its " + text(in.width) + " features");
+        rule(in.height <= LONGEST_ATTENTION, "has sequences of " + text(in.height) + " steps; the native engine takes up to " +
+                                                 text(LONGEST_ATTENTION));
+        in.width /= 3;
+    }
+    void take_step() {
+        needs_steps();
+        rule(layer.number >= -in.height && layer.number < in.height,
+             "takes step " + text(layer.number) + " of a sequence of " + text(in.height));
+        in = {in.width, 1, 1, Shape::flat};
     }
 };
 
@@ -151,22 +191,32 @@ Shape shape_after(const Layer& layer, const std::string& place, const std::vecto
     else if (kind == "max_pool" || kind == "avg_pool") r.pool();
     else if (kind == "adaptive_pool") r.pool_adaptively();
     else if (kind == "linear") r.connect();
+    else if (kind == "embedding") r.embed();
+    else if (kind == "gru" || kind == "lstm") r.recur(kind == "gru" ? 3 : 4);
+    else if (kind == "attention") r.attend();
+    else if (kind == "step") r.take_step();
+    else if (kind == "time_mean") r.needs_steps(), r.in = {r.in.width, 1, 1, Shape::flat};
     else if (kind == "dropout") r.rule(layer.rate >= 0 && layer.rate < 1, "must drop a share of at least 0 and below 1");
     else if (kind == "flatten") r.in.form = Shape::flat;
     else if (kind == "add") {
         r.rule(inputs.size() == 2, "must add two inputs");
         r.rule(inputs[0] == inputs[1], "adds inputs of different shapes");
     } else if (kind == "concat") {
-        r.rule(r.in.form == Shape::image || (r.in.form == Shape::flat && r.in.height * r.in.width == 1),
+        const int dim = layer.number;
+        const bool features = r.in.form == Shape::plane;
+        r.rule((r.in.form == Shape::image && (dim == 1 || dim == -3)) || (features && (dim == 2 || dim == -1)) ||
+                   (r.in.form == Shape::flat && r.in.height * r.in.width == 1 && (dim == 1 || dim == -1)),
                "concatenates neither channels nor features");
-        int64_t channels = 0;
+        int64_t channels = 0, width = 0;
         for (const Shape& in : inputs) {
-            channels += in.channels;
-            r.rule(in.form == r.in.form && in.height == r.in.height && in.width == r.in.width,
+            channels += in.channels, width += in.width;
+            r.rule(in.form == r.in.form && in.height == r.in.height && (features || in.width == r.in.width),
                    "concatenates inputs of different sizes");
         }
-        r.rule(channels * r.in.height * r.in.width <= std::numeric_limits<int>::max(), "makes too large a tensor");
-        r.in.channels = int(channels);
+        const int64_t size = features ? width * r.in.height : channels * r.in.height * r.in.width;
+        r.rule(size <= std::numeric_limits<int>::max(), "makes too large a tensor");
+        if (features) r.in.width = int(width);
+        else r.in.channels = int(channels);
     } else {
         const char* others[] = {"relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh"};
         r.rule(std::find(std::begin(others), std::end(others), kind) != std::end(others),

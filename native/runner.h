@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -289,6 +290,16 @@ private:
         const int64_t n = int64_t(x.shape(0));
         for (size_t i = 0; i < index.shape(0); i++)
             demand(index.data()[i] >= 0 && index.data()[i] < n, "index names a sample that is not there");
+        if (const int tokens = plan_.tokens())
+            for (size_t i = 0; i < index.shape(0); i++)
+                for (size_t k = 0; k < x.shape(1); k++) {
+                    const float token = x.data()[index.data()[i] * x.shape(1) + k];
+                    if (token >= 0 && token < float(tokens) && token == float(int(token))) continue;
+                    char number[32];
+                    std::snprintf(number, sizeof number, "%g", token);
+                    throw std::invalid_argument(std::string("a token is ") + number + ", but the embedding has rows 0 to " +
+                                                std::to_string(tokens - 1));
+                }
     }
 
     // The sizes of the smallest and the largest batch, but for those left out at the end.

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from wecfl import Federation, State
 from wecfl.core.plan import LocalPlan
-from wecfl.models import layout_of, row_of
+from wecfl.data.packing import Part
+from wecfl.models import layout_of, make, row_of
 
 Case = tuple[nn.Module, tuple[int, ...], int]
 """A model, the shape of its samples and its number of classes."""
@@ -20,11 +21,28 @@ JUMPS = (nn.ReLU, nn.LeakyReLU)
 """Functions whose slope is another one below 0."""
 
 
-def federation(shape: tuple[int, ...], classes: int, sizes: list[int], seed: int = 0) -> Federation:
+def federation(
+    shape: tuple[int, ...], classes: int, sizes: list[int], seed: int = 0, tokens: int = 0
+) -> Federation:
+    """Clients with random samples: normal numbers, or whole ones below `tokens`."""
     rng = np.random.default_rng(seed)
-    xs = [rng.normal(size=(n, *shape)).astype(np.float32) for n in sizes]
+    xs: list[Any] = [rng.normal(size=(n, *shape)).astype(np.float32) for n in sizes]
+    if tokens:
+        xs = [rng.integers(0, tokens, (n, *shape)) for n in sizes]
     ys = [rng.integers(0, classes, n) for n in sizes]
     return Federation.from_arrays(xs, ys, classes=classes)
+
+
+def tokens_of(model: nn.Module) -> int:
+    """How many tokens a model knows; 0: its samples are no tokens."""
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    return min((table.num_embeddings for table in tables), default=0)
+
+
+def of_tokens(model: nn.Module, length: int) -> nn.Module:
+    """The model, as it takes samples of so many tokens out of a pool."""
+    part = Part("", (length,), "whole")
+    return make(model, shape=(length,), classes=1, seed=0, parts=(part,))
 
 
 def start(model: nn.Module, m: int) -> State:
@@ -37,13 +55,20 @@ def plain_steps(
 ) -> Iterator[tuple[nn.Module, Tensor]]:
     """One round of client 0 in a plain loop: the model and the batch before each step.
 
-    With `shake` every input is first moved to a neighbouring float32 or left, at random.
+    With `shake` every input is first moved to a neighbouring float32 or left, at random; if samples
+    are tokens, the rows of the embedding.
     """
     client, inputs = 0, fed.x
-    if shake:
-        ways = np.random.default_rng(shake).integers(-1, 2, fed.x.shape)
-        inputs = (fed.x * (1 + ways * 2.0**-23)).astype(np.float32)
     copy = deepcopy(model).to(dtype).train()
+    tables = [part.weight for part in copy.modules() if isinstance(part, nn.Embedding)]
+    if shake:
+        ways = np.random.default_rng(shake)
+        for table in tables:
+            moves = torch.from_numpy(ways.integers(-1, 2, tuple(table.shape)))
+            table.data = table.data * (1 + moves * 2.0**-23).to(dtype)
+        if not tables:
+            moved = fed.x * (1 + ways.integers(-1, 2, fed.x.shape) * 2.0**-23)
+            inputs = moved.astype(np.float32)
     optimizer = torch.optim.SGD(
         copy.parameters(), lr=float(plan.lr), momentum=plan.momentum, weight_decay=plan.weight_decay
     )
@@ -182,12 +207,89 @@ def networks(draw: st.DrawFn) -> Case:
             call(nn.LayerNorm(hidden))
         call(nn.ReLU())
     call(nn.Linear(sizes[-1][0], classes, bias=draw(st.booleans())))
+    _draw_parameters(net, draw(st.integers(0, 1000)))
+    return net, shape, classes
+
+
+class Sequences(nn.Module):
+    """What people write for texts and time series, in several ways."""
+
+    def __init__(self, layers: list[nn.Module], end: str, features: int, classes: int) -> None:
+        super().__init__()
+        self.layers, self.end = nn.ModuleList(layers), end
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x
+        for layer in self.layers:
+            if isinstance(layer, nn.LSTM):
+                x, (state, _) = layer(x)
+            elif isinstance(layer, nn.GRU):
+                x, state = layer(x)
+            elif isinstance(layer, nn.MultiheadAttention):
+                x = x + layer(x, x, x, need_weights=False)[0]
+            else:
+                x = layer(x)
+        if self.end == "all":
+            x = self.head(x).mean(dim=1)
+            return x
+        ends = {
+            "state": lambda: state[-1],
+            "last": lambda: x[:, -1],
+            "first": lambda: x[:, 0, :],
+            "mean": lambda: x.mean(1),
+            "flat": lambda: torch.flatten(x, 1),
+        }
+        out: Tensor = self.head(ends[self.end]())
+        return out
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Case:
+    """Small random networks of tokens, or of features for each step."""
+    steps, features, classes = (draw(st.integers(1, most)) for most in (7, 20, 5))
+    layers: list[nn.Module] = []
+    classes, tokens = classes + 1, draw(st.integers(0, 9))
+    shape: tuple[int, ...] = (steps, features)
+    if tokens:
+        unlearned = draw(st.sampled_from([None, 0, tokens - 1]))
+        layers.append(nn.Embedding(tokens, features, padding_idx=unlearned))
+        shape = (steps,)
+    for _ in range(draw(st.integers(0, 2))):
+        kind = draw(st.sampled_from(["linear", "norm", "tanh", "attention"]))
+        if kind == "linear":
+            wider = draw(st.integers(1, 20))
+            layers.append(nn.Linear(features, wider, bias=draw(st.booleans())))
+            features = wider
+        elif kind == "norm" and features > 3:
+            layers.append(nn.LayerNorm(features))
+        elif kind == "attention":
+            heads = draw(st.sampled_from([n for n in range(1, features + 1) if features % n == 0]))
+            bias = draw(st.booleans())
+            layers.append(nn.MultiheadAttention(features, heads, bias=bias, batch_first=True))
+        else:
+            layers.append(nn.Tanh())
+    ends = ["last", "first", "mean", "flat", "all"]
+    if draw(st.integers(0, 3)):
+        units, depth = draw(st.integers(1, 40)), draw(st.sampled_from([1, 1, 2]))
+        recurrent = draw(st.sampled_from([nn.GRU, nn.LSTM]))
+        options = {"bias": draw(st.booleans()), "bidirectional": draw(st.booleans())}
+        layers.append(recurrent(features, units, depth, batch_first=True, **options))
+        features = units * (1 + options["bidirectional"])
+        ends.append("state")
+    end = draw(st.sampled_from(ends))
+    width = {"flat": features * steps, "state": units if end == "state" else 0}.get(end, features)
+    net = Sequences(layers, end, width, classes)
+    _draw_parameters(net, draw(st.integers(0, 1000)))
+    return (of_tokens(net, steps) if tokens else net), shape, classes
+
+
+def _draw_parameters(net: nn.Module, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(draw(st.integers(0, 1000)))
-        for layer in net.layers:
+        torch.default_generator.manual_seed(seed)
+        for layer in net.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
-    return net, shape, classes
 
 
 @st.composite

@@ -26,7 +26,7 @@ from wecfl.folder.newcomer_reference import write_reference
 from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.folder.writer import RunFolder, environment
 from wecfl.methods import component_words, components, structure
-from wecfl.models import is_logistic, unpacks
+from wecfl.models import is_logistic, unpacked_parts
 from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.newcomers import Assigner, Reference
@@ -99,7 +99,7 @@ def train(
     asked, stopped = None, _reason(rounds, records, recorder)
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
-    _tell(clients, unpacks(newcomer_setup.module))
+    _tell(clients, bool(unpacked_parts(newcomer_setup.module)))
     env = environment() | {
         "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
         "model": newcomer_setup.blueprint.written(),

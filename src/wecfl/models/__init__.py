@@ -8,7 +8,7 @@
 from torch.nn import Module
 
 from wecfl.models.rows import fill, layout_of, outputs_of, reinitialized, row_of
-from wecfl.models.unpacking import unpacks
+from wecfl.models.unpacking import unpacked_parts
 from wecfl.models.zoo import MODELS, Model, Vote, auto, build, is_logistic, make
 
 __all__ = [
@@ -25,5 +25,5 @@ __all__ = [
     "outputs_of",
     "reinitialized",
     "row_of",
-    "unpacks",
+    "unpacked_parts",
 ]

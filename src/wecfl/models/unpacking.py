@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wecfl.data.packing import Part
 from wecfl.errors import ModelError
 
-__all__ = ["Unpack", "unpacking", "unpacks"]
+__all__ = ["Unpack", "unpacked_parts", "unpacking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,16 @@ def unpacking(module: nn.Module, parts: Sequence[Part], name: str | None) -> nn.
     return copy
 
 
-def unpacks(module: nn.Module) -> bool:
-    """Whether a module takes rows apart, so that its numbers are not features.
+def unpacked_parts(module: nn.Module) -> tuple[Part, ...]:
+    """What a module takes rows apart into, so that their numbers are not features; empty: nothing.
 
-    >>> unpacks(nn.Linear(2, 1)), unpacks(unpacking(nn.Embedding(2, 1), [Part("", (3,))], None))
-    (False, True)
+    >>> unpacked_parts(nn.Linear(2, 1))
+    ()
+    >>> unpacked_parts(unpacking(nn.Embedding(2, 1), [Part("", (3,), "whole")], None))
+    (Part(name='', shape=(3,), kind='whole'),)
     """
-    return any(isinstance(hook, Unpack) for hook in module._forward_pre_hooks.values())
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Unpack)]
+    return hooks[0].parts if hooks else ()
 
 
 def _typed(tensor: Tensor, part: Part) -> Tensor:

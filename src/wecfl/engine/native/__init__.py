@@ -209,7 +209,10 @@ class NativeEngine(LocalEngine):
         ]
         runner = self._make(without_dropout, isa)
         draws = rng.stream(0, "self-check")
-        x = draws.normal(size=(8, *self._federation.shape)).astype(np.float32)
+        shape = (8, *self._federation.shape)
+        tables = [layer["inputs"] for layer in self._layers if layer["kind"] == "embedding"]
+        tokens = draws.integers(0, min(tables, default=1), shape)
+        x = (tokens if tables else draws.normal(size=shape)).astype(np.float32)
         y: NDArray[Any] = draws.integers(0, self.outputs, len(x))
         if self.task.kernel == {"loss": "squares"}:
             y = draws.normal(size=(len(x), self.outputs)).astype(np.float32)
@@ -233,6 +236,8 @@ class NativeEngine(LocalEngine):
         for part in module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
+            elif isinstance(part, nn.RNNBase):
+                part.dropout = 0.0
             elif isinstance(part, nn.BatchNorm2d) and self._batchnorm == "batch":
                 part.train()
         try:

@@ -15,7 +15,15 @@ from torch.nn import functional
 
 from wecfl.errors import WecflError
 
-__all__ = ["Layer", "Unsupported", "of_function", "of_module"]
+__all__ = [
+    "RECURRENT",
+    "Layer",
+    "Unsupported",
+    "of_attention",
+    "of_function",
+    "of_module",
+    "of_recurrent",
+]
 
 Layer = dict[str, Any]
 """The arguments of a `Layer` of the extension: its kind, its place in the model, plain numbers."""
@@ -31,15 +39,75 @@ DEFAULTS = {"dilation": 1, "groups": 1, "ceil": False, "count_padding": True}
 
 def of_module(name: str, part: nn.Module, columns: Mapping[str, int]) -> Layer:
     """The layer for a module of torch; empty if the module does nothing."""
-    kind = type(part)
-    place = f"the layer '{name}' ({kind.__name__})" if name else f"the model ({kind.__name__})"
+    kind, place = type(part), _place(name, part)
     if kind is nn.Identity:
         return {}
     if kind not in MODULES:
         raise Unsupported(f"{place} is not one of those the native engine knows")
+    made = MODULES[kind](part, _columns(name, part, columns), place)
+    return _without_defaults({"place": place, **made})
+
+
+def of_recurrent(name: str, part: Any, columns: Mapping[str, int]) -> list[Layer]:
+    """The layers for a GRU or LSTM: forwards, backwards if it is bidirectional; Dropout between."""
+    place, row = _place(name, part), _columns(name, part, columns)
+    if not part.batch_first:
+        raise Unsupported(f"{place} is not batch_first")
+    if part.proj_size:
+        raise Unsupported(f"{place} has projections")
+    ways = ("", "_reverse") if part.bidirectional else ("",)
+    layers: list[Layer] = []
+    for number in range(part.num_layers):
+        if number and part.dropout:
+            layers.append({"kind": "dropout", "rate": part.dropout, "place": place})
+        for way in ways:
+            end = f"_l{number}{way}"
+            layer = {
+                "kind": RECURRENT[type(part)],
+                "place": place,
+                "inputs": part.hidden_size * len(ways) if number else part.input_size,
+                "outputs": part.hidden_size,
+                "weight": row[f"weight_ih{end}"],
+                "bias": row.get(f"bias_ih{end}", -1),
+                "inner_weight": row[f"weight_hh{end}"],
+                "inner_bias": row.get(f"bias_hh{end}", -1),
+            }
+            layers.append({**layer, "reverse": True} if way else layer)
+    return layers
+
+
+def of_attention(
+    name: str, part: nn.MultiheadAttention, columns: Mapping[str, int]
+) -> tuple[Layer, Layer, Layer]:
+    """The matrix that makes queries, keys and values, the attention, and the matrix behind it."""
+    place, row = _place(name, part), _columns(name, part, columns)
+    if not part.batch_first or part.dropout or part.bias_k is not None or part.add_zero_attn:
+        raise Unsupported(f"{place} is not batch_first, or has Dropout or further keys")
+    size = part.embed_dim
+    if not part._qkv_same_embed_dim:
+        raise Unsupported(f"{place} has keys or values of another size")
+
+    def linear(outputs: int, weight: str, bias: str) -> Layer:
+        sizes = {"inputs": size, "outputs": outputs, "weight": row[weight]}
+        return {"kind": "linear", "place": place, **sizes, "bias": row.get(bias, -1)}
+
+    return (
+        linear(3 * size, "in_proj_weight", "in_proj_bias"),
+        {"kind": "attention", "place": place, "groups": part.num_heads},
+        linear(size, "out_proj.weight", "out_proj.bias"),
+    )
+
+
+def _place(name: str, part: nn.Module) -> str:
+    """How a line of the log names a layer."""
+    kind = type(part).__name__
+    return f"the layer '{name}' ({kind})" if name else f"the model ({kind})"
+
+
+def _columns(name: str, part: nn.Module, columns: Mapping[str, int]) -> dict[str, int]:
+    """Where the parameters and buffers of a layer begin in a row; -1: they are not in it."""
     leaves = [leaf for leaf, _ in [*part.named_parameters(), *part.named_buffers()]]
-    row = {leaf: columns.get(f"{name}.{leaf}".lstrip("."), -1) for leaf in leaves}
-    return _without_defaults({"place": place, **MODULES[kind](part, row, place)})
+    return {leaf: columns.get(f"{name}.{leaf}".lstrip("."), -1) for leaf in leaves}
 
 
 def of_function(node: fx.Node) -> Layer:
@@ -120,6 +188,14 @@ def _linear(part: Any, row: Mapping[str, int], _place: str) -> Layer:
     return {"kind": "linear", **sizes, **_affine(row)}
 
 
+def _embedding(part: Any, row: Mapping[str, int], place: str) -> Layer:
+    if part.max_norm is not None or part.scale_grad_by_freq:
+        raise Unsupported(f"{place} has max_norm or scale_grad_by_freq")
+    sizes = {"inputs": part.num_embeddings, "outputs": part.embedding_dim}
+    unlearned = {} if part.padding_idx is None else {"number": part.padding_idx}
+    return {"kind": "embedding", **sizes, **unlearned, "weight": row["weight"]}
+
+
 def _affine(row: Mapping[str, int]) -> Layer:
     return {leaf: row.get(leaf, -1) for leaf in ("weight", "bias")}
 
@@ -155,8 +231,10 @@ def _adaptive(size: Any, place: str) -> Layer:
 
 
 def _mean(given: Mapping[str, Any], _place: str) -> Layer | None:
-    """The mean over height and width of an image, which leaves its channels."""
+    """The mean over height and width of an image, or over the steps of a sequence."""
     dims, keep = given.get("dim"), given.get("keepdim", False)
+    if dims in (1, -2, (1,), [1]) and not keep:
+        return {"kind": "time_mean"}
     if isinstance(dims, tuple | list) and {d % 4 for d in dims} == {2, 3}:
         return {"kind": "adaptive_pool", "kernel": 1, **({} if keep else {"then": "flatten"})}
     return None
@@ -181,6 +259,7 @@ MODULES: dict[type[nn.Module], Callable[[Any, Mapping[str, int], str], Layer]] =
     nn.InstanceNorm2d: _instance_norm,
     nn.LayerNorm: _layer_norm,
     nn.Linear: _linear,
+    nn.Embedding: _embedding,
     nn.MaxPool2d: lambda part, _, place: _max_pool(_of_options(part, *MAX_POOLING), place),
     nn.AvgPool2d: lambda part, _, place: _mean_pool(_of_options(part, *MEAN_POOLING), place),
     nn.AdaptiveAvgPool2d: lambda part, _, place: _adaptive(part.output_size, place),
@@ -195,6 +274,9 @@ MODULES: dict[type[nn.Module], Callable[[Any, Mapping[str, int], str], Layer]] =
     nn.Dropout: lambda part, *_: {"kind": "dropout", "rate": part.p},
 }
 """The modules that the kernels know: functions of the module, its columns and its place."""
+
+RECURRENT = {nn.GRU: "gru", nn.LSTM: "lstm"}
+"""The modules that are one or several layers of sequences."""
 
 Make = Callable[[Mapping[str, Any], str], Layer | None]
 
