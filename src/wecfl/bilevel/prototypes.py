@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from wecfl.bilevel.local import MODEL_REPLY, kept, momentum_field
-from wecfl.bilevel.representation import to_own_center
+from wecfl.bilevel.representation import FromModels, to_own_center
 from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
 from wecfl.core.plan import FeatureTerm, LocalPlan
@@ -140,7 +140,7 @@ class PrototypeMeans:
 
 
 @dataclass(frozen=True, slots=True)
-class Prototypes:
+class Prototypes(FromModels):
     """A client is represented by its prototypes, and a cluster by those of its clients.
 
     Where a client has no samples of a class, it is taken to be at the cluster's prototype.

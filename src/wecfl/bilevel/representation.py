@@ -17,11 +17,15 @@ from wecfl.core.types import F32, F64, Bool, Int, Real
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Columns", "Losses", "Weights", "last_layer", "to_own_center"]
+__all__ = ["Columns", "FromModels", "Losses", "Weights", "last_layer", "to_own_center"]
 
 
-class _FromModels:
-    """A representation for which clients need not tell anything about themselves."""
+class FromModels:
+    """A representation for which clients need not tell anything about themselves.
+
+    >>> FromModels.tells is None
+    True
+    """
 
     __slots__ = ()
     tells: ClassVar[Program | None] = None
@@ -32,7 +36,7 @@ class _FromModels:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(_FromModels):
+class Columns(FromModels):
     """A client is represented by its model: g_i = ω_i and G_k = Ω_k on the selected columns.
 
     `which` is a selection of `Layout.columns`: ``head`` (the last linear layer's weight matrix, as
@@ -104,7 +108,7 @@ def last_layer(layout: Layout) -> Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses(_FromModels):
+class Losses(FromModels):
     """A client is represented by the loss of each cluster's model: g_i = (L(Ω_1, D_i), …), G = I.
 
     With the distance `component`, d(g_i, G_k) = L(Ω_k, D_i), as in IFCA and HypCluster. The loss is
@@ -142,7 +146,7 @@ class Losses(_FromModels):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights(_FromModels):
+class Weights(FromModels):
     """A client is represented by its weights in a mixture, which it has replied: g_i = π_i, G = I.
 
     With the distance `remainder`, a client is labelled by the cluster with its largest weight.

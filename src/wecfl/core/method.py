@@ -131,7 +131,8 @@ class Method:
     def needs(self) -> frozenset[str]:
         """What an engine must offer to run the method, such as `features`."""
         asks = [step for step in (*self.opening, *self.steps) if isinstance(step, Ask)]
-        programs = [self.local, self.judge, *(step.program for step in asks)]
+        others = (self.judge, self.representation.tells)
+        programs = [self.local, *others, *(step.program for step in asks)]
         return frozenset().union(*(needs_of(program) for program in programs if program))
 
     @property
