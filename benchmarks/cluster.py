@@ -21,7 +21,8 @@ from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
-from wecfl.engine.local import BaseEngine, cores
+from wecfl.engine.hardware import cores
+from wecfl.engine.local import BaseEngine
 from wecfl.from_config import method_of
 from wecfl.metrics import accuracy, weighted
 

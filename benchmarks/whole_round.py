@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 
 from common import SETTINGS, Line, Setting, main, module_of, paper, ratios, sgd, tensors
 from wecfl import Config, Federation, State, run_config
-from wecfl.engine.local import cores
+from wecfl.engine.hardware import cores
 from wecfl.metrics import accuracy, macro_f1, weighted
 
 SPEEDUP_GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.6}

@@ -137,6 +137,9 @@ class BowlEngine:
         rows, _ = perform(job, site, sent, {})
         return Answers(rows, np.zeros(len(clients), np.int8), memory)
 
+    def move_to(self, round: int) -> None:
+        pass
+
     def network_report(self) -> dict[str, Any]:
         return {}
 

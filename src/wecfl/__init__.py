@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from wecfl.core.method import Method
     from wecfl.core.plan import Correction
     from wecfl.core.state import State
+    from wecfl.data import drift, transforms
     from wecfl.data import partition as partitions
-    from wecfl.data import transforms
     from wecfl.data.federation import Federation
     from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
     from wecfl.experiment import Experiment, run, run_config
@@ -66,6 +66,7 @@ else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --hel
             "make_engine": "wecfl.engine:make_engine",
             "methods": "wecfl.methods:",
             "models": "wecfl.models:",
+            "drift": "wecfl.data.drift:",
             "partitions": "wecfl.data.partition:",
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
@@ -99,6 +100,7 @@ __all__ = [
     "Rounds",
     "State",
     "TorchEngine",
+    "drift",
     "errors",
     "load",
     "make_engine",

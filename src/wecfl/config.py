@@ -123,10 +123,10 @@ class Config(BaseModel):
         "'noise(by=client)'; several can be given.",
     )
     mixture: float | None = Field(
-        None,
-        gt=0,
-        le=0.5,
-        description="Each client swaps this share of its samples with clients of other groups.",
+        None, gt=0, le=0.5, description="Clients swap this share of samples with other groups."
+    )
+    drift: str | None = Field(
+        None, description="How clients' data change later, such as 'abrupt(round=10, share=0.3)'."
     )
     holdout: float = Field(
         0.2,

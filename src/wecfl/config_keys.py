@@ -21,7 +21,7 @@ PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups", "tes
 """Choices about the partition of a data set. They do not apply to a folder of clients, nor to a
 table that says which client a row belongs to."""
 
-WORLD_KEYS = ("transform", "mixture")
+WORLD_KEYS = ("transform", "mixture", "drift")
 """Choices about what is done to the clients' samples."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {

@@ -242,8 +242,8 @@ class Experiment:
         if self.kept_out and self._overspent:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
-        self.measure.check(plan)
-        Rounds.of(self.rounds).check(tested=self._protected_by_clients is None)
+        self.measure.check(plan, members)
+        Rounds.of(self.rounds).check(members, tested=self._protected_by_clients is None)
         if (of := self._compute) is not None:
             check_engine(of.engine, members, of.device, of.precision, method.needs)
         if (place := Folder.of(self.folder)) and not place.resume:
@@ -275,7 +275,7 @@ class Experiment:
             ]  # fmt: skip
             measured = replace(settings[0], engine=engine)
             recorder = Recorder(
-                measured, self.members.groups, metered,
+                measured, self.members, metered,
                 objectives=self._objectives,
                 score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,

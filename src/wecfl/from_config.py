@@ -21,8 +21,8 @@ from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
 from wecfl.core.until import NoGain, Settled
+from wecfl.data import drift, transforms
 from wecfl.data import partition as partitions
-from wecfl.data import transforms
 from wecfl.data.datasets import SOURCES, load, load_table
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
@@ -76,9 +76,11 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
         federation = commonly_tested(federation)
     if config.samples:
         federation = limited(federation, config.samples, config.seed)
-    return (
-        federation.validating(config.validation, config.seed) if config.validation else federation
-    )
+    if config.validation:
+        federation = federation.validating(config.validation, config.seed)
+    if config.drift:
+        federation = federation.drifting(drift.parsed(config.drift), config.seed)
+    return federation
 
 
 def _all_data(config: Config, pool: Dataset | None) -> Federation:

@@ -19,10 +19,13 @@ from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
 from wecfl.core.channel import Channel
+from wecfl.core.clients import Clients
 from wecfl.core.plan import LocalPlan, OptimizerName
 from wecfl.core.schedule import Schedule
 from wecfl.core.task import Task
 from wecfl.core.until import NoGain, Until
+from wecfl.data.changes import changes_of
+from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
 from wecfl.limits import check_whole
 
@@ -150,8 +153,14 @@ class Rounds:
             return self
         return replace(self, until=replace(self.until, lower=self.until.lower | task.lower))
 
-    def check(self, *, tested: bool) -> None:
-        """Raise an error if the end depends on scores, but clients are not `tested`."""
+    def check(self, clients: Federation | Clients, *, tested: bool) -> None:
+        """Raise an error if it ends before clients drift, or by scores of clients not `tested`."""
+        first = min((change.round for change in changes_of(clients)), default=0)
+        if first > self.count:
+            raise ConfigError(
+                f"the drift begins in round {first}, but there are {self.count} rounds: let it "
+                "begin earlier"
+            )
         if isinstance(self.until, NoGain) and not tested:
             raise ConfigError(
                 "until score needs the clients' scores, which they keep for themselves under "
@@ -274,8 +283,12 @@ class Measure:
     def __post_init__(self) -> None:
         check_whole(score_every=(self.score_every, 1))
 
-    def check(self, plan: LocalPlan) -> None:
-        """Raise an error if the plan does not allow what is to be measured."""
+    def check(self, plan: LocalPlan, clients: Federation | Clients) -> None:
+        """Raise an error if the plan or the clients do not allow what is to be measured."""
+        if self.diagnostics and changes_of(clients):
+            raise ConfigError(
+                "diagnostics measure a theory of data that stay: leave out diagnostics or drift"
+            )
         if self.diagnostics and plan.epochs:
             raise ConfigError(
                 "diagnostics need as many steps at each client, as the theory has it: give steps, "

@@ -29,7 +29,7 @@ from wecfl.methods import component_words, components, structure
 from wecfl.models import is_logistic, unpacked_parts
 from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.newcomers import Assigner, Reference
+from wecfl.runs.newcomers import Assigner, NewcomerSetup, Reference
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
 from wecfl.runs.simulated_newcomers import newcomer_table
@@ -113,6 +113,7 @@ def train(
             watcher.begin(config, env, clients)
             begun.append(watcher)
         while len(records) < rounds.count and not stopped:
+            engine.move_to(len(records) + 1)
             reached = tuple(next(path) for path in paths)
             records.append(recorder.round(reached))
             states = reached
@@ -121,12 +122,7 @@ def train(
             stopped = _reason(rounds, records, recorder, asked)
         if kept_out:
             reference = Reference.of(setting, states[0])
-            assigner = Assigner(
-                newcomer_setup, reference, np.stack([state.centers for state in states])
-            )
-            newcomers = newcomer_table(
-                assigner.receive(kept_out, engine=opened.newcomer_engine), kept_out.groups
-            )
+            newcomers = _received(opened, kept_out, newcomer_setup, reference, states)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -144,6 +140,21 @@ def train(
         for watcher in begun:
             watcher.end(result)
     return result
+
+
+def _received(
+    opened: OpenExperiment,
+    kept_out: Federation,
+    setup: NewcomerSetup,
+    reference: Reference,
+    states: Sequence[State],
+) -> pd.DataFrame:
+    """One row for each client that was kept out, with its cluster."""
+    engine, round = opened.newcomer_engine, states[0].round
+    assert engine
+    engine.move_to(round)
+    assigner = Assigner(setup, reference, np.stack([state.centers for state in states]))
+    return newcomer_table(assigner.receive(kept_out, engine=engine), kept_out.at(round).groups)
 
 
 def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recorder) -> list[Record]:

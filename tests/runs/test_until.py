@@ -155,7 +155,7 @@ def test_wrong_values_are_refused(fed: Federation) -> None:
         with pytest.raises(ConfigError):
             make()
     with pytest.raises(ConfigError, match="under privacy"):
-        Rounds(5, NoGain()).check(tested=False)
+        Rounds(5, NoGain()).check(fed, tested=False)
     Experiment(fed, wecfl.methods.fedavg, rounds=Rounds(5, NoGain())).check()
 
 

@@ -58,5 +58,11 @@ class Engine(Protocol):
     def starts(self, which: Sequence[int], seed: int) -> F32:
         """(n, P), initial models by number: 0 is the given model, others are drawn at random."""
 
+    def move_to(self, round: int) -> None:
+        """Let clients hold their data of this round, from 1; called before its first step.
+
+        It changes something only where clients are simulated whose data drift.
+        """
+
     def network_report(self) -> dict[str, Any]:
         """What the record of this round should hold about the network; empty for most engines."""

@@ -77,6 +77,10 @@ class Metered:
         """The initial models of the engine."""
         return self._engine.starts(which, seed)
 
+    def move_to(self, round: int) -> None:
+        """Let clients hold their data of this round."""
+        self._engine.move_to(round)
+
     def network_report(self) -> dict[str, Any]:
         """What the engine reports about the network."""
         return self._engine.network_report()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,21 @@ from wecfl.data.partition import BY_SIZE, describe
 from wecfl.data.shares import Partition, Shares
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, may_be_labels
-from wecfl.errors import PartitionError
+from wecfl.errors import DataError, PartitionError
 from wecfl.rng import stream
 
-__all__ = ["MAX_DRAWS", "ClientRows", "allot", "class_counts", "share_out", "split_samples"]
+if TYPE_CHECKING:
+    from wecfl.data.federation import Federation
+
+__all__ = [
+    "MAX_DRAWS",
+    "ClientRows",
+    "allot",
+    "check_clients",
+    "class_counts",
+    "share_out",
+    "split_samples",
+]
 
 MAX_DRAWS = 10_000
 """The number of draws after which `split_samples` gives up. In the paper's hardest setting,
@@ -150,6 +162,44 @@ def class_counts(labels: NDArray[np.integer], indices: Sequence[Int], classes: i
            [0, 1]])
     """
     return np.stack([np.bincount(labels[i], minlength=classes) for i in indices], axis=1)
+
+
+def check_clients(clients: Federation) -> None:
+    """Refuse no clients, two of one name, and a client with nothing to train on.
+
+    >>> from wecfl.data.federation import Federation
+    >>> Federation.from_arrays([[[0.0]] * 2] * 2, [[0, 1]] * 2, names=["a", "a"])
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.DataError: two clients have the name 'a'; give each a name of its own
+    """
+    if not clients.train:
+        raise DataError("there are no clients; give at least one")
+    for field in ("test", "keys", "names", "groups"):
+        value = getattr(clients, field)
+        if value is not None and len(value) != clients.m:
+            raise DataError(
+                f"{field}: expected one value for each of {clients.m} clients, got {len(value)}"
+            )
+    if len(set(clients.names)) < clients.m:
+        twice = next(name for name in clients.names if clients.names.count(name) > 1)
+        raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
+    for name, train, test in zip(clients.names, clients.train, clients.test, strict=True):
+        if not len(train):
+            raise DataError(
+                f"client {name}: no training samples ({len(test)} for testing), expected at "
+                "least one; leave the client out or give it more data"
+            )
+    sizes = [
+        (len(train), len(test)) for train, test in zip(clients.train, clients.test, strict=True)
+    ]
+    for change in clients.changes:
+        later = [(len(a), len(b)) for a, b in zip(change.train, change.test, strict=True)]
+        if later != sizes:
+            raise DataError(
+                f"each client must hold as many samples in round {change.round} as before: "
+                "its size is known to the run from the beginning"
+            )
 
 
 def allot(matrix: F64, per_class: Int) -> Int:

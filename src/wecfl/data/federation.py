@@ -13,9 +13,11 @@ from numpy.typing import ArrayLike
 
 from wecfl import rng
 from wecfl.core.types import F32, Int
+from wecfl.data.changes import Change, check_still, drifting
 from wecfl.data.client_arrays import Arrays, PlainArrays, cut_clients, held_arrays, pooled_clients
-from wecfl.data.client_rows import class_counts, share_out
+from wecfl.data.client_rows import check_clients, class_counts, share_out
 from wecfl.data.datasets import load
+from wecfl.data.drift import Drift
 from wecfl.data.hub import OWNER_COLUMN, arrays_of, held_by, table_of
 from wecfl.data.partition import Partition
 from wecfl.data.samples import holdout, pool, read_npz_files
@@ -63,25 +65,11 @@ class Federation:
     """(m,), the hidden groups that generated the data, where they are known."""
     pipeline: Pipeline | None = None
     """How the samples were made from tables or pixels; None: they are used as they were given."""
+    changes: tuple[Change, ...] = ()
+    """What clients hold from later rounds on, if their data drift; the other fields are round 1."""
 
     def __post_init__(self) -> None:
-        if not self.train:
-            raise DataError("there are no clients; give at least one")
-        for field in ("test", "keys", "names", "groups"):
-            value = getattr(self, field)
-            if value is not None and len(value) != self.m:
-                raise DataError(
-                    f"{field}: expected one value for each of {self.m} clients, got {len(value)}"
-                )
-        if len(set(self.names)) < self.m:
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
-        for name, train, test in zip(self.names, self.train, self.test, strict=True):
-            if not len(train):
-                raise DataError(
-                    f"client {name}: no training samples ({len(test)} for testing), expected at "
-                    "least one; leave the client out or give it more data"
-                )
+        check_clients(self)
 
     def __len__(self) -> int:
         """The number of clients, m."""
@@ -133,7 +121,8 @@ class Federation:
         """
         digest = sha256(repr((self.names, self.classes, self.x.shape)).encode())
         some = self.x[:: max(1, len(self.x) // 1000)]
-        for array in (self.keys, self.y, *self.train, *self.test, some):
+        later = [rows for change in self.changes for rows in (*change.train, *change.test)]
+        for array in (self.keys, self.y, *self.train, *self.test, some, *later):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
@@ -145,17 +134,30 @@ class Federation:
         array([2, 0])
         """
         chosen = np.arange(self.m)[list(order)]
-        return Federation(
-            self.x,
-            self.y,
-            tuple(self.train[i] for i in chosen),
-            tuple(self.test[i] for i in chosen),
-            self.classes,
-            self.keys[chosen],
-            tuple(self.names[i] for i in chosen),
-            None if self.groups is None else self.groups[chosen],
-            self.pipeline,
-        )
+        now = Change(1, self.train, self.test, self.groups).subset(chosen)
+        return replace(
+            self, train=now.train, test=now.test, groups=now.groups, keys=self.keys[chosen],
+            names=tuple(self.names[i] for i in chosen),
+            changes=tuple(change.subset(chosen) for change in self.changes),
+        )  # fmt: skip
+
+    def at(self, round: int) -> Federation:
+        """The clients with the data and the groups of one round, from 1; nothing is copied."""
+        if not self.changes:
+            return self
+        now = [change for change in self.changes if change.round <= round][-1:]
+        return replace(self, changes=(), **(now[0].held if now else {}))
+
+    def drifting(self, drift: Drift, seed: int = 0) -> Federation:
+        """The same clients, whose data change in later rounds (see `wecfl.data.drift`).
+
+        >>> from wecfl.data.drift import Abrupt
+        >>> fed = Federation.from_arrays([np.eye(4)] * 2, [np.arange(4)] * 2, groups=[0, 1])
+        >>> fed.drifting(Abrupt(round=3)).at(3).groups
+        array([1, 1])
+        """
+        check_whole(seed=(seed, 0))
+        return replace(self, **drifting(self, drift, seed)._asdict())
 
     def validating(self, share: float, seed: int = 0) -> Federation:
         """The same clients, tested on a `share` of their training samples, held out from training.
@@ -163,24 +165,19 @@ class Federation:
         Use it to choose, say, a learning rate without looking at the test samples. The share is
         stratified and drawn for `seed`.
 
-        >>> xs, ys = [np.zeros((10, 1))], [np.arange(10) % 2]
-        >>> fed = Federation.from_arrays(xs, ys)
+        >>> fed = Federation.from_arrays([np.zeros((10, 1))], [np.arange(10) % 2])
         >>> choosing = fed.validating(0.25)
         >>> [len(rows) for rows in (*fed.train, *fed.test, *choosing.train, *choosing.test)]
         [8, 2, 6, 2]
-        >>> set(choosing.test[0]) <= set(fed.train[0])
-        True
         """
+        check_still(self.changes, "hold out validation data")
         cuts = [
             holdout(self.y[rows], share, rng.stream(seed, "validation", 0, int(key)))
             for rows, key in zip(self.train, self.keys, strict=True)
         ]
         pairs = list(zip(self.train, cuts, strict=True))
-        return replace(
-            self,
-            train=tuple(rows[kept] for rows, (kept, _) in pairs),
-            test=tuple(rows[held] for rows, (_, held) in pairs),
-        )
+        train, test = (tuple(rows[cut[side]] for rows, cut in pairs) for side in (0, 1))
+        return replace(self, train=train, test=test)
 
     def transformed(self, *transforms: Transform, groups: int = 10, seed: int = 0) -> Federation:
         """The same clients, whose samples or targets are changed (see `wecfl.transforms`).
@@ -195,6 +192,7 @@ class Federation:
         array([0, 0, 1, 1, 2, 2])
         """
         check_whole(groups=(groups, 1), seed=(seed, 0))
+        check_still(self.changes, "be transformed")
         changed = transformed(self, transforms, groups=groups, seed=seed)
         return replace(self, x=changed.x, y=changed.y, groups=changed.groups)
 
@@ -209,8 +207,9 @@ class Federation:
         >>> [len(set(a) & set(b)) / len(a) for a, b in zip(fed.test, mixed.test)][0]
         0.75...
         """
-        train, test = swapped(self, share, seed)
-        return replace(self, train=tuple(train), test=tuple(test))
+        check_still(self.changes, "be mixed")
+        train, test = map(tuple, swapped(self, share, seed))
+        return replace(self, train=train, test=test)
 
     def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
         """The same clients with scaled samples, and the pipeline that does it to others.
@@ -224,6 +223,7 @@ class Federation:
         """
         from wecfl.data.fitting import scaled_samples  # noqa: PLC0415  (with scikit-learn)
 
+        check_still(self.changes, "be scaled")
         if self.pipeline and (not self.pipeline.plain or len(self.pipeline.parts) > 1):
             raise DataError("these samples have a pipeline already: say there how to scale them")
         held = dict(zip(self.names, zip(self.train, self.test, strict=True), strict=True))
@@ -395,5 +395,6 @@ class Federation:
         data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir)
         y, held = share_out(data, partition, clients=clients, seed=seed)
         names = tuple(map(str, range(clients)))
-        keys = np.arange(clients)
-        return cls(data.x, y, held.train, held.test, data.classes, keys, names, held.groups)
+        return cls(
+            data.x, y, held.train, held.test, data.classes, np.arange(clients), names, held.groups
+        )

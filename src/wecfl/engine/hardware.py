@@ -1,7 +1,8 @@
-"""The devices of this machine that torch can use, and what is particular to each."""
+"""Processors and devices of this machine that torch can use, and what is particular to each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,12 +11,22 @@ import torch
 
 from wecfl.errors import ConfigError
 
-__all__ = ["DEVICES", "PRECISIONS", "chosen_device", "full_precision", "generator_of"]
+__all__ = ["DEVICES", "PRECISIONS", "chosen_device", "cores", "full_precision", "generator_of"]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 """The choices of `chosen_device`."""
 PRECISIONS = ("float32", "bfloat16")
 """What a forward pass computes with; parameters and steps are always float32."""
+
+
+def cores() -> int:
+    """How many processors this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def chosen_device(name: str, engine: str = "auto", precision: str = "float32") -> str:

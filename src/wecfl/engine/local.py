@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -18,6 +17,7 @@ from wecfl.core.program import Answers, Ensemble, Job, Sent, perform
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int, Table
 from wecfl.data.federation import Federation
+from wecfl.engine.hardware import cores
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.site import LocalSite
 from wecfl.errors import ConfigError, ModelError
@@ -32,7 +32,6 @@ __all__ = [
     "BaseEngine",
     "EngineOptions",
     "LocalEngine",
-    "cores",
     "table_for",
 ]
 
@@ -42,16 +41,6 @@ BLOCK_BYTES = 1 << 26
 """The number of bytes of models that a program works on at a time."""
 NO_MEMORY: Table = MappingProxyType({})
 """The memory of clients that keep nothing from round to round."""
-
-
-def cores() -> int:
-    """How many processors this process may use.
-
-    >>> cores() >= 1
-    True
-    """
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 class EngineOptions(TypedDict, total=False):
@@ -95,7 +84,8 @@ class BaseEngine(ABC):
         if batchnorm not in ("running", "batch"):
             raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
         self.layout = layout_of(model)
-        self.task, self._federation = task.fit(federation)
+        self.task, self._drifting = task.fit(federation)
+        self.move_to(1)
         self.sizes: Int = self._federation.sizes
         self.shape: tuple[int, ...] = self._federation.shape
         self._model = deepcopy(model)
@@ -122,6 +112,10 @@ class BaseEngine(ABC):
         """(n, P), initial models by number (`wecfl.core.engine.Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
+
+    def move_to(self, round: int) -> None:
+        """Let clients hold their data of this round (`wecfl.core.engine.Engine`)."""
+        self._round, self._federation = round, self._drifting.at(round)
 
     def network_report(self) -> dict[str, Any]:
         """Empty, since all clients are always present (`wecfl.core.engine.Engine`)."""

@@ -60,7 +60,7 @@ class TorchEngine(LocalEngine):
         if not hasattr(os, "fork"):
             raise EngineError("the torch engine forks its workers and needs Linux or macOS")
         super().__init__(federation, model, **options)
-        federation = self._federation
+        federation = self._drifting
         self._board = Board.shared(federation, self.layout, self.outputs)
         self._channels_last = True
         worker = Worker(
@@ -197,6 +197,7 @@ class TorchEngine(LocalEngine):
         self._next.value, count = 0, len(clients)
         self._board.clients[:count] = clients
         message |= {"work": work, "count": count, "channels_last": self._channels_last}
+        message |= {"round": self._round}
         order = json.dumps(message, default=lambda number: number.item()).encode()
         problems = []
         try:

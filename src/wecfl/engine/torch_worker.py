@@ -104,7 +104,7 @@ class Worker:
         batch: int,
         task: Task,
     ) -> None:
-        self.federation = federation
+        self.drifting, self.federation = federation, federation.at(1)
         self.task = task
         self.board = board
         self.batchnorm = batchnorm
@@ -290,6 +290,7 @@ def serve(
             order = json.loads(pipe.recv_bytes())
             work, count = getattr(worker, order.pop("work")), order.pop("count")
             worker.channels_last = order.pop("channels_last")
+            worker.federation = worker.drifting.at(order.pop("round"))
             problem = ""
             while not (
                 problem or pipe.poll()

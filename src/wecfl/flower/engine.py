@@ -65,9 +65,8 @@ class FlowerEngine:
     disks; in private columns the server's rows hold the common start. Clients keep the memory of
     the last `kept` exchanges, so that the server can go back to a checkpoint.
 
-    With `privacy`, clients clip and noise what they send, and count it (`wecfl.flower.guard`). The
-    largest ε that one of them reports is in the network report. The file `audit` gets one line for
-    each message that comes.
+    With `privacy`, clients clip and noise what they send and count it (`wecfl.flower.guard`); their
+    largest ε is in the network report. The file `audit` gets one line for each message that comes.
 
     New replies are looked for every `poll` seconds, with `patience` for each
     (`wecfl.flower.mailbox`), and nodes that came online every `look_every` seconds. What the server
@@ -141,11 +140,13 @@ class FlowerEngine:
         """One for each client."""
         return len(self._roster)
 
-    def network_report(self) -> dict[str, Any]:
-        """Who joined, which replies were refused, and how many came late, since the last call.
+    def move_to(self, round: int) -> None:
+        """Nothing to do: clients hold what they hold."""
 
-        An entry of `refused` is the name of a client, or the number of an unknown node, and the
-        reason.
+    def network_report(self) -> dict[str, Any]:
+        """Who joined, whose replies were refused and why, how many came late, since the last call.
+
+        In `refused`, a client is named; an unknown node has its number.
         """
         return self._report.take()
 

@@ -44,7 +44,7 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
-    "holdout", "test_set", "copies", "samples", "validation", "attack", "attackers",
+    "drift", "holdout", "test_set", "copies", "samples", "validation", "attack", "attackers",
     "attack_strength", "engine", "workers", "model", "task",
     "client_column", "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip

@@ -123,6 +123,7 @@ class ConfigSchema(Schema):
     classes_per: list[Count] = []
     transform: list[str] = []
     mixture: FiniteNumber | None = None
+    drift: str | None = None
     rounds: Count = 1
     clusters: ClusterCount = 1
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0

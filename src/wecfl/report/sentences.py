@@ -31,7 +31,9 @@ def partition_words(config: Mapping[str, Any]) -> str:
     numbers = config.get("alpha") or config.get("classes_per") or ()
     inside = f"({', '.join(f'{n:g}' for n in numbers)})" if numbers else ""
     mixture = [f"mixed {config['mixture']:.0%}".replace("%", " %")] if config.get("mixture") else []
-    return ", ".join([f"{config['partition']}{inside}", *(config.get("transform") or ()), *mixture])
+    drift = [f"drift {config['drift']}"] if config.get("drift") else []
+    seen = config.get("transform") or ()
+    return ", ".join([f"{config['partition']}{inside}", *seen, *mixture, *drift])
 
 
 def client_words(sizes: Int, groups: Int | None) -> str:

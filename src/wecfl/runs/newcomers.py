@@ -172,8 +172,9 @@ class Reference:
         """The reference of all members of a run, with their clusters in its last round.
 
         All members make the update, also those that were absent in the first round; those that took
-        part repeat it exactly. Refused replies are left out.
+        part repeat it exactly. Refused replies are left out. If data drift, they are the last ones.
         """
+        setting.engine.move_to(max(state.round, 1))
         always = replace(setting.channel, participation=1.0, dropout=0.0)
         setting = replace(setting, channel=always)
         first, lr = _first_update(setting)

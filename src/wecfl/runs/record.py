@@ -13,12 +13,15 @@ from wecfl import metrics
 from wecfl.bilevel.evaluation import served_tallies, tallies
 from wecfl.bilevel.objectives import F, R
 from wecfl.bilevel.representation import Columns
+from wecfl.core.clients import Clients
 from wecfl.core.engine import Engine
 from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.core.traffic import Metered
 from wecfl.core.types import F32, F64, Int, Real
+from wecfl.data.changes import changed_clients
+from wecfl.data.federation import Federation
 from wecfl.layout import Layout
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.json_values import json_number
@@ -29,10 +32,12 @@ __all__ = [
     "CLUSTERING_KEYS",
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
+    "DRIFT_KEYS",
     "RECORD_KEYS",
     "SCHEDULE_KEYS",
     "Record",
     "Recorder",
+    "groups_at",
     "served",
 ]
 
@@ -76,6 +81,14 @@ CLUSTERING_KEYS = {
 }
 """A further key of a record, where the clustering decides how many clusters there are."""
 
+DRIFT_KEYS = {
+    "drift": "changed: the clients whose data changed at the beginning of the round, and groups: "
+    "the true groups from then on; found: the clients that were found to have drifted, and moved: "
+    "those of them that were given another cluster",
+}
+"""A further key of a record, where the clients' data drift or the method looks for drift. Clients
+are given by their numbers, from 0."""
+
 SCHEDULE_KEYS = {
     "lr": "η of the round, if a schedule sets it",
 }
@@ -104,7 +117,7 @@ class Recorder:
     def __init__(
         self,
         setting: Setting,
-        groups: Int | None,
+        clients: Federation | Clients,
         metered: Metered | None = None,
         *,
         objectives: bool = True,
@@ -114,7 +127,7 @@ class Recorder:
         trigger_engine: Engine | None = None,
     ) -> None:
         self._setting, self._method, self._engine = setting, setting.method, setting.engine
-        self._groups, self._metered = groups, metered
+        self._clients, self._metered = clients, metered
         self._objectives = objectives
         self._every, self._last = score_every, rounds
         self._attack, self._trigger_engine = attack, trigger_engine
@@ -170,7 +183,7 @@ class Recorder:
         record: Record = {
             "round": state.round,
             **{name: _mean(each, counted) for name, each in scores.items()},
-            **metrics.agreement(state.labels, self._groups),
+            **metrics.agreement(state.labels, groups_at(self._clients, state.round)),
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
             "churn": None if before is None else metrics.churn(state.labels, before),
@@ -198,6 +211,8 @@ class Recorder:
             record["clients"]["reply"] = state.outcome.tolist()
         if state.notes:
             record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
+        if drift := self._drift(state):
+            record["drift"] = drift
         if self._setting.schedule:
             record["lr"] = self._setting.scheduled(state.round - 1)
         if report := self._engine.network_report():
@@ -224,6 +239,23 @@ class Recorder:
         self._before = state.labels
         self._clear()
         return record
+
+    def _drift(self, state: State) -> dict[str, list[int]]:
+        """What is told of drift in a round (`DRIFT_KEYS`)."""
+        told: dict[str, list[int]] = {}
+        if isinstance(self._clients, Federation):
+            changed = changed_clients(self._clients, state.round)
+            groups = groups_at(self._clients, state.round)
+            if len(changed):
+                told["changed"] = changed.tolist()
+                told |= {} if groups is None else {"groups": groups.tolist()}
+        if (drifted := state.known.get("drifted")) is not None:
+            moved = drifted & (state.labels != self._before)
+            told |= {
+                name: np.flatnonzero(who).tolist()
+                for name, who in (("found", drifted), ("moved", moved))
+            }
+        return told
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""
@@ -254,6 +286,15 @@ class Recorder:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def groups_at(clients: Federation | Clients, round: int) -> Int | None:
+    """(m,), the hidden groups of the clients in a round; None: they are unknown.
+
+    >>> groups_at(Federation.from_arrays([np.eye(4)], [np.arange(4)], groups=[0]), 3)
+    array([0])
+    """
+    return clients.at(round).groups if isinstance(clients, Federation) else clients.groups
 
 
 def served(states: Sequence[State], layout: Layout, shared: str) -> F32:

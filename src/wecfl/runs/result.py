@@ -25,7 +25,7 @@ from wecfl.models import Module, Vote, fill, layout_of, outputs_of
 from wecfl.runs.choice import choice_words, last_choice
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
-from wecfl.runs.record import Record, served
+from wecfl.runs.record import Record, groups_at, served
 from wecfl.runs.scores import Better, headline_of
 from wecfl.runs.simulated_newcomers import newcomer_summary
 from wecfl.runs.summary import last_parts, last_rounds, replies, settled
@@ -359,7 +359,11 @@ class Result:
         """One row per client: its data, its cluster and its scores in the last round."""
         fed = self.federation
         last = self.records[-1]["clients"] if self.records else {}
-        columns = {"client": fed.names, "samples": fed.sizes, "group": fed.groups}
+        columns = {
+            "client": fed.names,
+            "samples": fed.sizes,
+            "group": groups_at(fed, len(self.records)),
+        }
         refused = (replies(self.records, len(fed)) >= Reply.NOT_FINITE).sum(axis=0)
         if refused.any():
             columns["refused"] = refused

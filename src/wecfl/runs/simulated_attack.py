@@ -51,6 +51,8 @@ class SimulatedAttack:
         if isinstance(attack, DataAttack):
             if not may_be_labels(federation.y):
                 raise ConfigError(f"{asked.kind} changes labels, but these targets are numbers")
+            if federation.changes:
+                raise ConfigError(f"{asked.kind} poisons data that stay: leave out attack or drift")
             held = attack.poison(federation, attackers, seed)
         honest = np.flatnonzero(~attackers)
         triggered_test = isinstance(attack, Backdoor) and attack.triggered(

@@ -73,7 +73,7 @@ class RayEngine(BaseEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(federation, model, **options)
-        federation = self._federation
+        federation = self._drifting
         if address is not None:
             check_address(address)
         self._ray = imported(loopback=address is None)
@@ -132,7 +132,7 @@ class RayEngine(BaseEngine):
         free = self._free(self.workers)
         for number in range(self.workers):
             clients = np.arange(number, m, self.workers)
-            held = ray.put(_alone(self._federation, clients.tolist()))
+            held = ray.put(_alone(self._drifting, clients.tolist()))
             self._shards.append(_Shard(clients, held, self._actor(free - number)))
         self._how = {
             "kind": kind, "model": ray.put(self._model), "options": dict(options),
@@ -211,7 +211,10 @@ class RayEngine(BaseEngine):
                     {name: rows.which(part) for name, rows in packed.items()},
                     *common.values(), *(rows.rows(part) for rows in packed.values()),
                 )  # fmt: skip
-        waiting = {shard.actor.call.remote(*call): shard for shard, call in calls.items()}
+        waiting = {
+            shard.actor.call.remote(*call, round=self._round): shard
+            for shard, call in calls.items()
+        }
         deaths: Counter[_Shard] = Counter()
         done = 0
         self._progress(work, done, len(clients))
@@ -223,7 +226,8 @@ class RayEngine(BaseEngine):
             except self._fatal as error:
                 self._renew(shard, work, deaths, error)
                 self._answer(shard, self._loaded(shard), self._loaded, work, deaths)
-                waiting[shard.actor.call.remote(*calls[shard])] = shard
+                again = shard.actor.call.remote(*calls[shard], round=self._round)
+                waiting[again] = shard
                 continue
             except ray.exceptions.RayError as error:
                 raise self._as_ours(error, work) from None
@@ -296,11 +300,18 @@ def _alone(federation: Federation, clients: Sequence[int]) -> Federation:
     ((15, 5), (5, 5), array([2]), True)
     """
     part = federation.subset(clients)
-    used = np.unique(np.concatenate([*part.train, *part.test]))
-    train, test = (
-        tuple(np.searchsorted(used, rows) for rows in split) for split in (part.train, part.test)
+    later = [rows for change in part.changes for rows in (*change.train, *change.test)]
+    used = np.unique(np.concatenate([*part.train, *part.test, *later]))
+
+    def places(split: Sequence[Int]) -> tuple[Int, ...]:
+        return tuple(np.searchsorted(used, rows) for rows in split)
+
+    changes = tuple(
+        change._replace(train=places(change.train), test=places(change.test))
+        for change in part.changes
     )
-    return replace(part, x=part.x[used], y=part.y[used], train=train, test=test)
+    train, test = places(part.train), places(part.test)
+    return replace(part, x=part.x[used], y=part.y[used], train=train, test=test, changes=changes)
 
 
 def _kind(

@@ -57,9 +57,11 @@ class Actor:
         common: Sequence[str],
         which: Mapping[str, Int | None],
         *arrays: Any,
+        round: int,
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Run a program for these clients of the shard; return what they reply and what they keep.
 
+        Their data are those of this round of the run.
         `arrays` are first the common ones, then those with a row for each client.
         """
         own = {
@@ -69,6 +71,7 @@ class Actor:
         shared = dict(zip(common, arrays, strict=False))
         writable = {name: np.array(rows) for name, rows in own.items()}
         held = self._spread(clients, memory)
+        self._engine.move_to(round)
         answers = self._engine.ask(job, Sent(writable, shared), clients, held)
         kept = {name: rows[clients] for name, rows in answers.memory.items()} if job.keep else {}
         return answers.rows, kept

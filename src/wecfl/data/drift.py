@@ -1,0 +1,286 @@
+"""Drift: worlds that change while clients are trained.
+
+A drift says from which round on which clients hold data as those of another group do, or samples of
+a sensor that is broken. The option `round` is the first round of the change, and `share` says how
+many of the clients change, drawn at random.
+
+| name | options | what happens |
+|---|---|---|
+| abrupt | round 10, share 0.3 | clients change to another group at once |
+| gradual | round 10, share 0.3, over 5 | they change over 5 rounds, sample by sample |
+| recurring | round 10, share 0.3, period 5, times 3 | they change and back, every 5 rounds |
+| appear | round 10 | the last group appears; before, its clients are like those of other groups |
+| vanish | round 10 | the last group vanishes: its clients become like those of other groups |
+| sensor | round 10, share 0.3, how noise | features of some clients change; their groups stay |
+
+A client that changes to a group gets samples of the clients that the group had at the beginning:
+for training some that they train on, for testing some that they are tested on, as many as it had.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from wecfl.core.types import Int
+from wecfl.errors import ConfigError, PartitionError, unknown
+from wecfl.limits import check_whole
+from wecfl.named_values import check_options, read_value
+
+__all__ = [
+    "DRIFTS",
+    "Abrupt",
+    "Appear",
+    "Drift",
+    "Gradual",
+    "Phase",
+    "Recurring",
+    "Sensor",
+    "Vanish",
+    "parsed",
+]
+
+SENSOR_FAULTS = ("noise", "contrast", "blur", "affine", "rotation")
+"""The transforms that stand for a broken sensor: they change features and no targets."""
+
+
+class Phase(NamedTuple):
+    """Some rounds in which no client changes."""
+
+    round: int
+    """The first of them."""
+    groups: Int
+    """(m,), the groups whose samples the clients hold; −1: samples of their broken sensor."""
+    share: float = 1.0
+    """How many of their samples come from there; the others are those of the beginning."""
+
+
+class Drift(ABC):
+    """A drift: a frozen dataclass that says which clients hold which data, and when."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    round: int
+
+    @abstractmethod
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """The phases of clients with these groups, by rising round; one may begin in round 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abrupt(Drift):
+    """A share of the clients changes to another group, all in the same round.
+
+    >>> Abrupt(round=3, share=0.5).phases(np.array([0, 0, 1, 1]), np.random.default_rng(0))
+    [Phase(round=3, groups=array([1, 0, 0, 1]), share=1.0)]
+    """
+
+    round: int = 10
+    share: float = 0.3
+
+    name: ClassVar[str] = "abrupt"
+
+    def __post_init__(self) -> None:
+        _check(self, self.share)
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """One phase."""
+        return [Phase(self.round, _moved(self, groups, self.share, rng))]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradual(Drift):
+    """A share of the clients changes to another group, over several rounds.
+
+    In each of them, an equal part of a client's samples is replaced. Its group is the new one as
+    soon as half of them are.
+
+    >>> phases = Gradual(over=2).phases(np.array([0, 1]), np.random.default_rng(0))
+    >>> [(phase.round, phase.share) for phase in phases]
+    [(10, 0.5), (11, 1.0)]
+    """
+
+    round: int = 10
+    share: float = 0.3
+    over: int = 5
+
+    name: ClassVar[str] = "gradual"
+
+    def __post_init__(self) -> None:
+        _check(self, self.share)
+        check_whole(over=(self.over, 2))
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """One phase for each round of the change."""
+        after = _moved(self, groups, self.share, rng)
+        return [
+            Phase(self.round + step, after, (step + 1) / self.over) for step in range(self.over)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurring(Drift):
+    """A share of the clients changes to another group and back, `times` times in all.
+
+    >>> phases = Recurring(times=2).phases(np.array([0, 1]), np.random.default_rng(0))
+    >>> [(phase.round, phase.groups.tolist()) for phase in phases]
+    [(10, [1, 1]), (15, [0, 1])]
+    """
+
+    round: int = 10
+    share: float = 0.3
+    period: int = 5
+    times: int = 3
+
+    name: ClassVar[str] = "recurring"
+
+    def __post_init__(self) -> None:
+        _check(self, self.share)
+        check_whole(period=(self.period, 1), times=(self.times, 2))
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """A phase for each change."""
+        both = [_moved(self, groups, self.share, rng), groups]
+        rounds = range(self.round, self.round + self.times * self.period, self.period)
+        return [Phase(first, both[change % 2]) for change, first in enumerate(rounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Appear(Drift):
+    """The last group appears: before, its clients hold samples of the other groups.
+
+    >>> phases = Appear(round=3).phases(np.array([0, 1]), np.random.default_rng(0))
+    >>> [(phase.round, phase.groups.tolist()) for phase in phases]
+    [(1, [0, 0]), (3, [0, 1])]
+    """
+
+    round: int = 10
+
+    name: ClassVar[str] = "appear"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """A phase before, and one after."""
+        return [Phase(1, _without_last(self, groups)), Phase(self.round, groups)]
+
+
+@dataclass(frozen=True, slots=True)
+class Vanish(Drift):
+    """The last group vanishes: its clients hold samples of the other groups from then on.
+
+    >>> Vanish(round=3).phases(np.array([0, 1]), np.random.default_rng(0))
+    [Phase(round=3, groups=array([0, 0]), share=1.0)]
+    """
+
+    round: int = 10
+
+    name: ClassVar[str] = "vanish"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """One phase."""
+        return [Phase(self.round, _without_last(self, groups))]
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor(Drift):
+    """The sensor of a share of the clients breaks: their features change, all in the same way.
+
+    `how` is a transform of features (`wecfl.transforms`), with its default strength.
+
+    >>> Sensor(share=0.5).phases(np.array([0, 0, 1, 1]), np.random.default_rng(0))[0].groups
+    array([-1,  0, -1,  1])
+    """
+
+    round: int = 10
+    share: float = 0.3
+    how: str = "noise"
+
+    name: ClassVar[str] = "sensor"
+
+    def __post_init__(self) -> None:
+        _check(self, self.share)
+        if self.how not in SENSOR_FAULTS:
+            raise ConfigError(unknown("fault of a sensor", str(self.how), SENSOR_FAULTS))
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """One phase."""
+        after = groups.copy()
+        after[_drawn(self, len(groups), self.share, rng)] = -1
+        return [Phase(self.round, after)]
+
+
+DRIFTS: dict[str, type[Drift]] = {
+    kind.name: kind for kind in (Abrupt, Gradual, Recurring, Appear, Vanish, Sensor)
+}
+"""Every drift by its name."""
+
+
+def parsed(text: str) -> Drift:
+    """The drift that a text names.
+
+    >>> parsed("abrupt(round=5)")
+    Abrupt(round=5, share=0.3)
+    >>> parsed("abrubt")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: unknown drift 'abrubt'; did you mean 'abrupt'?
+    """
+    name, options = read_value(text, "drift")
+    if name not in DRIFTS:
+        raise ConfigError(unknown("drift", name, DRIFTS))
+    check_options("drift", DRIFTS[name], options)
+    return DRIFTS[name](**options)
+
+
+def _check(drift: Drift, share: Any = 0.5) -> None:
+    check_whole(round=(drift.round, 2))
+    fits = isinstance(share, int | float) and not isinstance(share, bool)
+    if not fits or not 0 < share <= 1:
+        raise ConfigError(
+            f"{drift.name}: share must be a number above 0 and at most 1, got {share!r}"
+        )
+
+
+def _drawn(drift: Drift, m: int, share: float, rng: np.random.Generator) -> Int:
+    """The clients that change."""
+    count = round(share * m)
+    if not count:
+        raise PartitionError(
+            f"{drift.name}(share={share:g}) changes none of {m} clients; raise the share"
+        )
+    return np.sort(rng.permutation(m)[:count])
+
+
+def _moved(drift: Drift, groups: Int, share: float, rng: np.random.Generator) -> Int:
+    """(m,), the groups after a share of the clients has moved to other ones, drawn at random."""
+    known = _several(drift, groups)
+    after = groups.copy()
+    for client in _drawn(drift, len(groups), share, rng):
+        after[client] = rng.choice(known[known != groups[client]])
+    return after
+
+
+def _without_last(drift: Drift, groups: Int) -> Int:
+    """(m,), the groups if the clients of the last one belong to the others, in turn."""
+    *others, last = _several(drift, groups)
+    after = groups.copy()
+    after[groups == last] = np.resize(others, int((groups == last).sum()))
+    return after
+
+
+def _several(drift: Drift, groups: Int) -> Int:
+    known = np.unique(groups)
+    if len(known) < 2:
+        raise PartitionError(
+            f"the drift {drift.name} needs at least two groups, got {len(known)}; ask for more"
+        )
+    return known

@@ -1,0 +1,180 @@
+"""Drift: who holds what in which round, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wecfl.data.changes import changed_clients
+from wecfl.data.drift import (
+    DRIFTS,
+    Abrupt,
+    Appear,
+    Drift,
+    Gradual,
+    Recurring,
+    Sensor,
+    Vanish,
+    parsed,
+)
+from wecfl.data.federation import Federation
+from wecfl.errors import ConfigError, DataError, PartitionError
+from wecfl.named_values import write_value
+
+rounds = st.integers(2, 12)
+shares = st.floats(0.2, 1)
+drifts: st.SearchStrategy[Drift] = st.one_of(
+    st.builds(Abrupt, rounds, shares),
+    st.builds(Gradual, rounds, shares, st.integers(2, 5)),
+    st.builds(Recurring, rounds, shares, st.integers(1, 4), st.integers(2, 4)),
+    st.builds(Appear, rounds),
+    st.builds(Vanish, rounds),
+    st.builds(Sensor, rounds, shares, st.sampled_from(["noise", "contrast", "affine"])),
+)
+
+
+def federation(m: int = 9, groups: int = 3, *, known: bool = True) -> Federation:
+    """Sample j of client i is (i, j), its label is the group, and sizes differ."""
+    xs = [np.array([[i, j] for j in range(6 + 2 * i)], float) for i in range(m)]
+    of = np.arange(m) % groups
+    ys = [np.full(len(x), g) for x, g in zip(xs, of, strict=True)]
+    return Federation.from_arrays(xs, ys, test=0.25, groups=of if known else None)
+
+
+def groups(of: Federation, round: int = 1) -> Any:
+    """The groups of a round, which are known."""
+    return of.at(round).groups
+
+
+@settings(deadline=None, max_examples=80)
+@given(drifts, st.integers(0, 99))
+def test_a_client_holds_samples_of_its_group_in_each_round(drift: Drift, seed: int) -> None:
+    still = federation()
+    one, two = (still.drifting(drift, seed) for _ in range(2))
+    assert one.fingerprint == two.fingerprint != still.fingerprint
+    assert len(one.changes) and one.names == still.names
+    for round in range(1, 30):
+        now, before = one.at(round), one.at(max(round - 1, 1))
+        assert not now.changes
+        assert now.sizes.tolist() == still.sizes.tolist()
+        assert [*map(len, now.test)] == [*map(len, still.test)]
+        changed = set(changed_clients(one, round).tolist())
+        for i in range(now.m):
+            same = now.train[i] is before.train[i] or np.array_equal(now.train[i], before.train[i])
+            assert (i in changed) == (not same)
+            assert not set(now.train[i]) & set(now.test[i])
+            held = np.concatenate([now.y[now.train[i]], now.y[now.test[i]]])
+            if not isinstance(drift, Gradual):
+                assert set(held) == {groups(now)[i]}
+            else:  # the group of at least half of the training samples
+                assert (now.y[now.train[i]] == groups(now)[i]).mean() >= 0.4
+        if not isinstance(drift, Gradual):  # of few samples, none may change in a step
+            assert set(np.flatnonzero(groups(now) != groups(before))) <= changed
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_who_trains_on_a_sample_is_never_tested_on_it_by_another(name: str) -> None:
+    fed = federation().drifting(DRIFTS[name]())
+    versions: list[Any] = [fed, *fed.changes]
+    trained = {int(row) for held in versions for rows in held.train for row in rows}
+    tested = {int(row) for held in versions for rows in held.test for row in rows}
+    assert not trained & tested
+
+
+def test_abrupt_moves_its_share_once_and_gradual_sample_by_sample() -> None:
+    fed = federation().drifting(Abrupt(round=4, share=1 / 3), seed=1)
+    assert [len(changed_clients(fed, t)) for t in range(1, 8)] == [0, 0, 0, 3, 0, 0, 0]
+    slow = federation().drifting(Gradual(round=4, share=1 / 3, over=3), seed=1)
+    assert [len(changed_clients(slow, t)) for t in range(1, 8)] == [0, 0, 0, 3, 3, 3, 0]
+    moved = np.flatnonzero(groups(slow, 9) != groups(slow))
+    new = [
+        [(slow.y[slow.at(t).train[i]] != groups(slow)[i]).mean() for i in moved] for t in (4, 5, 6)
+    ]
+    np.testing.assert_allclose(new, np.array([[1 / 3], [2 / 3], [1]]) * np.ones((3, 3)), atol=0.1)
+    assert groups(slow, 4).tolist() == groups(slow).tolist() != groups(slow, 5).tolist()
+
+
+def test_recurring_comes_back_to_what_it_held() -> None:
+    fed = federation().drifting(Recurring(round=3, period=2, times=3))
+    for round, twin in ((5, 1), (6, 2), (7, 3), (20, 4)):
+        for a, b in zip(fed.at(round).train, fed.at(twin).train, strict=True):
+            assert np.array_equal(a, b)
+    assert groups(fed, 3).tolist() != groups(fed, 5).tolist() == groups(fed).tolist()
+
+
+def test_groups_appear_and_vanish() -> None:
+    appear, vanish = federation().drifting(Appear(5)), federation().drifting(Vanish(5))
+    counts = [[len(set(groups(fed, t))) for t in (1, 4, 5, 9)] for fed in (appear, vanish)]
+    assert counts == [[2, 2, 3, 3], [3, 3, 2, 2]]
+    assert groups(appear, 5).tolist() == groups(vanish).tolist()
+
+
+def test_a_broken_sensor_changes_features_and_keeps_targets_and_groups() -> None:
+    still = federation(known=False)
+    fed = still.drifting(Sensor(round=3, share=1 / 3, how="contrast"))
+    assert fed.at(3).groups is None
+    broken = changed_clients(fed, 3)
+    assert len(broken) == 3
+    for side in ("train", "test"):
+        for i in broken:
+            a, b = getattr(still, side)[i], getattr(fed.at(3), side)[i]
+            np.testing.assert_allclose(fed.x[b], still.x[a] * 0.25, rtol=1e-6)
+            assert np.array_equal(fed.y[b], still.y[a])
+
+
+def test_a_subset_drifts_as_before() -> None:
+    fed = federation().drifting(Abrupt(round=3, share=0.5))
+    part = fed.subset([7, 2])
+    for t in (1, 3):
+        assert groups(part, t).tolist() == groups(fed, t)[[7, 2]].tolist()
+        assert np.array_equal(part.at(t).train[0], fed.at(t).train[7])
+
+
+def test_what_cannot_be_done_to_drifting_clients() -> None:
+    fed = federation().drifting(Abrupt())
+    tries: list[Callable[[], object]] = [
+        lambda: fed.drifting(Abrupt()), lambda: fed.validating(0.2), lambda: fed.mixed(0.2),
+        fed.transformed, lambda: fed.scaled("standard"),
+    ]  # fmt: skip
+    for refused in tries:
+        with pytest.raises(DataError, match="drift last"):
+            refused()
+
+
+@pytest.mark.parametrize("drift", [Abrupt(3), Gradual(over=9), Sensor(how="blur"), Vanish()])
+def test_a_drift_is_written_as_it_is_read(drift: Any) -> None:
+    assert parsed(write_value(drift)) == drift
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "abrubt", "abrupt(10)", "abrupt(round=1)", "abrupt(round=2.5)", "abrupt(share=0)",
+        "abrupt(share=1.5)", "abrupt(share=many)", "abrupt(period=3)", "gradual(over=1)",
+        "recurring(times=1)", "recurring(period=0)", "sensor(how=permutation)", "vanish(share=1)",
+        "abrupt(share=nan)", "abrupt(round=", "", "abrupt(share=True)", "sensor(how=3)",
+    ],
+)  # fmt: skip
+def test_bad_drifts_are_refused_in_one_line(bad: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(bad)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("drift", "fed", "said"),
+    [
+        (Abrupt(), federation(known=False), "needs clients with groups"),
+        (Vanish(), federation(groups=1), "two groups"),
+        (Abrupt(share=0.01), federation(), "none of 9 clients"),
+        (Sensor(how="rotation"), federation(), "needs images"),
+    ],
+)
+def test_worlds_that_cannot_drift_so(drift: Drift, fed: Federation, said: str) -> None:
+    with pytest.raises(PartitionError, match=said):
+        fed.drifting(drift)
