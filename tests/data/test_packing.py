@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wecfl
+from fakegrid import WAITS, FakeGrid, Node
+from helpers import serving
 from wecfl import Federation, methods
+from wecfl.data.packing import pack
+from wecfl.endpoint import make_app
 from wecfl.errors import DataError, ModelError
+from wecfl.flower import client_app
+from wecfl.flower.server import read, serve
+from wecfl.folder.cluster_models import export_model
 
 RNG = np.random.default_rng(0)
 TOKENS = [RNG.integers(0, 20, (12, 5)) for _ in range(4)]
@@ -57,7 +65,8 @@ class OfMasked(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         assert (x.dtype, mask.dtype) == (torch.int64, torch.bool)
-        assert (x[~mask] == 0).all() and mask[:, 0].all()
+        if not torch.compiler.is_compiling():
+            assert (x[~mask] == 0).all() and mask[:, 0].all()
         filled = mask[:, :, None].float()
         mean = (self.embedding(x) * filled).sum(dim=1) / filled.sum(dim=1)
         logits: Tensor = self.head(mean)
@@ -92,6 +101,15 @@ def kind(values: Any) -> torch.dtype:
     return torch.int64 if np.asarray(values).dtype.kind == "i" else torch.float32
 
 
+def rows_of(x: Any) -> list[Any]:
+    """The samples as a request in JSON has them."""
+    if isinstance(x, dict):
+        return [{name: array[i].tolist() for name, array in x.items()} for i in range(12)]
+    if isinstance(x, tuple):
+        return [[array[i].tolist() for array in x] for i in range(12)]
+    return x if isinstance(x, list) else x.tolist()
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_trained_predicted_and_loaded(case: str, tmp_path: Path) -> None:
     xs, net = CASES[case]
@@ -106,6 +124,77 @@ def test_they_are_trained_predicted_and_loaded(case: str, tmp_path: Path) -> Non
     loaded = wecfl.load(tmp_path, model=net)
     assert (loaded.predict_proba(xs[1], client="1") == shares).all()
     assert result.assign(xs[1], YS[1]).cluster in (0, 1)
+    with serving(make_app(loaded)) as ask:
+        status, told = ask("/predict", {"client": "1", "rows": rows_of(xs[1])})
+    assert (status, told["predictions"]) == (200, result.predict(xs[1], client="1").tolist())
+
+
+def given(x: Any, taken: list[str]) -> dict[str, Any]:
+    """What the exported graph is given for samples as the user has them."""
+    if isinstance(x, list):
+        filled = [[*s, *[0] * (4 - len(s))] for s in x]
+        return {
+            "x": np.array(filled),
+            "mask": np.array([[j < len(s) for j in range(4)] for s in x]),
+        }
+    arrays = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else [x]
+    kinds = [a.astype(np.int64 if a.dtype.kind == "i" else np.float32) for a in arrays]
+    return dict(zip(taken, kinds, strict=True))
+
+
+@pytest.mark.parametrize("case", ["tokens", "by name", "unequal length"])
+def test_the_exported_graph_takes_them_as_forward_does(case: str, tmp_path: Path) -> None:
+    xs, net = CASES[case]
+    run = tmp_path / "run"
+    result = wecfl.run(Federation.from_arrays(xs, YS), methods.fedavg, model=net, rounds=1,
+                       plan=PLAN, folder=run)  # fmt: skip
+    export_model(run, 0, "onnx", tmp_path / "m.onnx", model=net)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    [logits] = session.run(["logits"], given(xs[1], [i.name for i in session.get_inputs()]))
+    answers = result.model(cluster=0)(torch.from_numpy(pack("", xs[1], result.pipeline.parts)))
+    np.testing.assert_allclose(logits, answers.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["by name", "unequal length"])
+def test_over_flower_they_give_the_bits_of_a_simulation(case: str, tmp_path: Path) -> None:
+    xs, net = CASES[case]
+    fed = Federation.from_arrays(xs, YS)
+
+    def picked(x: Any, rows: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: array[rows] for name, array in x.items()}
+        if isinstance(x, tuple):
+            return tuple(array[rows] for array in x)
+        return [x[i] for i in rows] if isinstance(x, list) else x[rows]
+
+    def load_data(config: Any) -> tuple[Any, ...]:
+        i = config["partition-id"]
+        train, test = fed.train[i] - 12 * i, fed.test[i] - 12 * i
+        return picked(xs[i], train), YS[i][train], picked(xs[i], test), YS[i][test]
+
+    start = net()
+    app = client_app(load_data, lambda: start, classes=2)
+    nodes = {
+        i: Node(app, {"client-id": f"c{i}", "partition-id": i, "state-dir": f"{tmp_path}/{i}"})
+        for i in range(4)
+    }
+    said = {"clients": 4, "rounds": 2, "steps": 3, "batch": 4, "lr": 0.1, "clusters": 2,
+            "timeout": 5, "enrolment": 0.2, "out": f"{tmp_path}/run"}  # fmt: skip
+    served = serve(FakeGrid(nodes), said, lambda: start, classes=2, **WAITS)
+    _, config = read({"clients": 4})
+    limits = wecfl.Conditions(refuse_above=config.refuse_above, shorten_above=config.shorten_above)
+    here = wecfl.run(fed, methods.wecfl(k=2), model=start, rounds=2, plan=PLAN, conditions=limits)
+    np.testing.assert_array_equal(served.centers, here.centers)
+    shares = (served.predict_proba(xs[1], client="c1"), here.predict_proba(xs[1], client="1"))
+    np.testing.assert_allclose(*shares, atol=1e-6)
+
+
+def test_a_sample_that_the_model_can_not_use_is_one_line() -> None:
+    fed = Federation.from_arrays(TOKENS, YS)
+    result = wecfl.run(fed, methods.fedavg, model=OfTokens, rounds=1, plan=PLAN)
+    with pytest.raises(ModelError, match="IndexError") as caught:
+        result.predict([[99] * 5], client="1")
+    assert "\n" not in str(caught.value)
 
 
 def test_the_steps_are_those_of_a_plain_loop() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from wecfl.cli import terminal
-from wecfl.cli.flags import check_place
+from wecfl.cli.flags import OwnModelFlag, check_place
 from wecfl.errors import ConfigError, unknown
 
 __all__ = ["export"]
@@ -30,12 +30,14 @@ def export(
         Parameter(help="The file to write (default: cluster-K.FORMAT in the run folder)."),
     ] = None,
     replace: Annotated[bool, Parameter(help="Overwrite an existing file.", negative="")] = False,
+    model: OwnModelFlag = None,
 ) -> None:
     """Write the model of a cluster to a file of its own, to use it elsewhere.
 
     A safetensors file has the module's own names, for load_state_dict. An ONNX file maps samples to
     logits; BatchNorm uses its running statistics. If the run had a table or pixels, the ONNX file
-    takes these as they are: scaling, imputation and encoding are part of it.
+    takes these as they are: scaling, imputation and encoding are part of it. For a model of your
+    own it needs --model, and has an input for each array that its forward takes.
 
     Parameters
     ----------
@@ -46,12 +48,14 @@ def export(
     if (cluster is None) == (client is None):
         raise ConfigError("say which model: either --cluster NUMBER or --client NAME")
     from wecfl.folder.cluster_models import export_model
+    from wecfl.models.own import own_model
 
     number = _cluster_of(folder, client) if client is not None else cluster or 0
     path = out or folder / f"cluster-{number}.{format}"
     check_place(path, "model")
     _check_whole(folder)
-    file = export_model(folder, number, format, path, replace=replace, client=client)
+    own = own_model(model) if model else None
+    file = export_model(folder, number, format, path, replace=replace, client=client, model=own)
     terminal.show(f"model: {file}")
 
 

@@ -23,8 +23,9 @@ from wecfl.folder.parsing import folder_errors, read_tensors
 from wecfl.folder.pipeline_graph import with_pipeline
 from wecfl.folder.readers import read_pipeline, read_summary
 from wecfl.layout import Layout
-from wecfl.models import MODELS, Module, Vote, auto, fill, layout_of
+from wecfl.models import MODELS, Model, Module, Vote, auto, fill, layout_of, make
 from wecfl.models.onnx import to_onnx
+from wecfl.models.unpacking import reads_parts
 from wecfl.runs.blueprint import Blueprint
 
 __all__ = ["ClusterModels", "ModelFormat", "export_model"]
@@ -77,15 +78,18 @@ class ClusterModels:
             )
         return [clusters[cluster] for clusters in self.tensors]
 
-    def build(self, seed: int = 0) -> tuple[Blueprint, Module]:
-        """The blueprint of the models, and a module that was built from it."""
+    def build(self, seed: int = 0, own: Model | None = None) -> tuple[Blueprint, Module]:
+        """The blueprint of the models, and a module that was built from it, or the user's own."""
         blueprint = self.blueprint
+        if blueprint is not None and own is not None:
+            shape, outputs = blueprint.shape, blueprint.classes
+            return blueprint, make(own, shape=shape, classes=outputs, seed=seed)
         if blueprint is None or blueprint.model not in MODELS:
             name = f" {blueprint.model}" if blueprint else ""
             raise RunFolderError(
                 f"the model{name} of {self.folder} can't be rebuilt: it is a module of your own, "
-                "or the folder is of an earlier version; use the result in Python, or export "
-                "safetensors"
+                "or the folder is of an earlier version; give it with --model FILE.py:NAME, or "
+                "export safetensors"
             )
         return blueprint, blueprint.build(seed)
 
@@ -110,12 +114,14 @@ def export_model(
     *,
     replace: bool = False,
     client: str | None = None,
+    model: Model | None = None,
 ) -> Path:
     """Write the model of a cluster as safetensors, under the module's own names, or as ONNX.
 
     A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`. The
     pipeline of the run is the beginning of an ONNX graph, and in the metadata of safetensors. Where
-    clients are scaled by their own statistics, it is that of `client`.
+    clients are scaled by their own statistics, it is that of `client`. `model` is the module of the
+    run, or the function that makes it, if it was one of the user's own.
     """
     if out.exists() and not replace:
         raise ConfigError(f"{out} exists already: choose another file, or add --replace")
@@ -125,10 +131,13 @@ def export_model(
     if pipeline:
         about["pipeline"] = json.dumps(pipeline.written())
     if format == "onnx":
-        blueprint, module = models.build()
+        blueprint, module = models.build(own=model)
         layout = layout_of(module)
         filled = [fill(module, models.row(layout, tensors)) for tensors in parts]
-        proto = to_onnx(filled[0] if len(filled) == 1 else Vote(filled), blueprint.shape)
+        taken = pipeline.parts if pipeline and reads_parts(module, pipeline.parts) else ()
+        if len(taken) > 1 and len(filled) > 1:
+            raise ConfigError("a soft vote of models with several inputs can't be written as ONNX")
+        proto = to_onnx(filled[0] if len(filled) == 1 else Vote(filled), blueprint.shape, taken)
         if pipeline:
             proto = with_pipeline(proto, pipeline, blueprint.shape)
         for key, value in about.items():

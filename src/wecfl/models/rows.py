@@ -137,8 +137,12 @@ def outputs_of(module: nn.Module, x: F32) -> F32:
     array([[3.], [3.]], dtype=float32)
     """
     blocks = [x[i : i + BLOCK_OF_SAMPLES] for i in range(0, max(len(x), 1), BLOCK_OF_SAMPLES)]
-    with torch.inference_mode():
-        given = [module(torch.from_numpy(np.ascontiguousarray(block))) for block in blocks]
+    try:
+        with torch.inference_mode():
+            given = [module(torch.from_numpy(np.ascontiguousarray(block))) for block in blocks]
+    except Exception as error:  # whatever the user's own forward raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(f"{type(module).__name__} can't use these samples: {why}") from error
     return np.asarray(torch.cat(given).numpy(), np.float32)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wecfl.data.packing import Part
 from wecfl.errors import ModelError
 
-__all__ = ["Unpack", "unpacked_parts", "unpacking"]
+__all__ = ["Unpack", "reads_parts", "typed", "unpacked_parts", "unpacking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Unpack:
             return None
         rows: Tensor = args[0]
         if len(self.parts) == 1:
-            return (_typed(rows, self.parts[0]),), kwargs
+            return (typed(rows, self.parts[0]),), kwargs
         pieces = torch.split(rows, [part.width for part in self.parts], dim=-1)
         shaped = [
-            _typed(piece.reshape(*rows.shape[:-1], *part.shape), part)
+            typed(piece.reshape(*rows.shape[:-1], *part.shape), part)
             for piece, part in zip(pieces, self.parts, strict=True)
         ]
         names = [part.name for part in self.parts]
@@ -56,12 +56,21 @@ def unpacking(module: nn.Module, parts: Sequence[Part], name: str | None) -> nn.
             f"the model {name} takes one array, but samples have {len(parts)}: give a module of "
             "your own, whose forward takes them"
         )
-    embeds = any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules())
-    if not parts or (len(parts) == 1 and not parts[0].name and not embeds):
+    if not reads_parts(module, parts):
         return module
     copy = deepcopy(module)
     copy.register_forward_pre_hook(Unpack(tuple(parts)), with_kwargs=True)
     return copy
+
+
+def reads_parts(module: nn.Module, parts: Sequence[Part]) -> bool:
+    """Whether the module must be given these parts, and not one array of float32.
+
+    >>> reads_parts(nn.Linear(3, 1), [Part("", (3,), "whole")])
+    False
+    """
+    embeds = any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules())
+    return bool(parts) and (len(parts) > 1 or bool(parts[0].name) or embeds)
 
 
 def unpacked_parts(module: nn.Module) -> tuple[Part, ...]:
@@ -76,7 +85,8 @@ def unpacked_parts(module: nn.Module) -> tuple[Part, ...]:
     return hooks[0].parts if hooks else ()
 
 
-def _typed(tensor: Tensor, part: Part) -> Tensor:
+def typed(tensor: Tensor, part: Part) -> Tensor:
+    """The numbers in the type that the part had: float32, int64 or bool."""
     if part.kind == "number":
         return tensor
     return tensor.to(torch.int64 if part.kind == "whole" else torch.bool)

@@ -18,10 +18,12 @@ from wecfl.core.method import Method
 from wecfl.core.state import Reply, State
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int
+from wecfl.data.packing import pack, parts_of
 from wecfl.data.pipeline import Pipeline
 from wecfl.data.samples import as_samples
 from wecfl.errors import ConfigError, unknown
 from wecfl.models import Module, Vote, fill, layout_of, outputs_of
+from wecfl.models.unpacking import unpacking
 from wecfl.runs.choice import choice_words, last_choice
 from wecfl.runs.json_values import json_number
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
@@ -192,11 +194,13 @@ class Result:
 
     def _outputs(self, x: ArrayLike, client: int | str | None, cluster: int | None) -> F64:
         kind, number = self._which(client, cluster)
+        shape, module = self.newcomer_setup.blueprint.shape, self._predicting(kind, number)
         if self.pipeline:
             name = self.federation.names[number] if kind == "client" else None
             x = self.pipeline.transform(x, name)
-        samples = as_samples("predict", x, self.newcomer_setup.blueprint.shape)
-        return outputs_of(self._predicting(kind, number), samples).astype(np.float64)
+        elif not shape and (parts := parts_of([x])):  # over a network clients pack their samples
+            x, module = pack("predict", x, parts), unpacking(module, parts, None)
+        return outputs_of(module, as_samples("predict", x, shape)).astype(np.float64)
 
     @cached_property
     def _predicting(self) -> Callable[[Literal["client", "cluster"], int], Module]:
