@@ -61,7 +61,7 @@ def test_the_limits_of_a_process_count(kind: int, column: int) -> None:
     setrlimit(kind, (held + GIGABYTE // 2, hard))
     try:
         usable, bound = min(usable_memory())
-        assert 0 < usable <= GIGABYTE // 2
+        assert 0 < usable <= GIGABYTE // 2 + (1 << 24)  # some may have been freed in between
         assert "limit of its" in bound
         assert len(bytearray(usable // 2)) == usable // 2
         with pytest.raises(MemoryError):

@@ -151,6 +151,7 @@ def test_the_exported_graph_takes_them_as_forward_does(case: str, tmp_path: Path
     export_model(run, 0, "onnx", tmp_path / "m.onnx", model=net)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     [logits] = session.run(["logits"], given(xs[1], [i.name for i in session.get_inputs()]))
+    assert result.pipeline is not None
     answers = result.model(cluster=0)(torch.from_numpy(pack("", xs[1], result.pipeline.parts)))
     np.testing.assert_allclose(logits, answers.detach(), atol=1e-5)
 
@@ -182,7 +183,8 @@ def test_over_flower_they_give_the_bits_of_a_simulation(case: str, tmp_path: Pat
             "timeout": 5, "enrolment": 0.2, "out": f"{tmp_path}/run"}  # fmt: skip
     served = serve(FakeGrid(nodes), said, lambda: start, classes=2, **WAITS)
     _, config = read({"clients": 4})
-    limits = wecfl.Conditions(refuse_above=config.refuse_above, shorten_above=config.shorten_above)
+    shorten = float(config.shorten_above)
+    limits = wecfl.Conditions(refuse_above=config.refuse_above, shorten_above=shorten)
     here = wecfl.run(fed, methods.wecfl(k=2), model=start, rounds=2, plan=PLAN, conditions=limits)
     np.testing.assert_array_equal(served.centers, here.centers)
     shares = (served.predict_proba(xs[1], client="c1"), here.predict_proba(xs[1], client="1"))
