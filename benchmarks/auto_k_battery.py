@@ -227,8 +227,11 @@ def old_peak(look: Look, kept: Any, t: int) -> int:
 
 
 RULES: dict[str, Callable[[Look, Any, int], int]] = {
-    "silhouette × gain, better than one model and than none": lambda look, kept, t: look.best,
-    "the same, without the comparison with local models": lambda look, kept, t: look.clearest,
+    "silhouette × gain, one standard error, better than one model and than none": (
+        lambda look, kept, t: look.best
+    ),
+    "silhouette × gain alone": lambda look, kept, t: look.clearest,
+    "the same, without the comparison with local models": lambda look, kept, t: look.proposed,
     "least loss, one standard error, better than none": largest_loss_drop,
     "silhouette and BIC, accepted by two standard errors": old_peak,
     "silhouette and BIC, clear from 0.5 on": lambda look, kept, t: Curve.of(

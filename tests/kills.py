@@ -166,7 +166,10 @@ def child(case: Case, folder: Path, inject: tuple[int, bool] | None) -> int:
 
 
 def kill_and_resume(case: Case, times: int, seed: int, place: Path) -> dict[str, Any]:
-    """Kill runs `times` times in all; return the number of runs and kills, and what was kept."""
+    """Kill runs `times` times in all, and let the last one end.
+
+    Return the number of runs and kills, and what was kept.
+    """
     draw = random.Random(f"{case.name} {seed}")
     began = time.perf_counter()
     _, status = os.waitpid(child(case, place / "whole", None), 0)
@@ -179,9 +182,11 @@ def kill_and_resume(case: Case, times: int, seed: int, place: Path) -> dict[str,
         folder = place / f"run {counts['runs']}"
         finished = False
         while not finished:
+            spared = counts["kills"] >= times  # enough: what is begun goes on to its end
             inject = (draw.randrange(40), draw.random() < 0.5) if draw.random() < 0.5 else None
+            inject = None if spared else inject
             pid = child(case, folder, inject)
-            if not inject:
+            if not inject and not spared:
                 time.sleep(draw.uniform(0, lasted))
                 os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)

@@ -12,7 +12,7 @@ from scipy.cluster.hierarchy import cut_tree, ward
 from sklearn.metrics import adjusted_rand_score, silhouette_samples
 
 import wecfl
-from wecfl.bilevel.clustering import AtLeast
+from wecfl.bilevel.clustering import AtLeast, KMeans
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.served import Look, Served
@@ -112,6 +112,34 @@ def test_clients_that_are_alike_or_all_different_have_one_cluster() -> None:
     alone = Look.of(far, np.ones(30), judge_of(far), most=20)
     assert alone.clearest > 1
     assert alone.best == 1
+
+
+def test_a_division_that_serves_no_better_is_not_made() -> None:
+    """Two groups, one of which lies in two places that want the same model, as far as is known."""
+    rng = np.random.default_rng(0)
+    losses = np.stack([np.full(20, 2.0), np.full(20, 1.0), 1.0 - rng.normal(0.01, 0.2, 20)], axis=1)
+    silhouette, labels = np.array([np.nan, 0.5, 0.6]), np.zeros((3, 20), np.int64)
+    look = Look(labels, silhouette, losses, np.full(20, 0.95), np.full(20, 1 / 20))
+    assert (look.clearest, look.proposed, look.best) == (3, 2, 2)
+    surely = replace(look, losses=losses - np.array([0, 0, 0.3]))
+    assert (surely.clearest, surely.proposed, surely.best) == (3, 3, 3)
+
+
+def test_once_divided_a_lower_f_that_nobody_judged_does_not_part_them_anew() -> None:
+    """The first group has most of λ and two halves; K-means would rather divide it."""
+    place = np.array([0.0] * 4 + [1.0] * 4 + [6.0] * 4 + [9.0] * 4)
+    points = place[:, None] + np.random.default_rng(0).normal(size=(16, 1)) * 0.01
+    weight = np.array([100.0] * 8 + [1.0] * 8)
+    truth = np.repeat([0, 1, 2], [8, 4, 4])
+    settled = {name: np.array([value]) for name, value in
+               {"k": 3.0, "settled": 1.0, "found": 3.0, "next": 9.0}.items()}  # fmt: skip
+    view = view_of(
+        points, centers=cluster_means(points, truth, weight), labels=truth, importance=weight,
+        notes=settled, round=3,
+    )  # fmt: skip
+    parted = KMeans()(view, squared_euclidean, np.random.default_rng(0)).labels
+    assert adjusted_rand_score(parted, truth) < 1
+    np.testing.assert_array_equal(looked(view).labels, truth)
 
 
 def test_two_looks_must_agree_before_clients_are_divided() -> None:

@@ -116,12 +116,19 @@ class Look:
         return int((np.maximum(np.nan_to_num(self.silhouette), 0) * gain).argmax()) + 1
 
     @property
+    def proposed(self) -> int:
+        """The smallest K that serves the clients as well as the clearest K, to a standard error."""
+        clearest = self.losses[:, self.clearest - 1]
+        paired = [self.gain(clearest, self.losses[:, level]) for level in range(self.clearest)]
+        return next(k for k, (more, error) in enumerate(paired, 1) if more <= error)
+
+    @property
     def best(self) -> int:
-        """The clearest K, or 1 if its clusters don't serve better than one model and than none.
+        """`proposed`, or 1 if its clusters don't serve better than one model and than none.
 
         Clients that each serve themselves far better than their cluster does have no groups.
         """
-        k, one = self.clearest, self.losses[:, 0]
+        k, one = self.proposed, self.losses[:, 0]
         mean, error = self.gain(self.losses[:, k - 1], one)
         alone, _ = self.gain(self.alone, one)
         return k if mean > STANDARD_ERRORS * error and mean >= LEAST_SHARE * alone else 1
@@ -139,8 +146,8 @@ class Served:
 
     Its notes are `k`; `settled` (0 or 1); `found`, the K of the last look; `same` and `grouped`,
     the number of looks in a row that found this K, and a K > 1; and `next`, the round of the next
-    look. After a look there are also the curves `silhouette` and `loss`, and of the clearest K
-    `clearest`: `chance`, the silhouette where there are no groups, `alone`, the loss of the
+    look. After a look there are also the curves `silhouette` and `loss`, and of the K that is
+    `proposed`: `chance`, the silhouette where there are no groups, `alone`, the loss of the
     clients' own models, `gain` and `error` (how much better than one model, and its standard
     error), `better`, the share of clients that are served better, `uncertain`, the number of
     clients nearer to another cluster, and `clients`, how many were looked at.
@@ -195,8 +202,10 @@ class Served:
     ) -> Clusters:
         """The clusters of the clients heard, from these new centers (K, p) or from the old ones.
 
-        The others stay where they are. If some are missing, clients go to the nearest center,
-        since K-means would divide other clusters in place of those that nobody is heard of.
+        Once divided, they only follow their centers: a fresh start may find a lower F that serves
+        them worse, and nobody would judge it. The others stay where they are. If some are missing,
+        clients go to the nearest center, since K-means would divide other clusters in place of
+        those that nobody is heard of.
         """
         inhabited = np.unique(view.labels)
         seen = replace(
@@ -211,9 +220,8 @@ class Served:
         clients = DistinctClients.of(seen)
         start = view.centers[inhabited] if division is None else division
         points, centers = isometric(clients.points, start)
-        found = clients.clusters(
-            self.clustering.lloyd(points, centers, clients.weight, rng), inhabited
-        )
+        kmeans = self.clustering if division is not None else KMeans(fresh=0)
+        found = clients.clusters(kmeans.lloyd(points, centers, clients.weight, rng), inhabited)
         labels = view.labels.copy()
         labels[heard] = found.labels
         return Clusters(labels, found.centers)
@@ -293,7 +301,7 @@ def _client_silhouettes(far: F64, labels: Int, weight: F64) -> F64:
 def _told(look: Look, points: F64, weight: F64, rng: np.random.Generator) -> dict[str, F64]:
     """The notes about a look for the reader of the record."""
     far = distances(points)
-    k = look.clearest
+    k = look.proposed
     if k == 1:
         k = int(np.nan_to_num(look.silhouette, nan=-1.0).argmax()) + 1
     served, one = look.losses[:, k - 1], look.losses[:, 0]
@@ -303,7 +311,7 @@ def _told(look: Look, points: F64, weight: F64, rng: np.random.Generator) -> dic
         each = _client_silhouettes(far, look.labels[k - 1], weight)
         uncertain, chance = float((each < 0).sum()), _chance(far, weight, k, rng)
     numbers: dict[str, float] = {
-        "clearest": k, "chance": chance, "alone": float(look.weight @ look.alone), "gain": gain,
+        "proposed": k, "chance": chance, "alone": float(look.weight @ look.alone), "gain": gain,
         "error": error, "better": float(look.weight @ (served < one)), "uncertain": uncertain,
         "clients": len(far),
     }  # fmt: skip

@@ -44,7 +44,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     k = int(choices[-1][1]["k"])
     others = [t for t, notes in choices if notes["k"] != k]
     scores = [-1.0 if score is None else score for score in last.get("silhouette", [])]
-    best = int(last.get("clearest", np.argmax(scores) + 1 if scores else 1))
+    best = int(last.get("proposed", np.argmax(scores) + 1 if scores else 1))
     choice = {
         "k": k,
         "since": max(others, default=choices[0][0] - 1) + 1,
