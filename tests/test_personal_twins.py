@@ -53,7 +53,7 @@ def test_pfedme_comes_to_rest_where_the_envelopes_balance() -> None:
     """∇ of the envelope is lam·(w − θ) with θ = (a·b + lam·w) / (a + lam): a weighted mean of b."""
     lam = 2.0
     found = personal_twins.pfedme(
-        bowls(rounds=400, present=None, steps=1), lam=lam, inner_steps=50, inner_lr=0.15
+        bowls(rounds=300, present=None, steps=1), lam=lam, inner_steps=20, inner_lr=0.2
     )
     pull = SIZES[:, None] * lam * A / (A + lam)
     rest = (pull * B).sum(axis=0) / pull.sum(axis=0)
