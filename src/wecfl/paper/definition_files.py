@@ -11,6 +11,7 @@ of its values, and a set for all their combinations. `[base]` holds what the set
                of whose combinations are tried; the best one on a fifth of the training data that
                is held out for the choice. It is then used with all the data
     tune_seed  the seed with which it is chosen; one that no row reports draws other clients
+    but        choices of single methods, by name, in place of those of the set
     adapt      `adapt_steps` of cells whose method serves each client the model of its cluster
     trace      keep what figures need: F, R, B, t-SNE of the first rounds, cosines of the last
 
@@ -104,6 +105,7 @@ class _Set(BaseModel):
     trace: bool = False
     theirs: dict[str, Annotated[list[float], Field(min_length=1, max_length=2)]] = {}
     adapt: Annotated[int, Field(ge=1)] | None = None
+    but: dict[str, dict[str, Any]] = {}
     source: str = ""
     settings: str = ""
     their_rounds: Annotated[int, Field(ge=1)] | None = None
@@ -160,13 +162,15 @@ def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
     tune: tuple[Choice, ...] = tuple(
         tuple(zip(tried, values, strict=True)) for values in product(*tried.values())
     )
+    cells = [dict(zip(choices, values, strict=True)) for values in product(*lists)]
     configs = [
-        _adapting(
-            resolve(preset=written.preset, flags=dict(zip(choices, values, strict=True))),
-            written.adapt,
+        resolve(
+            preset=written.preset, flags={**cell, **written.but.get(cell.get("method", ""), {})}
         )
-        for values in product(*lists)
+        for cell in cells
     ]
+    if written.adapt:
+        configs = [_adapting(config, written.adapt) for config in configs]
     return tuple(
         Cell(config, written.label, tune, written.trace, pool, written.tune_seed,
              _published(written, config.method))
@@ -174,9 +178,9 @@ def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _adapting(config: Config, steps: int | None) -> Config:
+def _adapting(config: Config, steps: int) -> Config:
     """The configuration, with so many steps of adaptation if its method has none of its own."""
-    if steps is None or (method := method_of(config)).serve != Center() or method.members > 1:
+    if (method := method_of(config)).serve != Center() or method.members > 1:
         return config
     return config.model_copy(update={"adapt_steps": steps})
 
