@@ -107,16 +107,23 @@ def test_a_leaderboard_tunes_shows_and_can_be_sorted(
     best = chosen_run(fedavg, 0, store)
     assert best and best.config.lr == 0.1 and best.config.adapt_steps == 2
     traffic = {"up": 30_000_000, "down": 60_000_000, "messages": 3}
-    written(store, best, 0.75, before={"accuracy": 0.5}, traffic=traffic, cpu_seconds=2.0)
+    written(
+        store,
+        best,
+        0.75,
+        before={"accuracy": 0.5, "macro_f1": 0.4},
+        traffic=traffic,
+        cpu_seconds=2.0,
+    )
 
     monkeypatch.chdir(tmp_path)
     shown = wecfl("reproduce", "board", "--definitions", tmp_path, "--show")
     assert shown.code == 0
     markdown = (store.folder / "board.md").read_text()
-    assert (
-        "| fedavg | one model | 75.0 | 50.0 | 50.0 | 25.0 | 60 | 2.0 | 2.0 | – | lr 0.1 | 1 |"
-        in markdown
-    )
+    scores = "50.0 | 50.0 | 75.0 | 40.0 | 25.0 | 60 | 2.0 | 2.0 | –"
+    assert f"| fedavg | one model | {scores} | lr 0.1 | 1 |" in markdown
+    assert "| a world | fedavg 50.0 | not run | not run | fedavg 75.0 |" in markdown
+    assert "| fedavg | one model | **50.0** |" in markdown
     assert "| ditto | a model per client | not run |" in markdown
     page = (store.folder / "board.html").read_text()
     assert 'data-value="75.0"' in page and "1 of 2 rows have run" in page

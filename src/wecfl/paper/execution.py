@@ -93,7 +93,9 @@ def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> Stored
             opened.recorder.round([State(t, None, row[None], labels) for row in rows])
             for t, rows in enumerate(stacks, first)
         ]
-        return {"engine": opened.engine.name, **_scores(records)}
+        scores = _scores(records)
+        scores.pop("traffic", None)  # nothing was sent for the vote itself
+        return {"engine": opened.engine.name, **scores}
 
 
 def _scores(records: Sequence[Record]) -> StoredResult:
