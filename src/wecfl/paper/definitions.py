@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,12 @@ class Published:
     """Whether the score is of the best round, or of the last ones."""
 
 
+@cache
+def _members(method: str, clusters: int | str) -> int:
+    """The number of runs in a soft vote. A queue asks for it thousands of times."""
+    return method_of(Config(method=method, clusters=clusters)).members
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """One run of the queue: a configuration with its seed, or one member of a soft vote.
@@ -78,7 +85,7 @@ class PlannedRun:
     @property
     def parts(self) -> tuple[PlannedRun, ...]:
         """The members of a soft vote, each a run of its own; empty for any other method."""
-        members = method_of(self.config).members
+        members = _members(self.config.method, self.config.clusters)
         if members == 1:
             return ()
         # FedAvg+ is a vote of FedAvg runs, whatever K is: K = 5 and K = 10 share their members.
