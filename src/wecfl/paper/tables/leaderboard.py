@@ -23,10 +23,10 @@ __all__ = ["COLUMNS", "frame", "page", "tables"]
 
 COLUMNS: dict[str, tuple[str, int]] = {
     "accuracy": ("accuracy %", 1),
-    "before": ("before adaptation %", 1),
-    "after": ("after it %", 1),
+    "before": ("before %", 1),
+    "after": ("after %", 1),
     "macro_f1": ("macro-F1 %", 1),
-    "worst_decile": ("worst tenth, after %", 1),
+    "worst_decile": ("worst tenth %", 1),
     "kilobytes": ("kB", 0),
     "cpu_seconds": ("CPU s", 1),
     "clusters": ("clusters", 1),
