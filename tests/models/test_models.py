@@ -58,13 +58,24 @@ def test_layout(name: str, shape: tuple[int, ...], width: int, head: slice, line
 def test_models_fit_any_number_of_classes_and_are_keyed() -> None:
     before = torch.get_rng_state()
     for name, factory in MODELS.items():
-        shape = {"cnn-fashion": (1, 28, 28), "cnn-cifar": (3, 32, 32)}.get(name, (2, 3))
+        images = {"cnn-fashion": (1, 28, 28), "cnn-cifar": (3, 32, 32)}
+        images |= {"lenet": (1, 28, 20), "cnn-wide": (2, 16, 16)}
+        shape = images.get(name, (2, 3))
         assert factory(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
     torch.set_rng_state(before)
     rows = [row_of(build("mlp", shape=(4,), classes=2, seed=s)) for s in (0, 0, 1)]
     assert np.array_equal(rows[0], rows[1])
     assert not np.array_equal(rows[0], rows[2])
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_models_of_other_benchmarks_have_their_sizes_and_refuse_small_images() -> None:
+    sizes = {"lenet": 44_426, "cnn-wide": 582_026, "mlp-200": 159_010}
+    for name, count in sizes.items():
+        assert row_of(build(name, shape=(1, 28, 28), classes=10)).size == count
+    for shape in ((1, 8, 8), (784,)):
+        with pytest.raises(ModelError, match="at least 16 × 16 pixels"):
+            build("lenet", shape=shape, classes=10)
 
 
 def mixed() -> nn.Sequential:
