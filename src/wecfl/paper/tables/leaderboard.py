@@ -112,10 +112,10 @@ def _best(frame: pd.DataFrame) -> TextTable:
 
 
 def _top(rows: pd.DataFrame, measure: str) -> str:
-    done = rows[rows[measure].notna()]
-    if not len(done):
+    done: list[Row] = rows[rows[measure].notna()].to_dict("records")
+    if not done:
         return NOT_RUN
-    best = done.loc[done[measure].idxmax()].to_dict()
+    best = max(done, key=lambda row: float(row[measure]))
     return f"{best['method']} {score(best[measure], best[f'{measure}_std'], digits=1)}"
 
 
