@@ -41,9 +41,10 @@ from wecfl.runs.summary import replies
 EVERY = pytest.mark.parametrize("name", methods.METHODS)
 HARD: dict[str, Any] = {"participation": 0.6, "dropout": 0.2, "stragglers": 0.3}
 SEED = 3
-CHANGED_WITHOUT_STEPS = ("fedmeta", "fedsoft")
+CHANGED_WITHOUT_STEPS = ("fedmeta", "fedsoft", "stocfl")
 """Methods whose centers change also if clients take steps of length 0: the server of FedMeta steps
-along gradients, and a center of FedSoft is a mean of clients that are not its own."""
+along gradients, a center of FedSoft is a mean of clients that are not its own, and StoCFL merges no
+clients without an update."""
 SHAKY = ("fedmeta",)
 """Its finite differences turn the last bits of a gradient into the third digit of an update, and
 the order of clients decides the last bits."""

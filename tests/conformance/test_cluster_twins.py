@@ -63,6 +63,18 @@ CASES: dict[str, tuple[Method, Twin]] = {
         methods.pacfl(vectors=1, angle_threshold=20.0, angles="sum"),
         lambda i, draws: told_twins.pacfl(i, vectors=1, limit=20.0, total=True),
     ),
+    "fedgroup": (
+        methods.fedgroup(2, start_steps=7),
+        lambda i, draws: told_twins.fedgroup(i, 2, steps=7),
+    ),
+    "fedgroup between": (
+        methods.fedgroup(2, start_steps=5, between_rate=0.05),
+        lambda i, draws: told_twins.fedgroup(i, 2, steps=5, rate=0.05),
+    ),
+    "stocfl": (
+        methods.stocfl(tau=0.4, proximal=0.3, start_steps=7),
+        lambda i, draws: told_twins.stocfl(i, tau=0.4, mu=0.3, steps=7),
+    ),
     "fedp2p": (methods.fedp2p(2), lambda i, draws: cluster_twins.fedp2p(i, 2, draws)),
 }
 

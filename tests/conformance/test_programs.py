@@ -30,8 +30,9 @@ from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.prototypes import PrototypeSteps
 from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Tuned
-from wecfl.bilevel.telling import Directions
+from wecfl.bilevel.telling import Directions, InitialUpdate
 from wecfl.bilevel.trial import Trial
+from wecfl.bilevel.update_clustering import PulledSteps
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, needs_of, private_columns
 from wecfl.engine import LocalEngine, make_engine
@@ -54,6 +55,7 @@ EVERY: list[Program] = [
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
     Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6), PrototypeSteps(0.3),
     ContrastSteps(2.0), Score(NearestPrototype(), of=PrototypeSteps()),
+    InitialUpdate(3), PulledSteps(0.5),
 ]  # fmt: skip
 
 

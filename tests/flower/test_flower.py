@@ -209,7 +209,8 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft", "pacfl"]
+    "name",
+    ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft", "pacfl", "fedgroup", "stocfl"],
 )
 def test_several_models_and_trials_over_a_network(name: str, fed: Federation, nodes: Nodes) -> None:
     """What is asked before the rounds, what is common to all, and replies of several models."""

@@ -29,8 +29,9 @@ from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.prototypes import PrototypeSteps
 from wecfl.bilevel.serving import SERVINGS
-from wecfl.bilevel.telling import Directions
+from wecfl.bilevel.telling import Directions, InitialUpdate
 from wecfl.bilevel.trial import Trial
+from wecfl.bilevel.update_clustering import PulledSteps
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 
@@ -39,9 +40,10 @@ __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 TRAINING: tuple[type[Program], ...] = (
     Train, Alone, Ditto, Parts, Only, MetaSteps, MetaGradient, MoreauSteps, InterpolatedSteps,
     NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps, PrototypeSteps, ContrastSteps,
+    PulledSteps,
 )  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
-TELLING: tuple[type[Program], ...] = (Directions,)
+TELLING: tuple[type[Program], ...] = (Directions, InitialUpdate)
 PROGRAMS: dict[str, type[Program]] = {
     kind.name: kind for kind in (*TRAINING, *EVALUATING, *TELLING)
 }

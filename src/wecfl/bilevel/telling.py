@@ -23,7 +23,7 @@ from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Directions", "Kind", "Telling"]
+__all__ = ["Directions", "InitialUpdate", "Kind", "Telling"]
 
 Kind = Literal["vector", "histogram", "subspaces"]
 """What g_i is, on which depends how it can be compared."""
@@ -98,6 +98,38 @@ class Directions(_Told):
                 found = found[lengths > 0][: self.vectors]
                 told[i, c, : len(found)] = found
         return {"told": told.reshape(len(told), -1, self.inputs)}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class InitialUpdate(_Told):
+    """How `steps` steps of SGD change the initial model of the run (FedGroup, StoCFL).
+
+    Momentum starts from zero, and nothing is kept of the steps.
+
+    >>> InitialUpdate(50).replies["told"].shape
+    ('trainable',)
+    """
+
+    steps: int = 50
+    name: ClassVar[str] = "update"
+    kind: ClassVar[Kind] = "vector"
+    reads_model: ClassVar[bool] = True
+    replies: ClassVar[Mapping[str, Field]] = {"told": Field(("trainable",))}
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"start_steps must be at least 1, got {self.steps}")
+
+    def sized(self, engine: Engine) -> InitialUpdate:
+        """The same program."""
+        return self
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
+        """The updates (n, trainable)."""
+        start, taken = sent.own["model"], replace(plan, steps=self.steps, epochs=None, done=None)
+        rows, _ = site.train(start, taken)
+        columns = slice(site.layout.trainable)
+        return {"told": rows[:, columns] - start[:, columns]}, {}
 
 
 def classes_of(engine: Engine, name: str) -> int:

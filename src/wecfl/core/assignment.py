@@ -12,10 +12,10 @@ from wecfl.core.components import Clusters, View
 from wecfl.core.program import Job, Program, Sent
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
-from wecfl.core.types import F64, Bool, Int, Real, without
+from wecfl.core.types import F32, F64, Bool, Int, Real, without
 from wecfl.errors import ConfigError
 
-__all__ = ["KnownClients", "has_told"]
+__all__ = ["KnownClients", "has_told", "mean_center"]
 
 Step = Callable[[State, Setting], State]
 """A step of a round."""
@@ -82,7 +82,7 @@ class KnownClients:
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:
         """The state with the clusters found. New clients join the nearest cluster."""
         method, engine, (known, heard) = setting.method, setting.engine, (self.known, self.heard)
-        state = self._grown(state, found)
+        state = self._grown(state, found, setting)
         before = method.representation.centers(state, engine)
         labels, new = state.labels.copy(), heard & ~known
         labels[known & heard] = found.labels[heard[known]]
@@ -143,8 +143,11 @@ class KnownClients:
         found[asked] = np.where(answers.outcome == Reply.HEARD, replied, np.nan)
         return found
 
-    def _grown(self, state: State, found: Clusters) -> State:
-        """The state with all clusters; a new one begins with the model most members were sent."""
+    def _grown(self, state: State, found: Clusters, setting: Setting) -> State:
+        """The state with all clusters; a new one begins with the model most members were sent.
+
+        One of clients that had no cluster yet begins with the mean of all centers.
+        """
         k, now = len(found.centers), len(state.centers)
         if k < now:
             raise ConfigError(f"a clustering must keep all {now} clusters, got {k}")
@@ -160,9 +163,15 @@ class KnownClients:
         ]
         fresh = [not _placed(state)[self.known][found.labels == new].any() for new in range(now, k)]
         grown = state.grown(np.array([*range(now), *origins], np.int64))
-        if "stranger" in state.whole:  # which is the model of clients without a cluster
-            grown.centers[now:][fresh] = state.whole["stranger"]
+        if (placed := _placed(state)).any():
+            grown.centers[now:][fresh] = mean_center(state, setting, placed)
         return grown
+
+
+def mean_center(state: State, setting: Setting, who: Bool) -> F32:
+    """(P,), the mean of the centers of these clients by λ, for clients that have none yet."""
+    weight = np.bincount(state.labels[who], setting.importance[who], len(state.centers))
+    return np.asarray((weight / weight.sum()) @ state.centers, np.float32)
 
 
 def has_told(state: State) -> Bool:

@@ -118,6 +118,8 @@ class Method:
                 f"would keep nothing private: choose fewer columns"
             )
         self.representation.check(self.shared, layout)
+        if self.representation.tells:
+            self.representation.tells.check(plan, layout)
         self.local.check(plan, layout)
         for step in (*self.opening, *self.steps):
             if isinstance(step, Ask) and step.check:

@@ -46,7 +46,7 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.core.ask import Ask
-from wecfl.core.assignment import KnownClients
+from wecfl.core.assignment import KnownClients, mean_center
 from wecfl.core.exchange import exchange
 from wecfl.core.program import private_columns
 from wecfl.core.setting import Setting
@@ -101,8 +101,7 @@ def distribution(state: State, setting: Setting) -> State:
     method, engine, met = setting.method, setting.engine, state.met
     whole = without(["moved", "stranger"], state.whole)
     if met is not None and met.any() and not method.representation.asks:
-        weight = np.bincount(state.labels[met], setting.importance[met], len(state.centers))
-        whole["stranger"] = ((weight / weight.sum()) @ state.centers).astype(np.float32)
+        whole["stranger"] = mean_center(state, setting, met)
     sent = replace(state, replies=None, whole=whole)
     if setting.rate is None:
         return sent

@@ -64,6 +64,7 @@ from wecfl.methods.per_cluster import (
     cfl,
     clove,
     fedem,
+    fedgroup,
     fedrc,
     fedsoft,
     fesem,
@@ -72,6 +73,7 @@ from wecfl.methods.per_cluster import (
     ifca_one_shot,
     ifca_plus,
     pacfl,
+    stocfl,
     wecfl,
 )
 
@@ -97,6 +99,7 @@ __all__ = [
     "feddane",
     "feddyn",
     "fedem",
+    "fedgroup",
     "fedmeta",
     "fednova",
     "fedp2p",
@@ -123,6 +126,7 @@ __all__ = [
     "pfedme",
     "rebuilt",
     "scaffold",
+    "stocfl",
     "structure",
     "wecfl",
 ]
@@ -155,6 +159,8 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "ifca-one-shot": ifca_one_shot,
         "clove": clove,
         "pacfl": pacfl,
+        "fedgroup": fedgroup,
+        "stocfl": stocfl,
         "cam": cam,
         "fedem": fedem,
         "fedrc": fedrc,

@@ -8,7 +8,7 @@ from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
-from wecfl.bilevel.distance import angle_sum, component, remainder, smallest_angle
+from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
@@ -28,9 +28,16 @@ from wecfl.bilevel.mixture import (
 from wecfl.bilevel.representation import Columns, Losses, Weights
 from wecfl.bilevel.served import Served
 from wecfl.bilevel.serving import Added, Mixed, Personal
-from wecfl.bilevel.telling import Directions
+from wecfl.bilevel.telling import Directions, InitialUpdate
 from wecfl.bilevel.told import Told
 from wecfl.bilevel.trial import Trial
+from wecfl.bilevel.update_clustering import (
+    BetweenGroups,
+    DecomposedCosines,
+    Merging,
+    PulledSteps,
+    keep_updates,
+)
 from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
@@ -42,6 +49,7 @@ __all__ = [
     "cfl",
     "clove",
     "fedem",
+    "fedgroup",
     "fedrc",
     "fedsoft",
     "fesem",
@@ -50,6 +58,7 @@ __all__ = [
     "ifca_one_shot",
     "ifca_plus",
     "pacfl",
+    "stocfl",
     "wecfl",
 ]
 
@@ -226,6 +235,45 @@ def pacfl(
         distance=smallest_angle if angles == "smallest" else angle_sum,
         clustering=Agglomerative(0, angle_threshold, linkage, "method"),
         opening=("E", "D"), steps=("L", "M", "E", "D"),
+    )  # fmt: skip
+
+
+def fedgroup(
+    k: int, start_steps: int = 50, per_group: int = 20, between_rate: float = 0.0
+) -> Method:
+    """FedGroup (FlexCFL): groups by the directions of updates, once (Duan et al., TPDS 2022).
+
+    Before the first round, clients train the initial model for `start_steps` steps. `per_group`·K
+    of them are clustered by the cosines of their updates to K main directions, and the others join
+    by the cosine alone. With `between_rate`, each group also steps along the others' models.
+
+    >>> fedgroup(3).clustering
+    DecomposedCosines(per_group=20)
+    """
+    mean = Mean(data_size)
+    return fedavg.replace(
+        name="fedgroup", k=k, representation=Told(InitialUpdate(start_steps)), distance=cosine,
+        clustering=DecomposedCosines(per_group), importance=uniform,
+        aggregation=BetweenGroups(between_rate, mean) if between_rate else mean,
+        opening=(Ask(Trial(start_steps), learn=keep_updates), "E", "M", "D"),
+        steps=("L", "M", "E", "D"),
+    )  # fmt: skip
+
+
+def stocfl(tau: float = 0.5, proximal: float = 0.05, start_steps: int = 100) -> Method:
+    """StoCFL: clusters are merged as clients come, and tied to a common model (Zeng et al., 2023).
+
+    Clients tell how `start_steps` steps change the initial model. Clusters are merged while the
+    cosine of their mean updates is at least `tau`. The model of a cluster is pulled towards a
+    common one with the strength `proximal`.
+
+    >>> stocfl().local
+    PulledSteps(mu=0.05)
+    """
+    return fedavg.replace(
+        name="stocfl", k="auto", representation=Told(InitialUpdate(start_steps)), distance=cosine,
+        clustering=Merging(tau), local=PulledSteps(proximal), aggregation=WithCommon(),
+        opening=("E", "D"), steps=(Ask(send=common_model), "M", "E", "D"),
     )  # fmt: skip
 
 
