@@ -92,8 +92,8 @@ class Config(BaseModel):
         description="How numbers are scaled, by statistics that clients send; auto: standard for "
         "tables, else none.",
     )
-    scale_by: Literal["all", "client"] = Field(
-        "all", description="Scale all clients alike, or each client by its own statistics."
+    scale_by: Literal["all", "client", "cluster"] = Field(
+        "all", description="Scale all alike, or by the statistics of each client or each cluster."
     )
     impute: Literal["mean", "median"] | float | None = Field(
         None, description="What stands for a missing number of a table: mean, median or a number."

@@ -3,8 +3,7 @@
 >>> import numpy as np, wecfl
 >>> x = [np.full((8, 2), i % 2, np.float32) for i in range(4)]     # two kinds of clients
 >>> fed = wecfl.Federation.from_arrays(x, [np.arange(8) % 2] * 4)
->>> experiment = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2)
->>> result = experiment.run()                       # wecfl.run(fed, …) does both
+>>> result = Experiment(fed, wecfl.methods.wecfl(k=2), model="logistic", rounds=2).run()
 >>> result.labels[0] == result.labels[2], result.labels[0] == result.labels[1]
 (np.True_, np.False_)
 """
@@ -16,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from wecfl import rng
+from wecfl import cluster_scaling, rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
@@ -191,10 +190,9 @@ class Experiment:
     @property
     def _trained(self) -> Method:
         """The method, with a clustering that dissolves clusters below `min_cluster`."""
-        smallest = self.conditions.min_cluster
-        if smallest == 1:
-            return self.method
-        return self.method.replace(clustering=AtLeast(self.method.clustering, smallest))
+        method, smallest = cluster_scaling.held_method(self), self.conditions.min_cluster
+        clustering = AtLeast(method.clustering, smallest) if smallest > 1 else method.clustering
+        return method.replace(clustering=clustering)
 
     @property
     def _objectives(self) -> bool:
@@ -226,6 +224,7 @@ class Experiment:
         members, method, plan = self.members, self.method, self._plan
         layout = layout_of(self._module)
         method.check(len(members), plan, layout)
+        cluster_scaling.check(self)
         if self._rate:
             check_theory(method, plan)
         if self._compute is None:
@@ -261,6 +260,7 @@ class Experiment:
         self.check()
         method, attack = self._trained, self._attack
         numbers = range(method.members) if members is None else members
+        rate, labels = self._rate, cluster_scaling.held_labels(self)
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
             engine = started(attack.federation if attack else self.members)
@@ -270,7 +270,7 @@ class Experiment:
             metered = Metered(engine)
             settings = [
                 Setting(method, metered, self._plan, rng.derive(self.seed, "member", j) if j else
-                        self.seed, j, self._rate, self._channel, self.plan.schedule)
+                        self.seed, j, rate, self._channel, self.plan.schedule, labels)
                 for j in numbers
             ]  # fmt: skip
             measured = replace(settings[0], engine=engine)
@@ -285,8 +285,7 @@ class Experiment:
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
         if (compute := self._compute) is None:
-            given: Any = self.engine
-            return given  # type: ignore[no-any-return]
+            return cast(Engine, self.engine)
         options = {**self._engine_options, "needs": self.method.needs}
         if compute.engine == "ray":
             options |= {"address": compute.ray_address, "progress": progress}
@@ -318,14 +317,15 @@ class Experiment:
         and `progress` are as in `open`.
         """
         self.check()
+        experiment = cluster_scaling.resolved(self)
         with ExitStack() as stack:
             folder = None
             if place := Folder.of(self.folder):
                 folder = stack.enter_context(
                     RunFolder(Path(place.path), every=place.checkpoint_every, resume=place.resume)
                 )
-            opened = stack.enter_context(self.open(members=members, progress=progress))
-            return train(self, opened, folder, observe)
+            opened = stack.enter_context(experiment.open(members=members, progress=progress))
+            return train(experiment, opened, folder, observe)
 
     def reference(self, state: State, member: int = 0) -> Reference:
         """What newcomers are compared with. For it, all members make one more local update.

@@ -88,7 +88,9 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
         return _of_table(config)
     made = _of_arrays(config, pool)
     scale = "none" if config.scale == "auto" else config.scale
-    return made if scale == "none" else made.scaled(scale, config.scale_by)
+    if scale == "none" and config.scale_by == "all":
+        return made
+    return made.scaled(scale, config.scale_by)
 
 
 def _of_table(config: Config) -> Federation:

@@ -18,6 +18,7 @@ from wecfl.errors import ConfigError
 __all__ = [
     "AtLeast",
     "DistinctClients",
+    "Held",
     "KMeans",
     "Nearest",
     "Once",
@@ -40,6 +41,20 @@ class Nearest:
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """Labels by the nearest center. λ_i scales all distances of a client, so it is not used."""
         return Clusters(distance(view.points, view.centers).argmin(axis=1), view.centers)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """All clients stay in the clusters that they are in.
+
+    >>> view = View(np.zeros((2, 1)), np.ones((2, 1)), np.ones(2), labels=np.array([1, 0]))
+    >>> Held()(view, squared_euclidean, np.random.default_rng(0)).labels.tolist()
+    [1, 0]
+    """
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """The labels and the centers as they were."""
+        return Clusters(view.labels, view.centers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ def opening(setting: Setting) -> State:
     which = range(method.at_start) if method.start == "each" else [setting.member]
     starts = setting.engine.starts(which, setting.seed)
     centers = np.repeat(starts, method.at_start // len(starts), axis=0)
-    state = State(0, None, centers, labels=np.zeros(m, dtype=np.int64))
+    labels = np.zeros(m, np.int64) if setting.labels is None else setting.labels
+    state = State(0, None, centers, labels)
     for step in method.opening:
         state = _after(step, state, setting)
     return state

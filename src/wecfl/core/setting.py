@@ -41,6 +41,8 @@ class Setting:
     """Which clients take part, and what reaches the server."""
     schedule: Schedule | None = None
     """Gives a factor of the plan's η for each round; None: η stays as it is."""
+    labels: Int | None = field(default=None, compare=False)
+    """(m,), the cluster of each client at the start; None: all are in the first one."""
 
     @property
     def importance(self) -> F64:

@@ -214,7 +214,8 @@ class Federation:
     def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
         """The same clients with scaled samples, and the pipeline that does it to others.
 
-        The statistics are of the training samples: of all clients merged, or each `client`'s own.
+        The statistics are of the training samples: of all clients merged, each `client`'s own, or
+        those of its `cluster`, which a first run finds.
         `pixels` may be 0 … 255, or in [−1, 1] already, as those that were given as uint8.
 
         >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
@@ -313,7 +314,7 @@ class Federation:
             features: The columns to predict it from; by default all others.
             group: A column with the hidden group of each client, if it is known.
             scale: `standard`, `minmax` or `none`.
-            scale_by: Scale `all` clients alike, or each `client` by its own statistics.
+            scale_by: Scale `all` clients alike, or by the statistics of each `client` or `cluster`.
             impute: What stands for a missing number: `mean`, `median` or a constant. A further
                 feature says where it was missing. Without it a missing value is an error.
             test: The share of each client's rows that is kept for testing.

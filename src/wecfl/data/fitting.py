@@ -14,7 +14,13 @@ from wecfl.data.pipeline import Column, Impute, Pipeline, Scale, ScaleBy, number
 from wecfl.data.statistics import ColumnMoments, medians
 from wecfl.errors import DataError
 
-__all__ = ["fit_pipeline", "scaled_samples", "with_newcomer"]
+__all__ = [
+    "check_scaled_by",
+    "fit_pipeline",
+    "rescaled_samples",
+    "scaled_samples",
+    "with_newcomer",
+]
 
 MAX_CATEGORIES = 1000
 """The largest number of values of a column of text: a column of names or texts has more."""
@@ -39,6 +45,7 @@ def fit_pipeline(
     >>> fit_pipeline(parts, scale="minmax").columns
     (Column(name='u', values=None, fill=None, indicator=False, shift=1.0, scale=4.0),)
     """
+    check_scaled_by(scale, by)
     first = next(iter(parts.values()))
     columns = [
         Column(str(name), values=None if _is_number(first, name) else ()) for name in first.columns
@@ -55,7 +62,7 @@ def fit_pipeline(
     def scaling(moments: ColumnMoments) -> tuple[tuple[float, float], ...]:
         return _scaling(moments if fills is None else moments.filled(fills), scale)
 
-    shared = scaling(whole) if by == "all" else ((0.0, 1.0),) * len(numbers)
+    shared = scaling(whole) if by != "client" else ((0.0, 1.0),) * len(numbers)
     fitted = {name: Column(name, values=_values(parts, name)) for name in texts}
     for j, (column, (shift, by_this)) in enumerate(zip(numbers, shared, strict=True)):
         fill = None if fills is None else float(fills[j])
@@ -65,14 +72,20 @@ def fit_pipeline(
     return Pipeline(
         tuple(fitted[column.name] for column in columns),
         classes,
-        each if by == "client" and scale != "none" else None,
+        each if by == "client" else None,
         scale,
         targets=targets,
+        clusters=() if by == "cluster" else None,
     )
 
 
 def with_newcomer(pipeline: Pipeline, name: str, table: Any) -> Pipeline:
     """The pipeline with the scaling of a newcomer, where clients are scaled by their own."""
+    if pipeline.clusters is not None:
+        raise DataError(
+            "each cluster of this run is scaled by its own statistics, and a newcomer's cluster is "
+            "found from scaled samples: newcomers need a run that is scaled by all or by client"
+        )
     if pipeline.own is None:
         return pipeline
     values = numbers_of(pipeline.frame(table, name), pipeline.numbers, name)
@@ -85,6 +98,7 @@ def scaled_samples(
     x: F32, held: Mapping[str, tuple[Int, Int]], scale: Scale, by: ScaleBy
 ) -> tuple[F32, Pipeline]:
     """The scaled samples, and the pipeline; `held` are each client's rows to train and to test."""
+    check_scaled_by(scale, by)
     if scale == "pixels":
         return _pixel_samples(x), Pipeline(scaled="pixels")
     if x.ndim != 2:
@@ -99,13 +113,51 @@ def scaled_samples(
 
     parts = {name: table(train) for name, (train, _) in held.items()}
     pipeline = fit_pipeline(parts, scale=scale, by=by)
-    if by == "all":
+    if by != "client":
         return pipeline.transform(table(slice(None))), pipeline
     out = x.copy()
     for name, both in held.items():
         for rows in both:
             out[rows] = pipeline.transform(table(rows), name)
     return out, pipeline
+
+
+def check_scaled_by(scale: Scale, by: ScaleBy) -> None:
+    """Refuse to scale by the statistics of each client or cluster what has no statistics.
+
+    >>> check_scaled_by("pixels", "client")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.DataError: scale_by client needs scale standard or minmax, got scale pixels
+    """
+    if by != "all" and scale not in ("standard", "minmax"):
+        raise DataError(f"scale_by {by} needs scale standard or minmax, got scale {scale}")
+
+
+def rescaled_samples(
+    x: F32, held: Mapping[str, tuple[Int, Int]], pipeline: Pipeline, labels: Int
+) -> tuple[F32, Pipeline]:
+    """The samples of each client scaled by the merged statistics of its cluster, and the pipeline.
+
+    All clients were scaled alike, z = (x − a) / b. With the statistics (m, s) of z in a cluster the
+    samples are (z − m) / s, and for others (x − (a + b·m)) / (b·s). z is float32, so where b is
+    10³ times as large as s·b, four digits are left.
+    """
+    clusters = dict(zip(held, map(int, labels), strict=True))
+    shared = np.array(pipeline.scaling(), np.float64).reshape(-1, 2)
+    p, out, own = len(shared), x.copy(), []
+    moments = {name: ColumnMoments.of(x[train, :p].astype(np.float64)) for name, (train, _) in
+               held.items()}  # fmt: skip
+    for k in sorted(set(clusters.values())):
+        members = [name for name in held if clusters[name] == k]
+        merged = ColumnMoments.merged([moments[name] for name in members])
+        pairs = np.array(_scaling(merged, pipeline.scaled), np.float64).reshape(-1, 2)
+        for name in members:
+            for rows in held[name]:
+                out[rows, :p] = (x[rows, :p].astype(np.float64) - pairs[:, 0]) / pairs[:, 1]
+        shift, scale = shared[:, 0] + shared[:, 1] * pairs[:, 0], shared[:, 1] * pairs[:, 1]
+        own.append((str(k), tuple(zip(shift.tolist(), scale.tolist(), strict=True))))
+    return out, replace(pipeline, own=tuple(own), clusters=tuple(clusters.items()))
 
 
 def _pixel_samples(x: F32) -> F32:

@@ -41,8 +41,9 @@ __all__ = [
 
 Scale = Literal["none", "standard", "minmax", "pixels"]
 """How numbers are scaled: to mean 0 and variance 1, to [0, 1], or as pixels to [−1, 1]."""
-ScaleBy = Literal["all", "client"]
-"""Whose statistics scale the samples of a client: those of all clients merged, or its own."""
+ScaleBy = Literal["all", "client", "cluster"]
+"""Whose statistics scale the samples of a client: those of all clients merged, its own, or those of
+the members of its cluster merged."""
 Impute = Literal["mean", "median"] | float
 """What stands for a missing number: the mean or the median of its column, or a constant."""
 
@@ -79,13 +80,17 @@ class Pipeline:
     classes: tuple[str, ...] | None = None
     """The names of the classes 0, 1, 2, …; None: they are numbers."""
     own: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] | None = None
-    """By client the shift and scale of each column of numbers, if each is scaled by its own."""
+    """By client the shift and scale of each column of numbers, if each is scaled by its own; or by
+    the number of a cluster, if there are `clusters`."""
     scaled: Scale = "none"
     """How the numbers were scaled."""
     parts: tuple[Part, ...] = ()
     """The arrays that samples are made of, if they are not one table or array of numbers."""
     targets: tuple[str, ...] = ()
     """The names of the columns that are predicted, if there are several."""
+    clusters: tuple[tuple[str, int], ...] | None = None
+    """By client the cluster whose statistics scale it; empty: clusters are still to be found, and
+    all clients are scaled alike. None: clients are not scaled by cluster."""
 
     @property
     def plain(self) -> bool:
@@ -120,11 +125,11 @@ class Pipeline:
         )
         return seen and self.scaled != "pixels"
 
-    def transform(self, table: Any, client: str | None = None, where: str = "predict") -> F32:
+    def transform(self, table: Any, whose: str | int | None = None, where: str = "predict") -> F32:
         """(n, features), the samples of a table: a DataFrame, rows in the columns' order, or dicts.
 
-        Where clients are scaled by their own statistics, `client` names whose. Samples of other
-        kinds are packed; a single array of numbers stays as it is.
+        Where clients are not scaled alike, `whose` is the name of a client or the number of a
+        cluster. Samples of other kinds are packed; a single array of numbers stays as it is.
         """
         if self.plain:
             return pack(where, table, self.parts) if self.parts else table
@@ -135,7 +140,7 @@ class Pipeline:
             return np.empty((0, len(self.features)), np.float32)
         parts: list[Any] = []
         if self.numbers:
-            parts += self._numbers(numbers_of(frame, self.numbers, where), client, where)
+            parts += self._numbers(numbers_of(frame, self.numbers, where), whose, where)
         if self.categories:
             parts.append(self._one_hot(frame))
         with np.errstate(over="ignore"):
@@ -164,7 +169,7 @@ class Pipeline:
             raise DataError(f"{where}: the table lacks the columns {', '.join(missing)}")
         return table
 
-    def _numbers(self, values: F64, client: str | None, where: str) -> list[F64]:
+    def _numbers(self, values: F64, whose: str | int | None, where: str) -> list[F64]:
         """The columns of numbers, filled and scaled, and where they were missing."""
         from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
@@ -177,25 +182,28 @@ class Pipeline:
             raise DataError(_lacking(where, self.numbers, missing, np.array(refused)))
         filled = np.where(missing, [column.fill or 0.0 for column in self.numbers], values)
         scaler = StandardScaler()
-        pairs = np.array(self.scaling(client, where), np.float64)
+        pairs = np.array(self.scaling(whose, where), np.float64)
         scaler.mean_, scaler.scale_ = pairs[:, 0], pairs[:, 1]
         scaler.var_, scaler.n_features_in_ = pairs[:, 1] ** 2, len(pairs)
         told = [j for j, column in enumerate(self.numbers) if column.indicator]
         return [scaler.transform(filled), missing[:, told].astype(np.float64)]
 
     def scaling(
-        self, client: str | None = None, where: str = "predict"
+        self, whose: str | int | None = None, where: str = "predict"
     ) -> list[tuple[float, float]]:
-        """The shift and scale of each column of numbers, of all clients or of one."""
+        """The shift and scale of each column of numbers: of all, of a client or of a cluster."""
         if self.own is None:
             return [(column.shift, column.scale) for column in self.numbers]
-        known = dict(self.own)
-        if client not in known:
+        known: dict[Any, Any] = dict(self.own)
+        groups: dict[Any, int] = dict(self.clusters or ())
+        found = known.get(str(groups.get(whose, whose)) if groups else whose)
+        if found is None:
+            what, further = ("cluster", " or the number of a cluster") if groups else ("client", "")
             raise DataError(
-                f"{where}: each client is scaled by its own statistics, so say whose samples these "
-                f"are: give the name of a client, got {client!r}"
+                f"{where}: each {what} is scaled by its own statistics, so say whose samples these "
+                f"are: give the name of a client{further}, got {whose!r}"
             )
-        return list(known[client])
+        return list(found)
 
     def _one_hot(self, frame: pd.DataFrame) -> F64:
         from sklearn.preprocessing import OneHotEncoder  # noqa: PLC0415
@@ -221,15 +229,15 @@ class Pipeline:
             )
         return np.array([numbers[each] for each in given.astype(str).tolist()], np.int64)
 
-    def of_client(self, client: str) -> Pipeline:
-        """The pipeline of one client, in which the scaling is its own."""
-        pairs = dict(zip((c.name for c in self.numbers), self.scaling(client), strict=True))
+    def of(self, whose: str | int) -> Pipeline:
+        """The pipeline of one client or of one cluster, with its scaling."""
+        pairs = dict(zip((c.name for c in self.numbers), self.scaling(whose), strict=True))
         columns = tuple(
             column if column.values is not None
             else replace(column, shift=pairs[column.name][0], scale=pairs[column.name][1])
             for column in self.columns
         )  # fmt: skip
-        return replace(self, columns=columns, own=None)
+        return replace(self, columns=columns, own=None, clusters=None)
 
     def written(self) -> dict[str, Any]:
         """The pipeline as JSON."""
@@ -245,6 +253,7 @@ class Pipeline:
             "scaled": self.scaled,
             "parts": [{"name": p.name, "shape": list(p.shape), "kind": p.kind} for p in self.parts],
             "targets": list(self.targets),
+            "clusters": None if self.clusters is None else dict(self.clusters),
         }
 
     @classmethod
@@ -262,6 +271,7 @@ class Pipeline:
             written["scaled"],
             tuple(Part(**{**p, "shape": tuple(p["shape"])}) for p in written["parts"]),
             tuple(written["targets"]),
+            None if written["clusters"] is None else tuple(written["clusters"].items()),
         )
 
 

@@ -127,7 +127,7 @@ def export_model(
         raise ConfigError(f"{out} exists already: choose another file, or add --replace")
     models = ClusterModels.read(folder)
     parts = models.of(cluster)
-    about, pipeline = _about(models, cluster), _pipeline(folder, client)
+    about, pipeline = _about(models, cluster), _pipeline(folder, client, cluster)
     if pipeline:
         about["pipeline"] = json.dumps(pipeline.written())
     if format == "onnx":
@@ -161,17 +161,17 @@ def export_model(
     return out
 
 
-def _pipeline(folder: Path, client: str | None) -> Pipeline | None:
-    """The pipeline of a run, with the scaling of the client where each has its own."""
+def _pipeline(folder: Path, client: str | None, cluster: int) -> Pipeline | None:
+    """The pipeline of a run, with the scaling of the client or the cluster where each has one."""
     pipeline = read_pipeline(folder)
     if pipeline is None or pipeline.own is None:
         return pipeline
-    if client is None:
+    if client is None and not pipeline.clusters:
         raise ConfigError(
             "each client of this run is scaled by its own statistics: say for which one the model "
             "is, with --client"
         )
-    return pipeline.of_client(client)
+    return pipeline.of(cluster if client is None else client)
 
 
 def _about(models: ClusterModels, cluster: int) -> dict[str, str]:

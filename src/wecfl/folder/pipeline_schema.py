@@ -43,6 +43,7 @@ class PipelineSchema(Schema):
     scaled: Literal["none", "standard", "minmax", "pixels"]
     parts: Annotated[list[PartSchema], Field(default_factory=list)]
     targets: Annotated[list[str], Field(default_factory=list)]
+    clusters: dict[str, Count] | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -52,6 +53,8 @@ class PipelineSchema(Schema):
         numbers = sum(column.values is None for column in self.columns)
         if self.own and {*map(len, self.own.values())} != {numbers}:
             raise ValueError(f"own must hold {numbers} pairs for each client")
+        if self.clusters and {*map(str, self.clusters.values())} - (self.own or {}).keys():
+            raise ValueError("own must hold the scaling of each cluster")
         if any(scale <= 0 for pairs in (self.own or {}).values() for _, scale in pairs):
             raise ValueError("own must hold scales above 0")
         return self

@@ -196,8 +196,8 @@ class Result:
         kind, number = self._which(client, cluster)
         shape, module = self.newcomer_setup.blueprint.shape, self._predicting(kind, number)
         if self.pipeline:
-            name = self.federation.names[number] if kind == "client" else None
-            x = self.pipeline.transform(x, name)
+            whose = self.federation.names[number] if kind == "client" else number
+            x = self.pipeline.transform(x, whose)
         elif not shape and (parts := parts_of([x])):  # over a network clients pack their samples
             x, module = pack("predict", x, parts), unpacking(module, parts, None)
         return outputs_of(module, as_samples("predict", x, shape)).astype(np.float64)
