@@ -149,8 +149,9 @@ def test_every_line_of_what_you_can_bring(tmp_path: Path, monkeypatch: pytest.Mo
     partitioners = pytest.importorskip("flwr_datasets.partitioner")
     rng = np.random.default_rng(0)
     df = pd.DataFrame(
-        {"site": ["north", "south"] * 10, "age": rng.normal(50, 9, 20), "sick": ["no", "yes"] * 10}
-    )
+        {"site": ["north", "south"] * 10, "age": rng.normal(50, 9, 20), "sick": ["no", "yes"] * 10,
+         "weight": rng.normal(70, 9, 20)}
+    )  # fmt: skip
     df.to_csv("people.csv", index=False)
     xs, ys = [rng.normal(size=(8, 3)).astype(np.float32) for _ in "ab"], [np.arange(8) % 2] * 2
     Path("clients").mkdir()
@@ -165,7 +166,7 @@ def test_every_line_of_what_you_can_bring(tmp_path: Path, monkeypatch: pytest.Mo
         "df": df, "xs": xs, "ys": ys, "fed": fed, "partitioner": partitioner, "torch": torch,
     }  # fmt: skip
     lines = re.findall(r"^\| [^|]+ \| `(.+)` \|$", README.partition("What you can bring")[2], re.M)
-    assert len(lines) >= 11
-    for line in lines[:11]:
+    assert len(lines) >= 13
+    for line in lines[:13]:
         two = "[[[1" in line  # texts of two samples
         assert eval(line, has | ({"ys": [[0, 1]] * 2} if two else {})) is not None, line

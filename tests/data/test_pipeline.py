@@ -178,7 +178,7 @@ def test_json_holds_it_to_the_bit() -> None:
         one, two = (each.transform(rows, "Caen") for each in (again, fed.pipeline))
         assert one.tobytes() == two.tobytes()
         if by == "client":
-            alone = again.of_client("Caen").transform(rows)
+            alone = again.of("Caen").transform(rows)
             np.testing.assert_array_equal(alone, one)
 
 

@@ -214,8 +214,7 @@ class Federation:
     def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
         """The same clients with scaled samples, and the pipeline that does it to others.
 
-        The statistics are of the training samples: of all clients merged, each `client`'s own, or
-        those of its `cluster`, which a first run finds.
+        The statistics are of the training samples of all clients, each `client`, or its `cluster`.
         `pixels` may be 0 … 255, or in [−1, 1] already, as those that were given as uint8.
 
         >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
