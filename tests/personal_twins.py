@@ -25,6 +25,7 @@ from twins import (
     tensors,
     trainable,
 )
+from wecfl.core.plan import LocalPlan, validation_part
 
 
 def adapted(inputs: Inputs, model: nn.Module, i: int, batches: Batches, rate: float) -> nn.Module:
@@ -210,6 +211,91 @@ def nearest(found: Protos, i: int, x: Tensor) -> list[int]:
     z = features(found.models[i].eval(), x).detach()
     far = torch.stack([((z - found.common[label]) ** 2).sum(dim=1) for label in labels])
     return [labels[int(k)] for k in far.argmin(dim=0)]
+
+
+def pruned(
+    inputs: Inputs, *, above: float, rate: float, target: float, channels: bool = False
+) -> Outcome:
+    """LotteryFL (Li et al. 2020), or with `channels` Hermes (Li et al. 2021).
+
+    Every tensor has a mask of zeros and ones. A client whose model is accurate on its validation
+    samples prunes its smallest weights and rewinds, before it trains; or its smallest channels,
+    after it. Each entry of the server's tensors is the mean over those who have it.
+    """
+    center, buffers = deepcopy(inputs.module), Buffers(inputs)
+    names, m = list(tensors(center)), len(inputs.clients)
+    masks = [{name: torch.ones_like(w) for name, w in tensors(center).items()} for _ in range(m)]
+    first: dict[int, nn.Module] = {}
+    layers = [name for name, w in trainable(center).items() if w.ndim > 1]
+    layers = layers[:-1] if channels else layers
+    plan = LocalPlan(steps=inputs.steps, batch=inputs.batch, leave_validation=True)
+    for t in range(inputs.rounds):
+        models = {i: deepcopy(center) for i in inputs.here(t)}
+        for i, model in models.items():
+            first.setdefault(i, deepcopy(center))
+            mask, (x, y) = masks[i], inputs.clients[i]
+            load(model, {name: w * mask[name] for name, w in tensors(model).items()})
+            _, held_out = validation_part(len(y), inputs.seed, inputs.keys[i])
+            apart = x[torch.from_numpy(held_out)], y[torch.from_numpy(held_out)]
+            if not channels and accurate(model, apart, mask, layers, above, target):
+                drop_weights(model, mask, layers, rate)
+                load(model, tensors(first[i]))
+                buffers.kept[i].clear()
+                load(model, {name: w * mask[name] for name, w in tensors(model).items()})
+            every = plan.batches(len(y), inputs.seed, t, inputs.keys[i])
+            for chosen in every if inputs.done is None else every[: inputs.done[i][t]]:
+                sgd(model, buffers.of(i), inputs, i, [chosen])
+                load(model, {name: w * mask[name] for name, w in tensors(model).items()})
+            if channels and accurate(model, apart, mask, layers, above, target):
+                drop_channels(model, mask, layers, rate)
+                load(model, {name: w * mask[name] for name, w in tensors(model).items()})
+        if models:
+            sizes = {i: len(inputs.clients[i][1]) for i in models}
+            found = {}
+            for name in names:
+                weight = torch.stack([sizes[i] * masks[i][name] for i in models]).sum(dim=0)
+                parts = [sizes[i] * tensors(models[i])[name].detach() for i in models]
+                total = torch.stack(parts).sum(dim=0)
+                old = tensors(center)[name].detach()
+                found[name] = torch.where(weight > 0, total / weight.clamp(min=1), old)
+            load(center, found)
+    served = copies(center, inputs)
+    for model, mask in zip(served, masks, strict=True):
+        load(model, {name: w * mask[name] for name, w in tensors(model).items()})
+    return Outcome(center, served)
+
+
+def accurate(  # noqa: PLR0917
+    model: nn.Module, apart: tuple[Tensor, Tensor], mask: Named, layers: list[str], above: float,
+    target: float,
+) -> bool:  # fmt: skip
+    """Whether a client prunes: its accuracy is high enough, and not too much is pruned yet."""
+    right = model.eval()(apart[0]).argmax(dim=1) == apart[1]
+    gone = sum(float((mask[name] == 0).sum()) for name in layers)
+    share = gone / sum(mask[name].numel() for name in layers)
+    return float(right.double().mean()) > above and share < target
+
+
+def drop_weights(model: nn.Module, mask: Named, layers: list[str], rate: float) -> None:
+    """Of all weights that are left, mask the smallest."""
+    sizes = [
+        (abs(float(w)), name, j)
+        for name in layers
+        for j, w in enumerate(tensors(model)[name].detach().flatten())
+        if mask[name].flatten()[j] > 0
+    ]
+    for _, name, j in sorted(sizes)[: max(1, int(rate * len(sizes)))]:
+        mask[name].view(-1)[j] = 0
+
+
+def drop_channels(model: nn.Module, mask: Named, layers: list[str], rate: float) -> None:
+    """In each layer, mask the channels with the smallest norms, and their biases."""
+    for name in layers:
+        left = [j for j, each in enumerate(mask[name]) if each.sum() > 0]
+        lengths = sorted((float(tensors(model)[name][j].detach().norm()), j) for j in left)
+        for _, j in lengths[: max(1, int(rate * len(left)))]:
+            mask[name][j] = 0
+            mask[name.replace("weight", "bias")][j] = 0
 
 
 def mixture(model: nn.Module, other: nn.Module, share: float) -> Named:

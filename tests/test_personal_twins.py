@@ -11,7 +11,8 @@ from torch import nn
 import personal_twins
 import twins
 from test_twins import LR, SIZES, START, A, B, all_same, bowls, close, inputs, same
-from twins import Inputs, row
+from twins import Batches, Inputs, row
+from wecfl.core.plan import LocalPlan
 
 __all__ = ["inputs"]  # a fixture
 
@@ -142,3 +143,32 @@ def test_the_pull_of_fedproto_by_hand() -> None:
         gaps.append(float((now - z).detach().norm()))
     assert gaps[1] < 0.8 * gaps[0]
     assert personal_twins.nearest(once, 0, x) == [0] * 4
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_without_pruning_it_is_fedavg_without_the_validation_samples(
+    channels: bool, inputs: Inputs
+) -> None:
+    class Fewer(Inputs):
+        def batches(self, i: int, t: int) -> Batches:
+            plan = LocalPlan(steps=self.steps, batch=self.batch, leave_validation=True)
+            every = plan.batches(len(self.clients[i][1]), self.seed, t, self.keys[i])
+            return every if self.done is None else every[: self.done[i][t]]
+
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    inputs = replace(inputs, module=module)
+    fewer = Fewer(**{name: getattr(inputs, name) for name in inputs.__dataclass_fields__})
+    how: Any = {"rate": 0.3, "target": 0.5, "channels": channels}
+    all_same(personal_twins.pruned(inputs, above=1.0, **how), twins.fedavg(fewer))
+
+
+def test_the_smallest_are_pruned() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    twins.load(module, {"0.weight": torch.tensor([[3.0, -4.0], [0.1, 0.2], [-9.0, 0.3]])})
+    mask = {name: torch.ones_like(w) for name, w in twins.tensors(module).items()}
+    personal_twins.drop_weights(module, mask, ["0.weight"], 0.5)
+    assert mask["0.weight"].tolist() == [[1, 1], [0, 0], [1, 0]]
+    mask = {name: torch.ones_like(w) for name, w in twins.tensors(module).items()}
+    personal_twins.drop_channels(module, mask, ["0.weight"], 0.4)
+    assert mask["0.weight"].tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert mask["0.bias"].tolist() == [1, 0, 1]

@@ -25,11 +25,12 @@ from wecfl.bilevel.local import (
     Score,
     Train,
 )
+from wecfl.bilevel.masks import PrunedSteps
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.prototypes import PrototypeSteps
-from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Tuned
+from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Pruned, Tuned
 from wecfl.bilevel.telling import Directions, InitialUpdate
 from wecfl.bilevel.trial import Trial
 from wecfl.bilevel.update_clustering import PulledSteps
@@ -53,7 +54,8 @@ EVERY: list[Program] = [
     AddedSteps(0.5), ClusterLosses(),
     ClusterLosses(1), Risk(), Gradients(), Gradients(1),
     Score(), Score(Personal(), "train", Ditto()), Score(Tuned(3)),
-    Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6), PrototypeSteps(0.3),
+    Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6), PrototypeSteps(0.3), PrunedSteps(0.0),
+    PrunedSteps(0.0, channels=True), Score(Pruned(), of=PrunedSteps()),
     ContrastSteps(2.0), Score(NearestPrototype(), of=PrototypeSteps()),
     InitialUpdate(3), PulledSteps(0.5),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from wecfl.bilevel.local import (
     Score,
     Train,
 )
+from wecfl.bilevel.masks import PrunedSteps
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.prototypes import PrototypeSteps
@@ -40,7 +41,7 @@ __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 TRAINING: tuple[type[Program], ...] = (
     Train, Alone, Ditto, Parts, Only, MetaSteps, MetaGradient, MoreauSteps, InterpolatedSteps,
     NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps, PrototypeSteps, ContrastSteps,
-    PulledSteps,
+    PulledSteps, PrunedSteps,
 )  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
 TELLING: tuple[type[Program], ...] = (Directions, InitialUpdate)

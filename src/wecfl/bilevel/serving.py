@@ -22,6 +22,7 @@ __all__ = [
     "Mixed",
     "NearestPrototype",
     "Personal",
+    "Pruned",
     "Tuned",
     "shares_of",
 ]
@@ -218,6 +219,29 @@ class NearestPrototype:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned(_OneModel):
+    """The model of the client's cluster, without the columns that the client has pruned.
+
+    >>> Pruned().needs_memory
+    True
+    """
+
+    name: ClassVar[str] = "pruned"
+    version: ClassVar[int] = 1
+    needs_memory: ClassVar[bool] = True
+    moments: ClassVar[tuple[str, ...]] = ("after",)
+
+    def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
+        """The model that was sent, with zeros in the columns that are pruned."""
+        return [np.where(memory["pruned"] > 0, np.float32(0), sent.own["model"])]
+
+    def completed(self, rows: F32, state: State, layout: Layout) -> F32:
+        """(m, P), what predicts for clients, from their models (m, P)."""
+        pruned = state.memory.get("pruned", np.zeros(rows.shape, np.int8))
+        return np.where(pruned > 0, np.float32(0), rows)
+
+
 def shares_of(mixture: F32) -> F64:
     """(n, K), π as it is used: uniform for a client that has none yet.
 
@@ -230,6 +254,6 @@ def shares_of(mixture: F32) -> F64:
 
 
 SERVINGS: dict[str, Any] = {
-    kind.name: kind for kind in (Center, Personal, Tuned, Mixed, Added, NearestPrototype)
+    kind.name: kind for kind in (Center, Personal, Tuned, Mixed, Added, NearestPrototype, Pruned)
 }
 """The servings by name."""

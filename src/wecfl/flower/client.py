@@ -18,7 +18,6 @@ from torch import nn
 from wecfl.bilevel.programs import digest
 from wecfl.core.program import Job, Sent, needs_of
 from wecfl.core.task import Task
-from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.enrolment import number_of
@@ -227,9 +226,13 @@ class _LocalClient:
 
         sent_width = len(np.arange(len(start))[columns])
 
-        def whole(name: str, rows: F32) -> F32:
+        def whole(name: str, rows: NDArray[Any]) -> NDArray[Any]:
             if rows.shape[-1] != sent_width:  # not a model
                 return rows
+            if rows.dtype == np.int8:  # a mask: what is not sent is there
+                held = np.ones((*rows.shape[:-1], len(start)), np.int8)
+                held[..., columns] = rows
+                return held
             made = np.zeros((*rows.shape[:-1], len(start)), np.float32)
             if name not in ("offset", "gradient"):  # not models, so they start at zero
                 made[...] = start

@@ -53,8 +53,10 @@ from wecfl.methods.per_client import (
     fedper,
     fedproto,
     fedrep,
+    hermes,
     lg_fedavg,
     local,
+    lotteryfl,
     per_fedavg,
     pfedme,
 )
@@ -113,11 +115,13 @@ __all__ = [
     "fedyogi",
     "fesem",
     "flhc",
+    "hermes",
     "ifca",
     "ifca_one_shot",
     "ifca_plus",
     "lg_fedavg",
     "local",
+    "lotteryfl",
     "moon",
     "named",
     "options",
@@ -179,6 +183,8 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "apfl": apfl,
         "fedmeta": fedmeta,
         "fedproto": fedproto,
+        "lotteryfl": lotteryfl,
+        "hermes": hermes,
     },
 }
 """The functions that make the methods, by family and name."""

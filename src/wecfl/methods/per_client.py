@@ -6,11 +6,12 @@ from wecfl.bilevel.aggregation import Stay
 from wecfl.bilevel.envelope import MoreauSteps
 from wecfl.bilevel.interpolated import InterpolatedSteps
 from wecfl.bilevel.local import Alone, Ditto, Only, Parts
+from wecfl.bilevel.masks import HolderMean, PrunedSteps, known_masks, learn_masks
 from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.optimizer import Adaptive, Momentum, adam
 from wecfl.bilevel.prototypes import PrototypeMeans, Prototypes, PrototypeSteps, own_prototypes
 from wecfl.bilevel.representation import Columns
-from wecfl.bilevel.serving import NearestPrototype, Personal, Tuned
+from wecfl.bilevel.serving import NearestPrototype, Personal, Pruned, Tuned
 from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
@@ -24,8 +25,10 @@ __all__ = [
     "fedper",
     "fedproto",
     "fedrep",
+    "hermes",
     "lg_fedavg",
     "local",
+    "lotteryfl",
     "per_fedavg",
     "pfedme",
 ]
@@ -131,6 +134,35 @@ def fedproto(lam: float = 0.02) -> Method:
         representation=Prototypes(), aggregation=PrototypeMeans(),
         steps=(Ask(send=own_prototypes), "E", "M", "D"),
     )  # fmt: skip
+
+
+def lotteryfl(
+    prune_above: float = 0.5, prune_rate: float = 0.2, prune_target: float = 0.5
+) -> Method:
+    """LotteryFL: every client finds a sparse model of its own, and sends only it (Li et al., 2020).
+
+    The options are those of `wecfl.bilevel.masks.PrunedSteps`.
+
+    >>> lotteryfl().aggregation
+    HolderMean()
+    """
+    return fedavg.replace(
+        name="lotteryfl", local=PrunedSteps(prune_above, prune_rate, prune_target), serve=Pruned(),
+        aggregation=HolderMean(),
+        steps=(Ask(send=known_masks, learn=learn_masks), "E", "M", "D"),
+    )  # fmt: skip
+
+
+def hermes(prune_above: float = 0.5, prune_rate: float = 0.2, prune_target: float = 0.5) -> Method:
+    """Hermes: every client prunes channels, and sends only what is left (Li et al., MobiCom 2021).
+
+    The options are those of `wecfl.bilevel.masks.PrunedSteps`.
+
+    >>> hermes(0.8).local
+    PrunedSteps(above=0.8, rate=0.2, target=0.5, channels=True)
+    """
+    local = PrunedSteps(prune_above, prune_rate, prune_target, channels=True)
+    return lotteryfl().replace(name="hermes", local=local)
 
 
 def fedbabu(tuning_steps: int | None = None) -> Method:
