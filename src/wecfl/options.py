@@ -166,6 +166,12 @@ class Rounds:
                 "until score needs the clients' scores, which they keep for themselves under "
                 "privacy: set until to settled or rounds"
             )
+        untested = isinstance(clients, Federation) and not any(map(len, clients.test))
+        if isinstance(self.until, NoGain) and untested:
+            raise ConfigError(
+                "until score needs scores, but no client has test samples: set holdout above 0, or "
+                "until to settled or rounds"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,11 +102,12 @@ def test_a_target_that_does_not_suit_the_task_is_named(y: Any, task: Any, said: 
         task.fit(federation(y))
 
 
-def test_ignored_samples_are_neither_trained_on_nor_scored() -> None:
+@pytest.mark.parametrize(("engine", "mark"), [("torch", -1), ("native", -1), ("native", 255)])
+def test_ignored_samples_are_neither_trained_on_nor_scored(engine: str, mark: int) -> None:
     y = RNG.integers(0, 3, 60)
     x = RNG.normal(size=(60, 2)).astype(np.float32)
     left_out = RNG.random(60) < 0.3
-    marked = np.where(left_out, -1, y)
+    marked = np.where(left_out, mark, y)
     rows = [np.arange(i, 60, 2) for i in (0, 1)]
     tests = ([x[r[:10]] for r in rows], [marked[r[:10]] for r in rows])
     clean = (
@@ -117,8 +118,8 @@ def test_ignored_samples_are_neither_trained_on_nor_scored() -> None:
     without = Federation.from_arrays(
         [x[r][~left_out[r]] for r in rows], [y[r][~left_out[r]] for r in rows], test=clean
     )
-    options: dict[str, Any] = {"rounds": 2, "model": "logistic", "engine": "torch"}
-    one = wecfl.run(with_marks, methods.fedavg, task=Classification(ignore=-1), **options)
+    options: dict[str, Any] = {"rounds": 2, "model": "logistic", "engine": engine}
+    one = wecfl.run(with_marks, methods.fedavg, task=Classification(ignore=mark), **options)
     two = wecfl.run(without, methods.fedavg, task=Classification(), **options)
     np.testing.assert_array_equal(one.centers, two.centers)
     assert one.records[-1]["clients"] == two.records[-1]["clients"]

@@ -34,7 +34,9 @@ def labels(federation: Federation, classes: int | None, ignore: int | None = Non
     expected = "whole numbers from 0" if classes is None else f"0 … {classes - 1}"
     _refuse(federation, wrong, "label", f"is out of range, expected {expected}")
     count = int(whole[used].max()) + 1 if classes is None else classes
-    if y.dtype == np.int64 and federation.classes == count:
+    if ignore is not None:  # engines check all labels of the pool
+        whole = np.where(used, whole, 0)
+    elif y.dtype == np.int64 and federation.classes == count:
         return federation
     return replace(federation, y=whole, classes=count)
 
