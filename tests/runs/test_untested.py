@@ -30,7 +30,7 @@ def small(test: float = 0.2) -> Federation:
     return Federation.from_arrays(xs, ys, test=test)
 
 
-def quick(fed: Federation, name: str, engine: Any = "native") -> Any:
+def quick(fed: Federation, name: str, engine: Any = "auto") -> Any:
     return wecfl.run(
         fed, method_named(name, 2), model="mlp", rounds=2, plan=wecfl.Plan(steps=2, batch=8),
         engine=wecfl.Compute(engine, workers=1),
