@@ -233,7 +233,7 @@ def paper(setting: Setting, data_dir: str = "") -> tuple[Config, Federation]:
 
     With the real images if `data_dir` is given, else random ones of the same number and shape.
     """
-    config = resolve(preset="paper", flags={"dataset": setting.dataset, "objectives": False})
+    config = resolve(preset="paper", flags={"dataset": setting.dataset})
     if data_dir:
         return config, federation_of(config.model_copy(update={"data_dir": data_dir}))
     source, rng = SOURCES[setting.dataset], np.random.default_rng(0)

@@ -36,7 +36,14 @@ ROOT = Path(__file__).parents[1]
 NATIVE = Path("wecfl/engine/native")
 
 ENGINES = ("native", "torch")
-ALL: dict[str, Any] = {"model": "mlp", "rounds": 4, "steps": 4, "lr": 0.05, "workers": 1}
+ALL: dict[str, Any] = {
+    "model": "mlp",
+    "rounds": 4,
+    "steps": 4,
+    "lr": 0.05,
+    "workers": 1,
+    "objectives": True,
+}
 CONFIGURED: dict[str, Any] = {  # of all runs but those from Python values
     "dataset": "digits", "clients": 10, "groups": 3, "clusters": 3, "seed": 1,
     "eps1": 2.0, "eps2": 0.1, "threshold": 0.9,  # so that CFL and FL+HC find some clusters

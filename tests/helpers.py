@@ -182,7 +182,7 @@ class BowlSite:
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         return self._gradient(rows.astype(np.float64)).astype(np.float32)
 
-    def risk(self, rows: F32, split: Split = "train") -> F64:
+    def risk(self, rows: F32, split: Split = "train", batches: int | None = None) -> F64:
         length = np.linalg.norm(rows[:, :-2] - self.targets, axis=1)
         return np.asarray(length - np.log1p(length), dtype=np.float64)
 

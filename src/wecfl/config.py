@@ -331,7 +331,10 @@ class Config(BaseModel):
         description="The number of threads, processes or actors (default: one per core).",
     )
     objectives: bool | None = Field(
-        None, description="Measure R on all training data twice a round (default: unless --clip)."
+        None, description="Measure R on all training data (default: estimate it; not with --clip)."
+    )
+    objectives_every: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="Do so in every N-th round, and estimate R otherwise."
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(

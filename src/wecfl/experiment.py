@@ -195,10 +195,6 @@ class Experiment:
         return method.replace(clustering=clustering)
 
     @property
-    def _objectives(self) -> bool:
-        return self.privacy is None if (chosen := self.measure.objectives) is None else chosen
-
-    @property
     def _overspent(self) -> bool:
         """Whether one more reply of the members would exceed the privacy budget."""
         once = self.conditions.participation == 1 and self.method.start == "one"
@@ -232,7 +228,8 @@ class Experiment:
         if self.privacy:
             check_private(method, layout, **{
                 "lr theory": bool(self._rate), "diagnostics": self.measure.diagnostics,
-                "objectives": self._objectives, "the pipeline (scale, impute, categories)":
+                "objectives": self.measure.wanted(private=True),
+                "the pipeline (scale, impute, categories)":
                 bool(self._pipeline and self._pipeline.learned),
             })  # fmt: skip
             self.privacy.epsilon(1)  # an error now, and not at the end of the run
@@ -276,7 +273,8 @@ class Experiment:
             measured = replace(settings[0], engine=engine)
             recorder = Recorder(
                 measured, self.members, metered,
-                objectives=self._objectives,
+                objectives=self.measure.wanted(self.privacy is not None),
+                exact_every=self.measure.exact_every,
                 score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip

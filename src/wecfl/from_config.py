@@ -57,8 +57,8 @@ DATA_KEYS = {
 """The choices that decide which clients there are and what they hold."""
 
 INCIDENTAL_KEYS = (
-    "seed", "ray_address", "workers", "data_dir", "objectives", "diagnostics", "trace",
-    "score_every", "checkpoint_every",
+    "seed", "ray_address", "workers", "data_dir", "objectives", "objectives_every", "diagnostics",
+    "trace", "score_every", "checkpoint_every",
 )  # fmt: skip
 """Choices that do not change which experiment it is."""
 
@@ -269,6 +269,7 @@ def options_of(config: Config) -> dict[str, Any]:
         "newcomers": newcomers,
         "measure": Measure(
             config.objectives,
+            config.objectives_every,
             config.diagnostics,
             config.trace,
             config.score_every,

@@ -276,7 +276,10 @@ class Measure:
     """
 
     objectives: bool | None = None
-    """Whether R is measured on all training data twice in a round; default: if not private."""
+    """Whether R is measured on all training data, twice in each round. Default: with `diagnostics`;
+    otherwise R is estimated on one mini-batch of each client, if not private. False: neither."""
+    objectives_every: int | None = None
+    """N: R is measured on all training data in every N-th round, and estimated in the others."""
     diagnostics: bool = False
     """Whether the quantities of the theory are measured (`docs/theory.md`)."""
     trace: bool | None = None
@@ -288,6 +291,29 @@ class Measure:
 
     def __post_init__(self) -> None:
         check_whole(score_every=(self.score_every, 1))
+        if self.objectives_every is not None:
+            check_whole(objectives_every=(self.objectives_every, 1))
+            if self.objectives is False or self.diagnostics:
+                raise ConfigError(
+                    "objectives_every says in which rounds R is measured: leave it out with "
+                    "diagnostics, which need R in every round, and with objectives=False"
+                )
+
+    @property
+    def exact_every(self) -> int | None:
+        """N: R is measured on all training data in every N-th round; None: in no round.
+
+        >>> Measure().exact_every, Measure(diagnostics=True).exact_every
+        (None, 1)
+        """
+        asked = self.diagnostics if self.objectives is None else self.objectives
+        return self.objectives_every or (1 if asked else None)
+
+    def wanted(self, private: bool) -> bool:
+        """Whether R is measured or estimated; with privacy only if it was asked for."""
+        if self.objectives is not None:
+            return self.objectives
+        return not private or self.objectives_every is not None
 
     def check(self, plan: LocalPlan, clients: Federation | Clients) -> None:
         """Raise an error if the plan or the clients do not allow what is to be measured."""

@@ -217,7 +217,7 @@ def test_a_program_of_ones_own(fed: Federation) -> None:
         plan = wecfl.Plan(lr=0.5, momentum=0.0)
         method = methods.fedavg.replace(name="own", local=Step())
         result = wecfl.run(fed, method, model=module(), rounds=20, plan=plan)
-        assert result.records[-1]["R"]["D"] < result.records[0]["R"]["D"]
+        assert result.records[-1]["R_estimate"]["D"] < result.records[0]["R_estimate"]["D"]
     finally:
         PROGRAMS.pop("step", None)
 

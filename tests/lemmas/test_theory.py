@@ -263,7 +263,9 @@ def top_eigenvalue(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def test_diagnostics_change_nothing_but_the_record() -> None:
     choices = {"clients": 6, "groups": 2, "clusters": 2, "rounds": 3, "steps": 3, "workers": 1}
-    plain, watched = (run_config(Config(**choices, diagnostics=d)) for d in (False, True))
+    plain, watched = (
+        run_config(Config(**choices, objectives=True, diagnostics=d)) for d in (False, True)
+    )
     assert plain.states[0].models.tobytes() == watched.states[0].models.tobytes()
     for a, b in zip(plain.records, watched.records, strict=True):
         assert {"silhouette", "B", "theory"} == b.keys() - a.keys()

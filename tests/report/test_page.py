@@ -276,7 +276,7 @@ def test_many_clusters_are_summed_up(one: Path) -> None:
 
 def test_a_diverged_run_is_shown(one: Path) -> None:
     records = read_metrics(one)
-    records[-1]["R"]["L"] = float("nan")
+    records[-1]["R_estimate"]["L"] = float("nan")
     records[-2]["F"]["L"] = float("inf")
     (one / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     assert not re.search(

@@ -88,7 +88,8 @@ def test_metrics_have_the_documented_keys_and_rounds_from_one(folder: tuple[Resu
     for record in records:
         assert record.keys() == RECORD_KEYS.keys()
         assert record["F"].keys() == set("LEM")
-        assert record["R"].keys() == set("LD")
+        assert record["R"] == {}
+        assert record["R_estimate"].keys() == set("LD")
         assert record["seconds"].keys() == {*"LEMD", "score", "objectives"}
         assert sum(record["sizes"]) == 5
         assert 0 <= record["macro_f1"] <= 1
@@ -326,7 +327,9 @@ def test_tables_of_a_result(folder: tuple[Result, Path]) -> None:
     result, _ = folder
     history = result.history
     assert len(history) == 5
-    assert {"round", "accuracy", "ari", "F.E", "R.D", "seconds.L", "sizes"} <= set(history.columns)
+    assert {"round", "accuracy", "ari", "F.E", "R_estimate.D", "seconds.L", "sizes"} <= set(
+        history.columns
+    )
     assert "clients" not in history.columns
     assert len(result.clients) == 5
     assert list(result.clients.columns) == [
@@ -371,8 +374,36 @@ def test_clients_are_tested_now_and_then_and_in_the_last_round(fed: Federation) 
         run_flat(fed, methods.fedavg, score_every=0, **QUICK)
 
 
+def test_r_is_estimated_measured_or_left_out(fed: Federation) -> None:
+    """The mini-batch of a client that holds no more samples than that is all its data."""
+    rounds = {"rounds": 4, **QUICK, "batch": 4}
+    exact, guess, both, all_data = (
+        run_flat(fed, methods.wecfl(k=2), **{**rounds, **choice}).records
+        for choice in (
+            {"objectives": True}, {}, {"objectives_every": 2}, {"batch": int(fed.sizes.max())}
+        )
+    )  # fmt: skip
+    assert [bool(record["R"]) for record in both] == [False, True, False, True]
+    assert ["R_estimate" in record for record in both] == [True, False, True, False]
+    assert [record["R"] for record in both[1::2]] == [record["R"] for record in exact[1::2]]
+    assert [record.get("R_estimate") for record in both[::2]] == [
+        record["R_estimate"] for record in guess[::2]
+    ]
+    errors = [
+        r["R_estimate"][step] / e["R"][step] - 1
+        for r, e in zip(guess, exact, strict=True)
+        for step in "LD"
+    ]
+    assert 0 < np.abs(errors).max() < 0.5
+    known = run_flat(fed, methods.wecfl(k=2), **rounds | {"batch": int(fed.sizes.max())},
+                     objectives=True)  # fmt: skip
+    assert [record["R_estimate"] for record in all_data] == [r["R"] for r in known.records]
+    with pytest.raises(ConfigError, match="every"):
+        run_flat(fed, methods.wecfl(k=2), objectives_every=2, diagnostics=True, **QUICK)
+
+
 def test_objectives_can_be_left_out(fed: Federation) -> None:
-    full = run_flat(fed, methods.ifca(k=2), rounds=2, **QUICK)
+    full = run_flat(fed, methods.ifca(k=2), rounds=2, objectives=True, **QUICK)
     bare = run_flat(fed, methods.ifca(k=2), rounds=2, objectives=False, **QUICK)
     assert bare.records[-1]["R"] == {}
     assert bare.records[-1]["F"] == {}

@@ -50,7 +50,9 @@ def test_a_loss_of_ones_own_trains_as_the_same_loss_does() -> None:
     own = wecfl.run(held, methods.wecfl(k=2), task=OWN, **QUICK)
     known = wecfl.run(held, methods.wecfl(k=2), task=Regression(), engine="torch", **QUICK)
     np.testing.assert_allclose(own.centers, known.centers, rtol=1e-5, atol=1e-6)
-    assert own.records[-1]["R"]["D"] == pytest.approx(known.records[-1]["R"]["D"], rel=1e-5)
+    assert own.records[-1]["R_estimate"]["D"] == pytest.approx(
+        known.records[-1]["R_estimate"]["D"], rel=1e-5
+    )
     assert own.engine == "torch"
 
 

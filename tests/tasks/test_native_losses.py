@@ -62,8 +62,8 @@ def test_both_engines_train_alike(task: Any) -> None:
     ]  # fmt: skip
     assert results[0].engine.startswith("native")
     np.testing.assert_allclose(results[0].centers, results[1].centers, rtol=1e-3, atol=1e-5)
-    assert results[0].records[-1]["R"]["D"] == pytest.approx(
-        results[1].records[-1]["R"]["D"], rel=1e-4
+    assert results[0].records[-1]["R_estimate"]["D"] == pytest.approx(
+        results[1].records[-1]["R_estimate"]["D"], rel=1e-4
     )
 
 

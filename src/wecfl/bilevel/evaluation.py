@@ -38,12 +38,14 @@ def risk(
     models: F32,
     split: Split = "train",
     *,
+    batches: int | None = None,
     shared: str = "all",
     state: State | None = None,
     seed: int = 0,
 ) -> F64:
     """(m,), the mean loss of each client's own model; NaN without a reply."""
-    job = Job(Risk(split), seed=seed, tick=state.tick if state else 0, shared=shared)
+    round, tick = (state.round, state.tick) if state else (0, 0)
+    job = Job(Risk(split, batches), seed=seed, round=round, tick=tick, shared=shared)
     memory = state.memory if state else {}
     found: F64 = _answers(engine, job, Sent({"model": models}), None, memory)["risk"]
     return found

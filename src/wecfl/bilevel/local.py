@@ -279,13 +279,15 @@ class Risk(_Evaluation):
     """The mean loss L(ω_i, D_i) of the model that was sent."""
 
     split: Split = "train"
+    batches: int | None = None
+    """The number of mini-batches of the training data it is estimated on; None: all data."""
     name: ClassVar[str] = "risk"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"risk": Field((), "float64")}
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The losses (n,)."""
-        return {"risk": site.risk(sent.own["model"], self.split)}, {}
+        return {"risk": site.risk(sent.own["model"], self.split, self.batches)}, {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,16 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     return float(np.average(distances, weights=weights)) if weights.any() else 0.0
 
 
-def R(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
+def R(  # noqa: N802
+    state: State, method: Method, engine: Engine, *, batches: int | None = None, seed: int = 0
+) -> float:
     """The learning objective R = 1/Σλ · Σ_i λ_i L(ω_i, D_i), on all training data.
 
     After the D-step ω_i = Ω_{labels_i}, and this is the paper's upper-level objective. After the
-    L-step it is its value for the locally updated models.
+    L-step it is its value for the locally updated models. With `batches`, it is an estimate: the
+    losses are those of that many mini-batches of each client, drawn for (seed, round, client). The
+    draw does not depend on the models, so the estimate is unbiased, and what L and D change in a
+    round is seen on the same samples.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import methods
@@ -43,7 +48,9 @@ def R(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     >>> R(State(1, None, np.zeros((1, 1)), np.zeros(2, int)), methods.wecfl(1), engine)
     0.6
     """
-    found = risk(engine, state.models, shared=method.shared, state=state)
+    found = risk(
+        engine, state.models, batches=batches, shared=method.shared, state=state, seed=seed
+    )
     return float(np.average(found, weights=method.importance(engine.sizes)))
 
 

@@ -160,8 +160,12 @@ class Site(Protocol):
         With `batches`, it is estimated on that many mini-batches of the round.
         """
 
-    def risk(self, rows: F32, split: Split = "train") -> F64:
-        """(n,), the mean loss L(ω_i, D_i) of each client's own row."""
+    def risk(self, rows: F32, split: Split = "train", batches: int | None = None) -> F64:
+        """(n,), the mean loss L(ω_i, D_i) of each client's own row.
+
+        With `batches`, it is estimated on that many mini-batches of the training data, which are
+        drawn for the round.
+        """
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         """(n, trainable), ∇L(ω_i, D_i), the gradient of `risk`, with BatchNorm in the same mode."""

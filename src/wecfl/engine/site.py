@@ -140,10 +140,12 @@ class LocalSite:
         columns = [self.engine._loss(model[None], same, samples, self.clients) for model in models]
         return np.stack(columns, axis=1)
 
-    def risk(self, rows: F32, split: Split = "train") -> F64:
+    def risk(self, rows: F32, split: Split = "train", batches: int | None = None) -> F64:
         """(n,), L(ω_i, D_i) (`wecfl.core.program.Site`)."""
-        own = np.arange(len(self.clients))
-        return self.engine._loss(rows, own, Samples(split, seed=self.seed), self.clients)
+        samples = Samples(split, seed=self.seed)
+        if batches is not None:
+            samples = self.engine._drawn(batches, self.seed, self.round)
+        return self.engine._loss(rows, np.arange(len(self.clients)), samples, self.clients)
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
         """(n, trainable), ∇L(ω_i, D_i) (`wecfl.core.program.Site`)."""

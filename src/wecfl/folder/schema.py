@@ -283,6 +283,7 @@ class RoundSchema(Schema):
     clients: ClientScoresSchema
     F: dict[StepName, float]
     R: dict[StepName, float]
+    R_estimate: dict[StepName, float] = {}
     B: Annotated[dict[UpdateSide, list[float | None]], Field(min_length=2)] | None = None
     theory: TheorySchema | None = None
     notes: dict[str, FiniteNumber | list[FiniteNumber | None] | None] = {}
@@ -297,8 +298,9 @@ class RoundSchema(Schema):
             _check_score(self, name)
         if self.F and set(self.F) != set("LEM"):
             raise ValueError("F must hold the steps L, E and M, or none")
-        if self.R and set(self.R) != set("LD"):
-            raise ValueError("R must hold the steps L and D, or none")
+        for name in ("R", "R_estimate"):
+            if getattr(self, name) and set(getattr(self, name)) != set("LD"):
+                raise ValueError(f"{name} must hold the steps L and D, or none")
         if self.B and len({*map(len, self.B.values())}) > 1:
             raise ValueError("B must hold as many clusters before the local update as after it")
         if self.theory and (self.B is None or self.clients.lr is None):

@@ -87,7 +87,7 @@ def wecfl(
     >>> wecfl(k=10).representation
     Columns('head')
     >>> wecfl(k="auto").judge
-    Risk(split='validation')
+    Risk(split='validation', batches=None)
     """
     kmeans = KMeans(warm=warm)
     method = fedavg.replace(name="wecfl", k=k, clustering=kmeans)

@@ -56,6 +56,7 @@ RECORD_KEYS = {
     "cosine": "mean similarity of the models before D: intra (pairs in a cluster), inter (centers)",
     "F": "the clustering objective after the steps L, E and M",
     "R": "the learning objective after the steps L and D, on all training data (if measured)",
+    "R_estimate": "R after L and D, on one mini-batch of each client, where not on all data",
     "seconds": "wall time of the steps L, E, M, D, of the scores and of the objectives F and R",
     "worst_decile": "mean of the first score over the tenth of the clients that fares worst",
     "cluster_scores": "the first score of each cluster, from the tallies of its clients together",
@@ -105,6 +106,10 @@ DIAGNOSTIC_KEYS = {
 class Recorder:
     """Watches the steps of a round, and makes its record.
 
+    `objectives` says whether R is measured: in every `exact_every`-th round on all training data,
+    and in the other rounds by an estimate. F is measured in all rounds; where clients have to be
+    asked for it, only beside R on all training data.
+
     Clients are tested every `score_every` rounds, and in the last of `rounds`. In other rounds
     their scores are unknown. With None they are never tested, since a score would leave its client
     in the clear.
@@ -121,6 +126,7 @@ class Recorder:
         metered: Metered | None = None,
         *,
         objectives: bool = True,
+        exact_every: int | None = 1,
         score_every: int | None = 1,
         rounds: int = 0,
         attack: SimulatedAttack | None = None,
@@ -128,7 +134,7 @@ class Recorder:
     ) -> None:
         self._setting, self._method, self._engine = setting, setting.method, setting.engine
         self._clients, self._metered = clients, metered
-        self._objectives = objectives
+        self._objectives, self._exact_every = objectives, exact_every
         self._every, self._last = score_every, rounds
         self._attack, self._trigger_engine = attack, trigger_engine
         self._honest = 1 if attack is None else ~attack.attackers
@@ -141,6 +147,11 @@ class Recorder:
         """Whether clients are tested in this round."""
         return self._every is not None and (round % self._every == 0 or round == self._last)
 
+    def exact(self, round: int) -> bool:
+        """Whether the objectives are measured on all training data in this round."""
+        every = self._exact_every if self._objectives else None
+        return every is not None and round % every == 0
+
     def may_end(self, round: int) -> bool:
         """Whether the run may end here: the scores of its last round are known if any are."""
         return self._every is None or self.scores(round)
@@ -150,7 +161,7 @@ class Recorder:
         self._before, self._diagnostics = labels, diagnostics
 
     def _clear(self) -> None:
-        self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}}
+        self._values: dict[str, dict[str, list[float]]] = {"F": {}, "R": {}, "R_estimate": {}}
         self._seconds: dict[str, float] = {}
         self._apart: tuple[Real, Real] | None = None
 
@@ -161,10 +172,13 @@ class Recorder:
             self._apart = self._compared(self._previous)  # of the first soft-voted run
         self._previous = state  # before R, so that the matrix of models is not held twice
         began = perf_counter()
-        if step in "LEM" and (self._objectives or not self._method.representation.asks):
+        setting, exact = self._setting, self.exact(state.round)
+        if step in "LEM" and (exact or not self._method.representation.asks):
             self._note("F", step, F(state, self._method, self._engine))
         if step in "LD" and self._objectives:
-            self._note("R", step, R(state, self._method, self._engine))
+            name, batches = ("R", None) if exact else ("R_estimate", 1)
+            value = R(state, self._method, self._engine, batches=batches, seed=setting.seed)
+            self._note(name, step, value)
         self._add_seconds("objectives", perf_counter() - began)
 
     def round(self, states: Sequence[State]) -> Record:
@@ -191,6 +205,7 @@ class Recorder:
             **{
                 name: {step: float(np.mean(values)) for step, values in steps.items()}
                 for name, steps in self._values.items()
+                if steps or name != "R_estimate"
             },
             "seconds": {},
             "worst_decile": json_number(

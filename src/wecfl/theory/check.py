@@ -33,7 +33,9 @@ STATEMENTS = {
 
 WHY_MISSING = {
     "theory": "run with --diagnostics",
-    **dict.fromkeys("LD", "R was not measured (--no-objectives)"),
+    **dict.fromkeys(
+        "LD", "R was not measured on all data: leave out --no-objectives, run with --diagnostics"
+    ),
     **dict.fromkeys("EM", "F was not measured"),
 }
 """Why a record may not have these keys."""

@@ -40,7 +40,7 @@ SHOWN_ELSEWHERE = {
     "notes",
 }
 """Keys of a record that are not drawn here: the page shows them in other ways."""
-OBJECTIVES = {"F", "R", "B"}
+OBJECTIVES = {"F", "R", "R_estimate", "B"}
 
 Legend = Sequence[tuple[str, Stroke]]
 
@@ -74,7 +74,10 @@ def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart
 
 
 def _r_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
-    """R, with the bounds of Lemma 5 after L and of Lemma 4 after D."""
+    """R, with the bounds of Lemma 5 after L and of Lemma 4 after D; or else its estimate."""
+    if not any(record.get("R") for record in records):
+        estimates = _series([record.get("R_estimate") for record in records])
+        return _drawn("R, estimated", estimates, rounds, DESCRIPTIONS["R_estimate"])
     series = dict(_series([record.get("R") for record in records]))
     strokes = [stroke(i) for i in range(len(series))]
     about = DESCRIPTIONS["R"]
