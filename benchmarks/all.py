@@ -8,6 +8,7 @@ from rich.console import Console
 
 import architectures
 import cluster
+import fleet
 import growth
 import local_update
 import memory
@@ -16,7 +17,17 @@ import shortcuts
 import whole_round
 from common import show
 
-QUESTIONS = (local_update, architectures, whole_round, memory, growth, cluster, shortcuts, peers)
+QUESTIONS = (
+    local_update,
+    architectures,
+    whole_round,
+    memory,
+    growth,
+    fleet,
+    cluster,
+    shortcuts,
+    peers,
+)
 
 
 def main() -> None:

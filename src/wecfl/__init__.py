@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from wecfl.data import drift, transforms
     from wecfl.data import partition as partitions
     from wecfl.data.federation import Federation
+    from wecfl.data.fleet import Fleet
     from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
     from wecfl.experiment import Experiment, run, run_config
+    from wecfl.fleet import run_fleet
     from wecfl.layout import Layout
     from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
@@ -48,6 +50,7 @@ else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --hel
             "Engine": "wecfl.core.engine:Engine",
             "Experiment": "wecfl.experiment:Experiment",
             "Federation": "wecfl.data.federation:Federation",
+            "Fleet": "wecfl.data.fleet:Fleet",
             "Folder": "wecfl.options:Folder",
             "Layout": "wecfl.layout:Layout",
             "Measure": "wecfl.options:Measure",
@@ -70,6 +73,7 @@ else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --hel
             "partitions": "wecfl.data.partition:",
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
+            "run_fleet": "wecfl.fleet:run_fleet",
             "schedules": "wecfl.core.schedule:",
             "tasks": "wecfl.tasks:",
             "transforms": "wecfl.data.transforms:",
@@ -87,6 +91,7 @@ __all__ = [
     "Engine",
     "Experiment",
     "Federation",
+    "Fleet",
     "Folder",
     "Layout",
     "Measure",
@@ -109,6 +114,7 @@ __all__ = [
     "partitions",
     "run",
     "run_config",
+    "run_fleet",
     "schedules",
     "tasks",
     "transforms",

@@ -116,6 +116,8 @@ class Channel:
     """The smallest number of models that a new center is made of; with fewer, the old one stays."""
     keys: Int | None = None
     """(m,), a number for each client, by which its random draws are keyed; None: its position."""
+    away: Bool | None = None
+    """(m,), the clients that never take part; None: none of them."""
     seed: int = 0
     """The seed of absence, loss and stragglers; all runs of a soft vote share it."""
 
@@ -152,7 +154,7 @@ class Channel:
             count = max(1, int(np.round(self.participation * m)))
             draws = self.draws(purpose, m, round)
             present[np.argsort(draws, kind="stable")[count:]] = False
-        return present
+        return present if self.away is None else present & ~self.away
 
     def steps(self, plan: LocalPlan, sizes: Int, round: int) -> Int | None:
         """(m,), how many steps clients with so many samples complete; None: all of them."""

@@ -1,0 +1,146 @@
+"""A fleet, whose rounds hold those that take part, beside a run that has rows for all."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
+
+import wecfl
+from wecfl import Federation, methods
+from wecfl.core.channel import Channel
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.state import State
+from wecfl.core.turns import participants, shuffled
+from wecfl.core.types import Bool
+from wecfl.data.fleet import Fleet
+from wecfl.engine.kept_rows import KeptRows
+from wecfl.errors import ConfigError, DataError
+from wecfl.experiment import Experiment
+from wecfl.fleet import FleetResult, run_fleet
+from wecfl.options import Compute, Plan
+
+M, ACTIVE, ROUNDS = 14, 4, 7  # a pass takes three rounds, the last of them with six clients
+PLAN = Plan(lr=0.05, steps=3, batch=4)
+
+
+def load(number: int) -> tuple[Any, Any]:
+    """Clients of two kinds, and of different sizes."""
+    draws = np.random.default_rng([7, number])
+    y = draws.integers(0, 3, 8 + number % 5)
+    x = 2 * np.eye(3, dtype=np.float32)[(y + number % 2) % 3]
+    return x + draws.normal(size=x.shape).astype(np.float32) / 4, y
+
+
+def fleet(**how: Any) -> Fleet:
+    return Fleet(range(M), load, classes=3, groups=np.arange(M) % 2, **how)
+
+
+def trained(method: wecfl.Method, **how: Any) -> FleetResult:
+    options = {"active": ACTIVE, "model": "mlp", "rounds": ROUNDS, "plan": PLAN, **how}
+    return run_fleet(fleet(), method, **{"engine": Compute(workers=1), **options})
+
+
+class Turns(Channel):
+    """Clients take turns, and each of them has rows."""
+
+    __slots__ = ()
+
+    def present(self, m: int, round: int, purpose: str = "participation") -> Bool:
+        return np.isin(np.arange(m), participants(m, ACTIVE, 0, round))
+
+
+def with_rows_for_all(method: wecfl.Method, plan: Plan = PLAN) -> State:
+    """The state after the same rounds, by a run that holds all clients."""
+    xs, ys = zip(*map(load, range(M)), strict=True)
+    everyone = Federation.from_arrays(xs, ys, classes=3)
+    experiment = Experiment(everyone, method, model="mlp", plan=plan, engine=Compute(workers=1))
+    with experiment.open() as opened:
+        setting = replace(opened.settings[0], channel=Turns())
+        path = iterate(setting, opening(setting))
+        return [next(path) for _ in range(ROUNDS)][-1]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [methods.fedavg, methods.wecfl(k=2), methods.fesem(k=3), methods.fedprox(), methods.ditto()],
+    ids=lambda method: method.name,
+)
+def test_a_fleet_trains_as_a_run_with_rows_for_all(method: wecfl.Method) -> None:
+    found, expected = trained(method), with_rows_for_all(method)
+    # Clusters that begin alike are numbered by rounding.
+    _, same = linear_sum_assignment(cdist(expected.centers, found.centers))
+    np.testing.assert_allclose(found.centers[same], expected.centers, rtol=1e-4, atol=1e-6)
+    assert found.labels.tolist() == same[expected.labels].tolist()
+    assert [record["heard"] for record in found.records] == [4, 8, 14, 14, 14, 14, 14]
+
+
+def test_what_clients_keep_may_be_in_files(monkeypatch: Any, tmp_path: Any) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    seen: list[int] = []
+    small = trained(methods.wecfl(k=2), memory=0, watch=lambda _: seen.append(
+        sum(file.is_file() for file in tmp_path.rglob("momentum"))))  # fmt: skip
+    assert small.centers.tobytes() == trained(methods.wecfl(k=2)).centers.tobytes()
+    assert seen == [1] * ROUNDS and not [*tmp_path.iterdir()]
+
+
+def test_rows_exist_for_those_that_have_some() -> None:
+    kept, dense = KeptRows(1000, budget=300), np.zeros((1000, 5), np.float32)
+    draws = np.random.default_rng(0)
+    for _ in range(6):
+        who = draws.choice(1000, 7, replace=False)
+        dense[who] = draws.normal(size=(7, 5))
+        kept.put(who, {"momentum": dense[who]})
+        asked = draws.choice(1000, 50, replace=False)
+        assert kept.take(asked)["momentum"].tolist() == dense[asked].tolist()
+    assert kept.nbytes == 20 * len(kept) == 20 * int(dense.any(axis=1).sum())
+    kept.close()
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 64, 1000, 1025])
+def test_the_order_of_turns_is_a_permutation(m: int) -> None:
+    orders = [shuffled(m, np.arange(m), np.random.default_rng(seed)) for seed in range(3)]
+    assert all(sorted(order.tolist()) == [*range(m)] for order in orders)
+    some = shuffled(m, np.arange(m)[::3], np.random.default_rng(0))
+    assert some.tolist() == orders[0][::3].tolist()  # each place is evaluated alone
+    if m >= 1000:
+        apart = np.abs(np.diff(orders[0])).mean() / m
+        assert apart == pytest.approx(1 / 3, abs=0.03)  # of a random order
+        assert (orders[0] == orders[1]).mean() < 0.01
+
+
+def test_turns_reach_everyone_once_in_a_pass() -> None:
+    for start in (0, 3):
+        passed = [participants(14, 4, 3, start + t) for t in range(3)]
+        assert sorted(np.concatenate(passed).tolist()) == [*range(14)]
+    assert participants(10**6, 3, 0, 0).tolist() != participants(10**6, 3, 1, 0).tolist()
+
+
+def test_k_is_chosen_on_a_fleet() -> None:
+    found = trained(methods.wecfl(k="auto"), active=14, rounds=3, plan=replace(PLAN, lr=0.2))
+    assert found.agreement()["ari"] == 1
+
+
+def test_what_a_fleet_refuses() -> None:
+    with pytest.raises(ConfigError, match="scaffold"):
+        trained(methods.scaffold())
+    with pytest.raises(ConfigError, match="ifca"):
+        trained(methods.ifca(k=2))
+    with pytest.raises(ConfigError, match="theory"):
+        trained(methods.wecfl(k=2), plan=Plan(lr="theory", momentum=0))
+    with pytest.raises(ConfigError, match="machine"):
+        trained(methods.wecfl(k=2), engine=Compute("ray"))
+    with pytest.raises(ConfigError, match="active"):
+        trained(methods.wecfl(k=2), active=0)
+    with pytest.raises(ConfigError, match="memory"):
+        trained(methods.wecfl(k=2), memory=-1)
+    with pytest.raises(DataError, match="no clients"):
+        Fleet([], load)
+    with pytest.raises(DataError, match="groups"):
+        Fleet(range(3), load, groups=np.zeros(2, np.int64))
+    uneven = Fleet(["a"], lambda name: (np.zeros((3, 2)), np.zeros(2, np.int64)), classes=2)
+    with pytest.raises(DataError, match="client a"):
+        uneven.federation(np.zeros(1, np.int64))
