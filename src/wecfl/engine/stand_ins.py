@@ -46,6 +46,10 @@ class StandInEngine:
         """The initial models of the engine."""
         return self._engine.starts(which, seed)
 
+    def move_to(self, round: int) -> None:
+        """Let the data be those of this round, where they change with it."""
+        self._engine.move_to(round)
+
     def network_report(self) -> dict[str, Any]:
         """Empty: all clients that were drawn are present."""
         return {}
