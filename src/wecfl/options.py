@@ -301,11 +301,7 @@ class Measure:
 
     @property
     def exact_every(self) -> int | None:
-        """N: R is measured on all training data in every N-th round; None: in no round.
-
-        >>> Measure().exact_every, Measure(diagnostics=True).exact_every
-        (None, 1)
-        """
+        """N: R is measured on all training data in every N-th round; None: in no round."""
         asked = self.diagnostics if self.objectives is None else self.objectives
         return self.objectives_every or (1 if asked else None)
 
