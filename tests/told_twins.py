@@ -177,3 +177,25 @@ def stocfl(inputs: Inputs, *, tau: float, mu: float, steps: int) -> Clustered:
         averaged(inputs, models, replies, labels)
         load(common, mean(inputs, theirs))
     return Clustered([*models, common], labels)
+
+
+# ── local centers ────────────────────────────────────────────────────────────────────────────────
+
+
+def k_fed(inputs: Inputs, k: int) -> Clustered:
+    """Dennis et al. 2021 with one local cluster: the mean of a client's samples."""
+    means = [x.reshape(len(x), -1).numpy().mean(axis=0) for x, _ in inputs.clients]
+
+    def apart(a: Any, b: Any) -> float:
+        return float(((a - b) ** 2).sum())
+
+    here = inputs.here(0)
+    chosen = [max(here, key=lambda i: len(inputs.clients[i][1]))]
+    while len(chosen) < k:
+        far = {i: min(apart(means[i], means[c]) for c in chosen) for i in here}
+        chosen.append(max(here, key=lambda i: far[i]))
+    labels = {i: int(np.argmin([apart(means[i], means[c]) for c in chosen])) for i in here}
+    centers = [np.mean([means[i] for i in here if labels[i] == c], axis=0) for c in range(k)]
+    return by_clusters(
+        inputs, labels, lambda i: int(np.argmin([apart(means[i], center) for center in centers]))
+    )

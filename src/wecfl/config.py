@@ -58,7 +58,12 @@ class Config(BaseModel):
         0.95, ge=0, description="How strongly FedProx pulls a client towards the model it received."
     )
     representation: str = Field(
-        "head", description="What clients are clustered by: head, linear, parameters or a pattern."
+        "head",
+        description="What clients are clustered by: head, linear, parameters, a pattern; or "
+        "labels, predictions, moments, update, directions, which they tell.",
+    )
+    distance: str = Field(
+        "method", description="How what clients tell is compared; method: as the method needs it."
     )
     importance: Literal["method", "data-size", "uniform", "batches"] = Field(
         "method", description="λ, how much a client counts; method: as the method defines it."

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from wecfl import cluster_scaling, rng
 from wecfl.bilevel.clustering import AtLeast
+from wecfl.bilevel.combinations import check_combination
 from wecfl.bilevel.learning_rate import check_theory, theory
 from wecfl.channel.privacy import Privacy, check_private, check_same_privacy
 from wecfl.config import Config
@@ -209,17 +210,16 @@ class Experiment:
     def _channel(self) -> Channel:
         attack = self._attack
         return self.conditions.channel(
-            attack=attack.forging if attack else None,
+            seed=self.seed, attack=attack.forging if attack else None,
             attackers=attack.attackers if attack else None,
-            privacy=None if self._protected_by_clients else self.privacy,
-            keys=self.members.keys, seed=self.seed,
+            privacy=None if self._protected_by_clients else self.privacy, keys=self.members.keys,
         )  # fmt: skip
 
     def check(self) -> None:
         """Raise an error if something is wrong, before anything is computed or written."""
         members, method, plan = self.members, self.method, self._plan
-        layout = layout_of(self._module)
-        method.check(len(members), plan, layout)
+        method.check(len(members), plan, layout := layout_of(self._module))
+        check_combination(method)
         cluster_scaling.check(self)
         if self._rate:
             check_theory(method, plan)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from wecfl.bilevel.aggregation import Stay, robust
+from wecfl.bilevel.combinations import DISTANCES, TOLD, by_told, check_combination
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Center, Tuned
+from wecfl.bilevel.told import Told
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
 from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS
@@ -30,7 +32,7 @@ from wecfl.data.protocols import commonly_tested, limited, merged, repeated
 from wecfl.data.source import TABLE_ENDINGS, Dataset
 from wecfl.data.tables import TABLES
 from wecfl.data.targets import count_targets
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, unknown
 from wecfl.methods import named, options
 from wecfl.options import Attack, Compute, Conditions, Measure, Newcomers, Plan, Rounds
 from wecfl.tasks import Binary, Classification, parsed
@@ -197,7 +199,9 @@ def method_of(config: Config) -> Method:
         option: getattr(config, key) for key, option in METHOD_OPTIONS.items() if option in has
     }
     method = named(config.method, **{**fitting, **dict(config.options)})
-    if isinstance(method.representation, Columns) and method.shared == "all":
+    if config.representation in TOLD or config.distance != "method":
+        method = _by_told(config, method)
+    elif isinstance(method.representation, Columns) and method.shared == "all":
         method = method.replace(representation=Columns(config.representation))
     if config.aggregation != "mean":
         method = method.replace(aggregation=_robust(config, method.aggregation))
@@ -211,6 +215,25 @@ def method_of(config: Config) -> Method:
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _by_told(config: Config, method: Method) -> Method:
+    """The method with clients compared by what they tell, and by this distance."""
+    name, distance = config.representation, None
+    if name not in TOLD:
+        raise ConfigError(
+            f"distance is for what clients tell: choose a representation of {', '.join(TOLD)}, or "
+            f"leave out distance"
+        )
+    if not isinstance(method.representation, Columns | Told):
+        raise ConfigError(f"{method.name} has a representation of its own: leave out '{name}'")
+    if config.distance != "method":
+        if config.distance not in DISTANCES:
+            raise ConfigError(unknown("distance", config.distance, DISTANCES))
+        distance = DISTANCES[config.distance]
+    made = by_told(method, TOLD[name], distance)
+    check_combination(made)
+    return made
 
 
 def _robust(config: Config, usual: Aggregation) -> Aggregation:

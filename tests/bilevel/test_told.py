@@ -11,8 +11,14 @@ import wecfl
 from helpers import run_flat
 from wecfl import Federation, methods
 from wecfl.bilevel.distance import angle_sum, smallest_angle
-from wecfl.core.state import State
+from wecfl.core.channel import Channel
+from wecfl.core.plan import LocalPlan
+from wecfl.core.rounds import iterate, opening
+from wecfl.core.setting import Setting
+from wecfl.core.state import Reply, State
+from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
+from wecfl.models import build
 
 
 def states(fed: Federation, method: Any, rounds: int = 4, **how: Any) -> tuple[Any, list[State]]:
@@ -95,3 +101,37 @@ def test_a_task_without_classes_is_refused(fed: Federation) -> None:
 def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options)).split("_")[-1]):
         methods.named("pacfl", **options)
+
+
+class Silent:
+    """An engine in which one client never tells anything about its data."""
+
+    def __init__(self, engine: Any, client: int) -> None:
+        self.engine, self.client = engine, client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def ask(self, job: Any, sent: Any, who: Any = None, memory: Any = None) -> Any:
+        answers = self.engine.ask(job, sent, who, memory or {})
+        if "told" in answers.rows:
+            answers.outcome[who == self.client] = Reply.LOST
+        return answers
+
+
+def test_a_client_that_has_not_told_has_no_part_in_a_center(fed: Federation) -> None:
+    method = methods.pacfl(vectors=1, angle_threshold=1.0)
+    module = build("mlp", shape=fed.shape, classes=3)
+    ended = []
+    for clients in (fed, fed.subset([0, 1, 2, 3])):
+        with make_engine("native", clients, module, workers=1) as engine:
+            runner: Any = Silent(engine, 4)
+            channel = Channel(keys=clients.keys)
+            setting = Setting(method, runner, LocalPlan(steps=3, lr=0.05), channel=channel)
+            path = iterate(setting, opening(setting))
+            next(path)
+            ended.append(next(path))
+    np.testing.assert_array_equal(ended[0].labels[:4], ended[1].labels)
+    np.testing.assert_array_equal(ended[0].centers, ended[1].centers)
+    assert ended[0].met is not None
+    assert ended[0].met.tolist() == [True] * 4 + [False]

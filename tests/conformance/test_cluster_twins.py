@@ -75,6 +75,7 @@ CASES: dict[str, tuple[Method, Twin]] = {
         methods.stocfl(tau=0.4, proximal=0.3, start_steps=7),
         lambda i, draws: told_twins.stocfl(i, tau=0.4, mu=0.3, steps=7),
     ),
+    "k-fed": (methods.k_fed(2), lambda i, draws: told_twins.k_fed(i, 2)),
     "fedp2p": (methods.fedp2p(2), lambda i, draws: cluster_twins.fedp2p(i, 2, draws)),
 }
 

@@ -31,7 +31,14 @@ from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
 from wecfl.bilevel.prototypes import PrototypeSteps
 from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Pruned, Tuned
-from wecfl.bilevel.telling import Directions, InitialUpdate
+from wecfl.bilevel.telling import (
+    Directions,
+    InitialUpdate,
+    Labels,
+    LocalCenters,
+    Moments,
+    Predictions,
+)
 from wecfl.bilevel.trial import Trial
 from wecfl.bilevel.update_clustering import PulledSteps
 from wecfl.core.plan import LocalPlan
@@ -57,7 +64,7 @@ EVERY: list[Program] = [
     Score(Mixed(), of=MixtureSteps()), Directions(2, 3, 6), PrototypeSteps(0.3), PrunedSteps(0.0),
     PrunedSteps(0.0, channels=True), Score(Pruned(), of=PrunedSteps()),
     ContrastSteps(2.0), Score(NearestPrototype(), of=PrototypeSteps()),
-    InitialUpdate(3), PulledSteps(0.5),
+    InitialUpdate(3), PulledSteps(0.5), Labels(3), Predictions(3), Moments(3), LocalCenters(2, 6),
 ]  # fmt: skip
 
 

@@ -210,12 +210,23 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ifca+", "ifca-one-shot", "cam", "fedem", "fedrc", "fedsoft", "pacfl", "fedgroup", "stocfl"],
+    [
+        "ifca+",
+        "ifca-one-shot",
+        "cam",
+        "fedem",
+        "fedrc",
+        "fedsoft",
+        "pacfl",
+        "fedgroup",
+        "stocfl",
+        "k-fed",
+    ],
 )
 def test_several_models_and_trials_over_a_network(name: str, fed: Federation, nodes: Nodes) -> None:
     """What is asked before the rounds, what is common to all, and replies of several models."""
     method = method_named(name, k=2)
-    roster = Roster(M, classes=CLASSES)
+    roster = Roster(M, classes=CLASSES, shape=fed.shape)
     runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
     runner.enrol(M, 5)
     roster.sort()
@@ -227,6 +238,16 @@ def test_several_models_and_trials_over_a_network(name: str, fed: Federation, no
     scores = [record["accuracy"] for run in (over, here) for record in run.records]
     assert scores[:2] == scores[2:]
     assert not any("restarted" in record.get("network", {}) for record in over.records)
+
+
+def test_a_server_that_does_not_know_how_large_samples_are(nodes: Nodes) -> None:
+    roster = Roster(M, classes=CLASSES)
+    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
+    runner.enrol(M, 5)
+    roster.sort()
+    for method in (methods.pacfl(), methods.k_fed(2)):
+        with pytest.raises(ConfigError, match="over a network"):
+            run_flat(roster, method, model=make_model(), engine=runner, rounds=1, objectives=False)
 
 
 @pytest.mark.parametrize("name", ["ditto", "local", "fedper", "lg-fedavg", "fedrep"])

@@ -30,7 +30,14 @@ from wecfl.bilevel.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
 from wecfl.bilevel.prototypes import PrototypeSteps
 from wecfl.bilevel.serving import SERVINGS
-from wecfl.bilevel.telling import Directions, InitialUpdate
+from wecfl.bilevel.telling import (
+    Directions,
+    InitialUpdate,
+    Labels,
+    LocalCenters,
+    Moments,
+    Predictions,
+)
 from wecfl.bilevel.trial import Trial
 from wecfl.bilevel.update_clustering import PulledSteps
 from wecfl.core.program import Program
@@ -44,7 +51,9 @@ TRAINING: tuple[type[Program], ...] = (
     PulledSteps, PrunedSteps,
 )  # fmt: skip
 EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
-TELLING: tuple[type[Program], ...] = (Directions, InitialUpdate)
+TELLING: tuple[type[Program], ...] = (
+    Directions, InitialUpdate, Labels, Predictions, Moments, LocalCenters,
+)  # fmt: skip
 PROGRAMS: dict[str, type[Program]] = {
     kind.name: kind for kind in (*TRAINING, *EVALUATING, *TELLING)
 }

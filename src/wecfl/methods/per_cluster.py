@@ -9,6 +9,7 @@ from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
 from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
+from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.joint_means import CommonColumns
@@ -28,7 +29,7 @@ from wecfl.bilevel.mixture import (
 from wecfl.bilevel.representation import Columns, Losses, Weights
 from wecfl.bilevel.served import Served
 from wecfl.bilevel.serving import Added, Mixed, Personal
-from wecfl.bilevel.telling import Directions, InitialUpdate
+from wecfl.bilevel.telling import Directions, InitialUpdate, LocalCenters
 from wecfl.bilevel.told import Told
 from wecfl.bilevel.trial import Trial
 from wecfl.bilevel.update_clustering import (
@@ -57,6 +58,7 @@ __all__ = [
     "ifca",
     "ifca_one_shot",
     "ifca_plus",
+    "k_fed",
     "pacfl",
     "stocfl",
     "wecfl",
@@ -274,6 +276,22 @@ def stocfl(tau: float = 0.5, proximal: float = 0.05, start_steps: int = 100) -> 
         name="stocfl", k="auto", representation=Told(InitialUpdate(start_steps)), distance=cosine,
         clustering=Merging(tau), local=PulledSteps(proximal), aggregation=WithCommon(),
         opening=("E", "D"), steps=(Ask(send=common_model), "M", "E", "D"),
+    )  # fmt: skip
+
+
+def k_fed(k: int, local_clusters: int = 1) -> Method:
+    """k-FED: each client clusters its own samples, the server their centers (Dennis et al., 2021).
+
+    Before the first round each client sends the centers of `local_clusters` clusters of its
+    samples. Then each of K clusters of clients is trained as by FedAvg.
+
+    >>> k_fed(3).clustering
+    FarthestCenters()
+    """
+    return fedavg.replace(
+        name="k-fed", k=k, representation=Told(LocalCenters(local_clusters)),
+        distance=to_local_centers, clustering=FarthestCenters(),
+        opening=("E", "D"), steps=("L", "M", "E", "D"),
     )  # fmt: skip
 
 

@@ -1,0 +1,159 @@
+"""What combines: representations that clients tell × distances × clusterings.
+
+A histogram, a vector and a subspace are compared by different distances, and a clustering may need
+one of them. `by_told` puts a representation into a method; `check_combination` refuses what does
+not go together, before anything is computed. docs/representations.md has the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from wecfl.bilevel.auto import Auto
+from wecfl.bilevel.clustering import AtLeast, KMeans, Nearest, Once
+from wecfl.bilevel.distance import (
+    angle_sum,
+    cosine,
+    jensen_shannon,
+    kullback_leibler,
+    smallest_angle,
+    squared_euclidean,
+)
+from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
+from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
+from wecfl.bilevel.loss_clustering import LossVectors
+from wecfl.bilevel.served import Served
+from wecfl.bilevel.telling import (
+    Directions,
+    InitialUpdate,
+    Kind,
+    Labels,
+    Moments,
+    Predictions,
+    Telling,
+)
+from wecfl.bilevel.told import Told
+from wecfl.bilevel.update_clustering import DecomposedCosines, Merging
+from wecfl.core.ask import Ask
+from wecfl.core.components import Distance
+from wecfl.core.method import Method
+from wecfl.errors import ConfigError
+
+__all__ = ["DISTANCES", "TOLD", "by_told", "check_combination"]
+
+TOLD: dict[str, Telling] = {
+    "labels": Labels(),
+    "predictions": Predictions(),
+    "moments": Moments(),
+    "update": InitialUpdate(),
+    "directions": Directions(),
+}
+"""What clients can be asked to tell, by the name of `--representation`."""
+
+DISTANCES: dict[str, Distance] = {
+    "squared-euclidean": squared_euclidean,
+    "cosine": cosine,
+    "jensen-shannon": jensen_shannon,
+    "kullback-leibler": kullback_leibler,
+    "smallest-angle": smallest_angle,
+    "angle-sum": angle_sum,
+}
+"""Distances by the name of `--distance`."""
+
+OF_KIND: dict[Kind, tuple[Distance, ...]] = {
+    "histogram": (jensen_shannon, kullback_leibler, squared_euclidean, cosine),
+    "vector": (cosine, squared_euclidean),
+    "subspaces": (smallest_angle, angle_sum),
+    "centers": (to_local_centers,),
+}
+"""The distances by which what is told can be compared; the first one is usual."""
+
+NEEDED: dict[type, Distance] = {
+    KMeans: squared_euclidean,
+    DecomposedCosines: cosine,
+    Merging: cosine,
+    FarthestCenters: to_local_centers,
+}
+"""The distance that a clustering can't do without."""
+
+
+def by_told(method: Method, tells: Telling, distance: Distance | None = None) -> Method:
+    """The method, with clients compared by what they tell once.
+
+    Without a distance, it is the one that the clustering needs, or else the usual one.
+
+    >>> from wecfl import methods
+    >>> by_told(methods.wecfl(3), Labels()).steps
+    ('L', 'M', 'E', 'D')
+    """
+    if method.k == 1:
+        raise ConfigError(
+            f"{method.name} does not cluster clients, so there is nothing that "
+            f"'{tells.name}' could change: choose a method with clusters"
+        )
+    clustering: Any = method.clustering
+    if isinstance(clustering, Agglomerative):
+        clustering = replace(clustering, metric="method")
+    if any(isinstance(step, Ask) and step.learn for step in method.opening):
+        raise ConfigError(
+            f"{method.name} has a start of its own, which '{tells.name}' can't replace: choose "
+            f"wecfl, fesem, flhc or stocfl"
+        )
+    if distance is None:
+        distance = NEEDED.get(type(_innermost(clustering)), OF_KIND[tells.kind][0])
+    begin = ("E", "D") if method.opening == ("E", "M", "D") else method.opening
+    asks = tuple(step for step in method.steps if step not in ("E", "M", "D"))
+    return method.replace(
+        representation=Told(tells), distance=distance, clustering=clustering, opening=begin,
+        steps=(*asks, "M", "E", "D"),
+    )  # fmt: skip
+
+
+def check_combination(method: Method) -> None:
+    """Raise an error if representation, distance and clustering do not go together.
+
+    >>> from wecfl import methods
+    >>> check_combination(by_told(methods.wecfl(3), Labels(), jensen_shannon))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: KMeans needs the distance squared-euclidean, got jensen-shannon
+    """
+    if not isinstance(representation := method.representation, Told):
+        return
+    tells, inner, name = representation.tells, _innermost(method.clustering), method.name
+    if isinstance(method.clustering, Auto | Served):
+        raise ConfigError(
+            f"{name} chooses K by models only, not by what clients tell: give a number of "
+            f"clusters, or choose flhc with a threshold"
+        )
+    if isinstance(inner, Bipartition | Nearest | LossVectors):
+        raise ConfigError(
+            f"{name} clusters by models or losses of the round, not by '{tells.name}': choose "
+            f"wecfl, fesem or flhc"
+        )
+    fitting = OF_KIND[tells.kind]
+    if method.distance not in fitting and method.distance in _NAMES:
+        raise ConfigError(
+            f"'{tells.name}' can't be compared by {_NAMES[method.distance]}: choose "
+            f"{' or '.join(_NAMES[each] for each in fitting if each in _NAMES)}"
+        )
+    if isinstance(inner, KMeans) and squared_euclidean not in fitting:
+        raise ConfigError(
+            f"'{tells.name}' has no means, which K-means needs: choose flhc with a threshold"
+        )
+    if (needed := NEEDED.get(type(inner))) not in (None, method.distance):
+        raise ConfigError(
+            f"{type(inner).__name__} needs the distance {_NAMES[needed]}, got "
+            f"{_NAMES.get(method.distance, 'another')}"
+        )
+
+
+_NAMES = {distance: name for name, distance in DISTANCES.items()}
+
+
+def _innermost(clustering: Any) -> Any:
+    """The clustering that does the work, inside those that do it once, or with large clusters."""
+    while isinstance(clustering, Once | AtLeast):
+        clustering = clustering.clustering
+    return clustering
