@@ -188,6 +188,13 @@ def test_others_figures_stand_beside_ours_by_their_rule(
     (tmp_path / "beside.toml").write_text(BESIDE.replace('like = "theirs"', 'like = "their"'))
     refused = wecfl("reproduce", "beside", "--definitions", tmp_path, "--show")
     assert refused.code == 2 and "unknown base 'their'; did you mean 'theirs'?" in refused.err
+    (tmp_path / "beside.toml").write_text(BESIDE.replace("local = [70.0]", "ditto = [70.0]"))
+    refused = wecfl("reproduce", "beside", "--definitions", tmp_path, "--show")
+    assert refused.code == 2 and "unknown method of a set 'ditto'" in refused.err
+    changed = BESIDE.replace('score = "best"', "but = { local = { lr = 0.5 } }")
+    (tmp_path / "beside.toml").write_text(changed)
+    rates = [cell.config.lr for cell in read_definitions(tmp_path)["beside"].cells]
+    assert rates == [0.001, 0.001, 0.5]
 
 
 def test_a_choice_may_be_an_option_of_the_method() -> None:

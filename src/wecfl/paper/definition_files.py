@@ -169,6 +169,10 @@ def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
         )
         for cell in cells
     ]
+    methods = {config.method for config in configs}
+    for name in (*written.theirs, *written.but):
+        if name not in methods:
+            raise ConfigError(unknown("method of a set", name, methods))
     if written.adapt:
         configs = [_adapting(config, written.adapt) for config in configs]
     return tuple(
