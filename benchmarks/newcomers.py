@@ -1,12 +1,14 @@
-"""The measurements behind decision 15: from which start newcomers are compared, and which limit.
+"""The measurements behind decisions 15 and 39: how newcomers are compared, and what is novel.
 
-python benchmarks/newcomers.py limit digits --seeds 0 1 2
+python benchmarks/newcomers.py sizes digits --seeds 0 1 2 3 4
+python benchmarks/newcomers.py sizes mnist-rotated --seeds 0 1 --unseen 0 1
 python benchmarks/newcomers.py start cifar-10 --seeds 0 --rounds 4 --unseen 3 --data-dir DIR
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -23,11 +25,26 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
+from wecfl.errors import ConfigError
+from wecfl.experiment import Experiment
 from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
 from wecfl.resolve import resolve
 
-DRAWS = 3
+SIZES = (10, 30, 100, 300)
+"""The numbers of samples of newcomers."""
+
+ROTATED: dict[str, Any] = {"partition": "iid", "transform": ["rotation"], "groups": 4}
+IMAGES: dict[str, Any] = {"clients": 60, "rounds": 6, "model": "mlp", "lr": 0.01}
+WORLDS: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits"},
+    "digits-rotated": {"dataset": "digits", **ROTATED},
+    "digits-permuted": {"dataset": "digits", "partition": "clusterwise-permuted", "groups": 4},
+    "mnist": {"dataset": "mnist", **IMAGES},
+    "mnist-rotated": {"dataset": "mnist", **IMAGES, **ROTATED},
+    "fashion-mnist": {"dataset": "fashion-mnist", **IMAGES},
+}
+"""Cluster-wise Dirichlet (0.1, 10) where nothing else is said."""
 
 
 def setting(config: Config, federation: Federation) -> Setting:
@@ -79,44 +96,63 @@ def limit(calibrated: Any, level: float) -> float:
     return float(np.sort(calibrated)[place])
 
 
-def limits(config: Config) -> None:
-    """Every group unseen in turn, the true groups as clusters: false alarms and recall."""
-    federation = federation_of(config)
-    here = setting(config, federation)
-    points = heads(here, here.engine.starts([0], config.seed)[0])
-    left, scale, _ = np.linalg.svd(points, full_matrices=False)
-    points = left * scale  # the same distances in m dimensions
-    groups, sizes = federation.groups, federation.sizes.astype(float)
-    assert groups is not None
-    found: dict[tuple[str, float], list[tuple[float, float]]] = {}
-    right = []
-    for unseen in np.unique(groups):
-        for draw in range(DRAWS):
-            seen = np.flatnonzero(groups != unseen)
-            generator = np.random.default_rng(draw)
-            new = generator.choice(seen, round(0.2 * len(seen)), replace=False)
-            members, novel = np.setdiff1d(seen, new), np.flatnonzero(groups == unseen)
-            names, labels = np.unique(groups[members], return_inverse=True)
-            length = np.linalg.norm(points, axis=1, keepdims=True)
-            for name, g in (("distance", points), ("cosine", points / length)):
-                means = centers(g[members], labels, sizes[members])
-                usual, whose = own(g[members], labels, sizes[members])
-                medians = np.array([np.median(usual[whose == k]) if (whose == k).any()
-                                    else np.median(usual) for k in range(len(names))])  # fmt: skip
-                near, off = apart(g[new], means), apart(g[novel], means)
-                if name == "distance":
-                    right.append((names[near.argmin(axis=1)] == groups[new]).mean())
-                for kind, each in (("", np.ones(len(names))), (" over the median", medians)):
-                    for level in (0.95, 0.975, 0.99):
-                        most = limit(usual / each[whose], level)
-                        alarm = near.min(axis=1) / each[near.argmin(axis=1)] > most
-                        caught = off.min(axis=1) / each[off.argmin(axis=1)] > most
-                        scores = found.setdefault((name + kind, level), [])
-                        scores.append((alarm.mean(), caught.mean()))
-    print(f"{config.dataset}, seed {config.seed}: {100 * np.mean(right):.1f} % in the right group")
-    for (name, level), scores in found.items():
-        false, recall = 100 * np.mean(scores, axis=0)
-        print(f"  {name}, {100 * level:g} %: false alarms {false:.1f} %, recall {recall:.1f} %")
+def with_samples(newcomers: Federation, size: int) -> Federation:
+    """Those newcomers that have as many samples, with so many of them."""
+    enough = newcomers.subset(np.flatnonzero(newcomers.sizes >= size))
+    drawn = [
+        rng.stream(0, "fewer samples", size, int(key)).choice(rows, size, replace=False)
+        for rows, key in zip(enough.train, enough.keys, strict=True)
+    ]
+    return replace(enough, train=tuple(drawn))
+
+
+def sizes(config: Config) -> list[tuple[int, bool, bool, bool | None]]:
+    """Each newcomer with so many samples: whether unseen, found novel, by inputs right."""
+    experiment = Experiment.prepared(config)(federation_of(config))
+    members, late = experiment.members, experiment.kept_out
+    assert late is not None and late.groups is not None and isinstance(members, Federation)
+    result = replace(experiment, federation=members, newcomers=None).run()
+    assert members.groups is not None
+    main = {k: np.bincount(members.groups[result.labels == k]).argmax() for k in {*result.labels}}
+    found: list[tuple[int, bool, bool, bool | None]] = []
+    for size in (0, *SIZES):
+        if size > late.sizes.max():
+            continue
+        shown = with_samples(late, size) if size else late
+        assert shown.groups is not None
+        for i, each in enumerate(result.assigner.receive(shown)):
+            x = shown.x[shown.train[i]]
+            try:
+                told = bool(main[result.assign(x).cluster] == shown.groups[i])
+            except ConfigError:
+                told = None
+            found.append((size, bool(shown.groups[i] == config.unseen), each.novel, told))
+    return found
+
+
+def novelty(world: str, seeds: list[int], unseen: list[int] | None, data_dir: str | None) -> None:
+    """False alarms and recall by the number of samples, over seeds and unseen groups."""
+    found = []
+    for seed in seeds:
+        groups = WORLDS[world].get("groups", 10)
+        for group in range(groups) if unseen is None else unseen:
+            flags = {
+                "seed": seed, "unseen": group, "newcomers": 0.2, "clusters": groups - 1,
+                "workers": 1, "objectives": False, "data_dir": data_dir,
+            }  # fmt: skip
+            found += sizes(resolve(preset="default", flags=WORLDS[world] | flags))
+    table = np.array([[a, b, c, np.nan if d is None else d] for a, b, c, d in found], float)
+    print(f"{world}, seeds {seeds}, {len(table)} newcomers")
+    for size in (0, *SIZES):
+        here = table[table[:, 0] == size]
+        if not len(here):
+            continue
+        seen, new = here[here[:, 1] == 0], here[here[:, 1] == 1]
+        told = seen[~np.isnan(seen[:, 3])]
+        right = f"{100 * told[:, 3].mean():.1f} % right" if len(told) else "refused"
+        print(f"  {size or 'all'} samples: false alarms {100 * seen[:, 2].mean():.1f} % of "
+              f"{len(seen)}, recall {100 * new[:, 2].mean():.1f} % of {len(new)}; without labels "
+              f"{len(told)} of {len(seen)} answered, {right}")  # fmt: skip
 
 
 def starts(config: Config, unseen: int | None) -> None:
@@ -161,21 +197,21 @@ def starts(config: Config, unseen: int | None) -> None:
 def main() -> None:
     """Read the flags and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["limit", "start"])
+    parser.add_argument("what", choices=["sizes", "start"])
     parser.add_argument("dataset")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--unseen", type=int)
+    parser.add_argument("--unseen", type=int, nargs="+")
     parser.add_argument("--data-dir")
     said = parser.parse_args()
+    if said.what == "sizes":
+        novelty(said.dataset, said.seeds, said.unseen, said.data_dir)
+        return
     preset = "default" if said.dataset == "digits" else "paper"
     for seed in said.seeds:
         flags = {"dataset": said.dataset, "seed": seed, "rounds": said.rounds, "workers": 1}
         config = resolve(preset=preset, flags=flags | {"data_dir": said.data_dir})
-        if said.what == "limit":
-            limits(config)
-        else:
-            starts(config, said.unseen)
+        starts(config, said.unseen and said.unseen[0])
 
 
 if __name__ == "__main__":

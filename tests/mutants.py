@@ -234,13 +234,13 @@ MUTANTS = (
     ),
     mutant(
         "runs", "members are compared with means that they are part of",
-        "distances.append(away * weight.sum() / (weight.sum() - weight))",
-        "distances.append(away)",
+        "others = (total * self.centers[place] - own * self.points[i]) / (total - own)",
+        "others = self.centers[place]",
         "tests/runs/test_newcomers.py",
     ),
     mutant(
-        "runs", "the limit for newcomers is one member too low",
-        "* (len(known) + 1)), len(known)) - 1", "* len(known)), len(known)) - 1",
+        "runs", "a newcomer with few samples is compared with members that have many",
+        "np.interp(1 / np.sqrt(samples), place", "np.interp(place[0], place",
         "tests/runs/test_newcomers.py",
     ),
     mutant(

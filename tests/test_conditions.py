@@ -1,6 +1,7 @@
 """Clients that are absent, lost, slow, broken or lying; and what the server does about it."""
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from wecfl.core.state import Reply, State
 from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_summary
+from wecfl.options import Conditions
 from wecfl.resolve import resolve
 from wecfl.runs.summary import replies
 
@@ -515,3 +517,56 @@ def test_noise_on_batch_statistics_is_refused(fed: Federation) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ConfigError, match="BatchNorm"):
         run(fed, methods.fedavg, model=model, clip=1.0, noise=1.0)
+
+
+# Clients that join while the run goes on
+
+
+def test_clients_join_in_a_later_round() -> None:
+    config = Config(
+        clients=12, groups=2, clusters=2, rounds=4, steps=3, lr=0.05, model="logistic", workers=1,
+        joining=0.25, joining_round=3, objectives=False,
+    )  # fmt: skip
+    result = run_config(config)
+    told = replies(result.records, 12)
+    late = told[0] == Reply.ABSENT
+    assert late.sum() == 3
+    assert (told[:2, late] == Reply.ABSENT).all() and (told[2:, late] == Reply.HEARD).all()
+    assert (told[:, ~late] == Reply.HEARD).all()
+    scores = [np.array(record["clients"]["accuracy"], float) for record in result.records]
+    assert all(np.isnan(each[late]).all() for each in scores[:2]), "nobody is tested before"
+    assert not np.isnan(scores[2]).any()
+    assert result.records[-1]["ari"] == 1, "they find their group by the rule for those never heard"
+    with pytest.raises(ConfigError, match="one of the 4 rounds, got 5"):
+        run_config(config.model_copy(update={"joining_round": 5}))
+    for wrong in ({"joining": 1.0}, {"joining": -0.1}, {"joining_round": 1}):
+        with pytest.raises(ConfigError, match="joining"):
+            Conditions(**wrong)
+
+
+def test_a_run_that_is_stopped_before_clients_join(tmp_path: Path) -> None:
+    def stop(record: dict[str, Any], states: object) -> None:
+        if record["round"] == 1:
+            raise ZeroDivisionError
+
+    config = Config(
+        clients=8, groups=2, clusters=2, rounds=4, steps=2, model="logistic", workers=1,
+        joining=0.25, joining_round=3, dropout=0.2, participation=0.8,
+    )  # fmt: skip
+    run_config(config, out=tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        run_config(config, out=tmp_path / "run", watch=[stop])
+    run_config(config_of(tmp_path / "run"), out=tmp_path / "run", resume=True)
+    same_folders(tmp_path / "whole", tmp_path / "run")
+
+
+def test_who_joins_later_does_not_depend_on_order_or_presence() -> None:
+    keys = np.arange(20) * 7
+    channel = Channel(joining=0.4, joining_round=5, participation=0.5, keys=keys, seed=3)
+    late = ~channel.joined(20, 0)
+    assert late.sum() == 8 and channel.joined(20, 4).all()
+    assert (~replace(channel, keys=keys[::-1]).joined(20, 0) == late[::-1]).all()
+    for round in range(4):
+        present = channel.present(20, round)
+        assert present.sum() == 6 and not (present & late).any()
+    assert any((channel.present(20, round) & late).any() for round in range(4, 8))

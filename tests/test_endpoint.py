@@ -68,7 +68,7 @@ def test_newcomers_are_assigned_and_served(ask: Ask, result: Result, fed: Federa
         told = ask("/assign", {**newcomer, "by": by})[1]
         mine = result.assign(x, y, by=by)
         assert (told["cluster"], told["novel"]) == (mine.cluster, mine.novel)
-        assert told["distance"] == pytest.approx(mine.distance)
+        assert told["loss"] == pytest.approx(mine.loss)
     rows = fed.x[fed.test[3]]
     told = ask("/predict", {"rows": rows.tolist(), "newcomer": newcomer})[1]
     assert told["predictions"] == result.predict(rows, cluster=mine.cluster).tolist()
@@ -90,6 +90,9 @@ def test_newcomers_are_assigned_and_served(ask: Ask, result: Result, fed: Federa
         ("/assign", {"x": [[0] * 6] * 3, "y": [0, 1]}, 400, "y has shape"),
         ("/assign", {"x": [[0] * 6] * 3, "y": [0, 1, 7]}, 400, "out of range"),
         ("/assign", {"x": [[0] * 6], "y": [0], "by": "luck"}, 422, "by"),
+        ("/assign", {"x": [[0] * 6], "by": "update"}, 400, "needs labels"),
+        ("/assign", {"x": [[0] * 5]}, 400, "expected (samples, 6)"),
+        ("/assign", {"x": []}, 422, "x"),
         ("/nothing", {}, 404, "/nothing"),
         ("/predict", "[" + "1," * (17 << 20) + "1]", 413, "fewer rows"),
     ],

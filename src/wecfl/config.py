@@ -253,6 +253,12 @@ class Config(BaseModel):
     stragglers: float = Field(
         0.0, ge=0, lt=1, description="The probability that a client completes fewer than Q steps."
     )
+    joining: float = Field(
+        0.0, ge=0, lt=1, description="The share of clients that join while the run goes on."
+    )
+    joining_round: int = Field(
+        2, ge=2, description="The first round in which those take part that join later."
+    )
     refuse_above: float = Field(
         100.0,
         gt=1,

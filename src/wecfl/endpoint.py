@@ -5,7 +5,7 @@
     GET  /health    the run, how many clients and clusters it has
     GET  /clients   the names of the clients and their clusters
     POST /predict   {"rows": …} with {"client": NAME}, {"cluster": NUMBER}, or {"newcomer": {x, y}}
-    POST /assign    {"x": rows, "y": labels, "by": "update" or "losses"}
+    POST /assign    {"x": rows, "y": labels, "by": "update" or "losses"}, or {"x": rows} alone
 
 Rows are as they were given for the training: lists of values in the order of the columns, objects
 with the columns or arrays by name, or sequences of numbers. An error is JSON: {"error": one line}.
@@ -44,11 +44,11 @@ class _Asked(BaseModel):
 
 
 class _Newcomer(_Asked):
-    """Samples of a client that took no part in the training, with their labels."""
+    """Samples of a client that took no part in the training, with their labels if it has some."""
 
     x: Rows
-    y: Rows
-    by: By = "update"
+    y: Rows | None = None
+    by: By | None = None
 
 
 class _Prediction(_Asked):
@@ -99,7 +99,7 @@ def make_app(result: Result) -> FastAPI:
     @app.post("/assign")
     def assign(asked: _Newcomer) -> dict[str, Any]:
         found = assigned(asked)
-        numbers = ("confidence", "distance", "limit")
+        numbers = ("confidence", "distance", "loss", "novelty", "limit", "found")
         return {
             "cluster": found.cluster, "novel": found.novel, "samples": found.samples,
             "by": found.by, **{name: json_number(getattr(found, name)) for name in numbers},

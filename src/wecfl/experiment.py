@@ -55,7 +55,8 @@ from wecfl.options import (
     check_kinds,
 )
 from wecfl.runs.blueprint import Blueprint
-from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup, Reference
+from wecfl.runs.member_reference import Reference
+from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
 from wecfl.runs.simulated_attack import SimulatedAttack
@@ -198,8 +199,8 @@ class Experiment:
     @property
     def _overspent(self) -> bool:
         """Whether one more reply of the members would exceed the privacy budget."""
-        once = self.conditions.participation == 1 and self.method.start == "one"
-        return self.privacy is not None and not once
+        absent = self.conditions.participation < 1 or self.conditions.joining > 0
+        return self.privacy is not None and (absent or self.method.start != "one")
 
     @property
     def _protected_by_clients(self) -> Privacy | None:
@@ -239,7 +240,7 @@ class Experiment:
             raise ConfigError(OVER_BUDGET)
         self._channel.check(plan, len(members))
         self.measure.check(plan, members)
-        Rounds.of(self.rounds).check(members, tested=self._protected_by_clients is None)
+        Rounds.of(self.rounds).check(members, self.conditions, self._protected_by_clients)
         if (of := self._compute) is not None:
             check_engine(of.engine, members, of.device, of.precision, method.needs)
         if (place := Folder.of(self.folder)) and not place.resume:
@@ -260,7 +261,7 @@ class Experiment:
         rate, labels = self._rate, cluster_scaling.held_labels(self)
         with ExitStack() as stack:
             started = partial(self._started, stack, progress)
-            engine = started(attack.federation if attack else self.members)
+            engine = started(held := attack.federation if attack else self.members)
             triggered = attack and attack.triggered_test
             trigger_engine = started(triggered) if triggered else None
             newcomer_engine = started(self.kept_out) if self.kept_out else None
@@ -278,7 +279,7 @@ class Experiment:
                 score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
-            yield OpenExperiment(settings, measured, recorder, newcomer_engine)
+            yield OpenExperiment(settings, measured, recorder, held, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
@@ -326,10 +327,7 @@ class Experiment:
             return train(experiment, opened, folder, observe)
 
     def reference(self, state: State, member: int = 0) -> Reference:
-        """What newcomers are compared with. For it, all members make one more local update.
-
-        `state` is the last state of the run, or of this member of a soft vote.
-        """
+        """What newcomers are compared with, after the last state of this member of a soft vote."""
         if not self.method.whole_centers:
             raise ConfigError(NO_WHOLE_MODELS.format(self.method.name))
         if self._overspent:
@@ -340,7 +338,7 @@ class Experiment:
             )
         local_run = replace(self, engine=self._local, folder=None)
         with local_run.open(members=[member]) as opened:
-            return Reference.of(opened.measured, state)
+            return opened.reference(state, self.newcomer_setup(opened.measured))
 
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:
         """How a newcomer is trained."""

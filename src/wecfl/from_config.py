@@ -355,7 +355,7 @@ def _conditions(config: Config) -> Conditions:
     shorten_above = inf if config.shorten_above == "never" else config.shorten_above
     return Conditions(
         config.participation, config.dropout, config.stragglers, config.refuse_above,
-        shorten_above, config.min_cluster, attack,
+        shorten_above, config.min_cluster, attack, config.joining, config.joining_round,
     )  # fmt: skip
 
 

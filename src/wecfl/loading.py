@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ from wecfl.methods import rebuilt
 from wecfl.models import MODELS, Model, Module, layout_of, make
 from wecfl.resolve import resolve
 from wecfl.runs.blueprint import Blueprint
-from wecfl.runs.newcomers import NewcomerSetup, Reference, compared_columns
+from wecfl.runs.member_reference import Reference, compared_columns
+from wecfl.runs.newcomers import NewcomerSetup
 from wecfl.runs.result import Result
 from wecfl.tasks.choice import for_outputs
 from wecfl.tasks.custom import Custom
@@ -113,7 +115,7 @@ def load(
         records, states, module, engine,
         summary.get("seconds", saved.manifest.seconds if saved else 0.0), choices.seed, setup,
         _Referring(path, choices.config, workers), summary.get("status", "interrupted"), path,
-        choices.privacy, _reference(path, choices.method, module, states),
+        choices.privacy, _reference(path, choices.method, module, states, blueprint),
         read_newcomers(path) if ended else None, choices.unseen, summary.get("stopped"),
     )  # fmt: skip
 
@@ -248,14 +250,19 @@ def _without_checkpoint(path: Path, method: Method, module: Module) -> tuple[Sta
 
 
 def _reference(
-    path: Path, method: Method, module: Module, states: tuple[State, ...]
+    path: Path,
+    method: Method,
+    module: Module,
+    states: tuple[State, ...],
+    blueprint: Blueprint,
 ) -> Reference | None:
-    """What newcomers are compared with, if the folder holds it."""
+    """What newcomers are compared with, if the folder holds it in the form of this version."""
     if not (path / REFERENCE_FILE).exists():
         return None
     layout = layout_of(module)
     columns = np.arange(layout.width)[layout.columns(compared_columns(method, layout).which)]
-    return read_reference(path, len(states[0].centers), columns.size)
+    moments = 2 * prod(blueprint.shape)
+    return read_reference(path, len(states[0].centers), columns.size, moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +275,8 @@ class _Referring:
 
     def __call__(self, state: State) -> Reference:
         missing = f"{self.path} has no {REFERENCE_FILE}, which newcomers are compared with"
+        if (self.path / REFERENCE_FILE).exists():
+            missing += " (the one in it is of an earlier version)"
         if self.config is None:
             raise ConfigError(
                 f"{missing}, and its config.toml can't repeat the run: call result.assign(x, y) "

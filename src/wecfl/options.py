@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.channel.attacks import DataAttack, ModelAttack, named
+from wecfl.channel.privacy import Privacy
 from wecfl.core.channel import Channel
 from wecfl.core.clients import Clients
 from wecfl.core.plan import LocalPlan, OptimizerName
@@ -153,15 +154,22 @@ class Rounds:
             return self
         return replace(self, until=replace(self.until, lower=self.until.lower | task.lower))
 
-    def check(self, clients: Federation | Clients, *, tested: bool) -> None:
-        """Raise an error if it ends before clients drift, or by scores of clients not `tested`."""
+    def check(
+        self, clients: Federation | Clients, conditions: Conditions, private: Privacy | None
+    ) -> None:
+        """Raise an error if it ends before clients drift or join, or by scores that are private."""
+        if conditions.joining and conditions.joining_round > self.count:
+            raise ConfigError(
+                f"joining_round must be one of the {self.count} rounds, got "
+                f"{conditions.joining_round}"
+            )
         first = min((change.round for change in changes_of(clients)), default=0)
         if first > self.count:
             raise ConfigError(
                 f"the drift begins in round {first}, but there are {self.count} rounds: let it "
                 "begin earlier"
             )
-        if isinstance(self.until, NoGain) and not tested:
+        if isinstance(self.until, NoGain) and private:
             raise ConfigError(
                 "until score needs the clients' scores, which they keep for themselves under "
                 "privacy: set until to settled or rounds"
@@ -228,6 +236,11 @@ class Conditions:
     """Clusters with fewer clients are dissolved, and no center is made of fewer models."""
     attack: Attack | None = None
     """What attackers do; only in a simulation."""
+    joining: float = 0.0
+    """The share of clients that join while the run goes on; only in a simulation. Over a network a
+    client joins when it comes."""
+    joining_round: int = 2
+    """The first round in which they take part."""
 
     def __post_init__(self) -> None:
         if self.attack is not None and not isinstance(self.attack, Attack):
@@ -241,7 +254,8 @@ class Conditions:
         return Channel(
             self.participation, self.dropout, self.stragglers,
             refuse_above=self.refuse_above, shorten_above=self.shorten_above,
-            min_cluster=self.min_cluster, **run,
+            min_cluster=self.min_cluster, joining=self.joining, joining_round=self.joining_round,
+            **run,
         )  # fmt: skip
 
 

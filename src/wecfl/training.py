@@ -29,7 +29,8 @@ from wecfl.methods import component_words, components, structure
 from wecfl.models import is_logistic, unpacked_parts
 from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
-from wecfl.runs.newcomers import Assigner, NewcomerSetup, Reference
+from wecfl.runs.member_reference import Reference
+from wecfl.runs.newcomers import Assigner, NewcomerSetup
 from wecfl.runs.record import Record, Recorder
 from wecfl.runs.result import Result, Status
 from wecfl.runs.simulated_newcomers import newcomer_table
@@ -50,6 +51,8 @@ class OpenExperiment:
     measured: Setting
     """The first of them with an engine that does not count, for what only measures the run."""
     recorder: Recorder
+    held: Federation | Clients
+    """The clients that are trained, with the data that attackers have changed."""
     newcomer_engine: Engine | None
     """The engine of the clients that are kept out of the training, if there are some."""
 
@@ -57,6 +60,13 @@ class OpenExperiment:
     def engine(self) -> Engine:
         """The engine of the clients that are trained."""
         return self.measured.engine
+
+    def reference(self, state: State, setup: NewcomerSetup) -> Reference:
+        """What newcomers are compared with. Under privacy, members only repeat an old update."""
+        known = None
+        if isinstance(self.held, Federation) and not setup.privacy:
+            known = self.held.at(max(state.round, 1))
+        return Reference.of(self.measured, state, known, setup.engine_for)
 
 
 def train(
@@ -121,7 +131,7 @@ def train(
                 asked = watcher.round(records[-1], states) or asked
             stopped = _reason(rounds, records, recorder, asked)
         if kept_out:
-            reference = Reference.of(setting, states[0])
+            reference = opened.reference(states[0], newcomer_setup)
             newcomers = _received(opened, kept_out, newcomer_setup, reference, states)
         status = "finished"
     except KeyboardInterrupt:
@@ -238,7 +248,7 @@ def _described_conditions(channel: Channel) -> dict[str, Any]:
     default = Channel()
     names = (
         "participation", "dropout", "stragglers", "refuse_above", "shorten_above", "min_cluster",
-        "attack", "privacy",
+        "joining", "joining_round", "attack", "privacy",
     )  # fmt: skip
     found = {
         name: getattr(channel, name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 import wecfl
@@ -22,7 +23,8 @@ from wecfl.folder.readers import config_of, read_newcomers, read_summary
 from wecfl.folder.writer import RunFolder
 from wecfl.from_config import federation_of
 from wecfl.models import build
-from wecfl.runs.newcomers import Reference
+from wecfl.runs.member_reference import Reference
+from wecfl.runs.novelty import MemberProbe, Usual
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -88,7 +90,7 @@ def mean(rows: Any, weights: Any) -> Any:
 
 
 @pytest.mark.parametrize("shorten_above", [np.inf, 0.5])
-def test_update_distance_confidence_and_limit(members: Federation, shorten_above: float) -> None:
+def test_update_distance_and_confidence(members: Federation, shorten_above: float) -> None:
     """Of whole updates, also where the run shortens those of its members."""
     result = run_flat(members, methods.wecfl(k=2), **QUICK, shorten_above=shorten_above)
     heads = [naive_head(members, i) for i in range(8)]
@@ -104,13 +106,31 @@ def test_update_distance_confidence_and_limit(members: Federation, shorten_above
     assert found.cluster == int(np.argmin(far)) == result.labels[1]
     assert found.distance == pytest.approx(min(far), rel=1e-4)
     assert found.confidence == pytest.approx(1 - min(far) / max(far), rel=1e-4)
-    off = []
-    for i in range(8):
-        others = [j for j in range(8) if labels[j] == labels[i] and j != i]
-        off.append(np.linalg.norm(heads[i] - mean([heads[j] for j in others], sizes[others])))
-    assert result.assigner.reference.distances == pytest.approx(sorted(off), rel=1e-4)
-    assert found.limit == pytest.approx(max(off), rel=1e-4)
     assert not found.novel
+
+
+def test_what_is_usual_for_members(members: Federation) -> None:
+    """Under privacy it is by their first updates alone; this one changes nothing."""
+    result = run_flat(members, methods.wecfl(k=2), **QUICK, clip=1e9)
+    heads = [naive_head(members, i) for i in range(8)]
+    sizes, labels, off = members.sizes, result.labels, []
+    for i in range(8):
+        others = [[j for j in range(8) if labels[j] == k and j != i] for k in (0, 1)]
+        means = [mean([heads[j] for j in own], sizes[own]) for own in others]
+        off.append(min(np.linalg.norm(heads[i] - each) for each in means))
+    reference = result.assigner.reference
+    assert reference.usual is not None
+    usual = [np.mean(off), np.std(off)]
+    assert reference.usual.distance[0] == pytest.approx(usual, rel=1e-4)
+    assert len(reference.usual.loss) == 0 and reference.inputs is None
+    z = np.maximum((np.array(off) - usual[0]) / usual[1], 0)
+    assert reference.usual.limits[0, 0] == pytest.approx(np.quantile(z, 0.96), rel=1e-3)
+    found = result.assign(*client(1, 99))
+    assert found.distance is not None
+    expected = max((found.distance - usual[0]) / usual[1], 0)
+    assert found.novelty == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(ConfigError, match="private"):
+        result.assign(client(1, 99)[0])
 
 
 def test_losses_and_accuracy(result: Result, members: Federation) -> None:
@@ -126,7 +146,8 @@ def test_losses_and_accuracy(result: Result, members: Federation) -> None:
         float(cross_entropy(logits(k, train), torch.from_numpy(new.y[train]))) for k in (0, 1)
     ]
     assert found.cluster == int(np.argmin(losses)) == result.labels[0]
-    assert found.distance == pytest.approx(min(losses), rel=1e-4)
+    assert found.loss == pytest.approx(min(losses), rel=1e-4)
+    assert found.distance is None
     assert found.confidence == pytest.approx(1 - min(losses) / max(losses), rel=1e-4)
     hits = logits(found.cluster, test).argmax(dim=1).numpy() == new.y[test]
     assert found.accuracy == pytest.approx(hits.mean())
@@ -134,13 +155,40 @@ def test_losses_and_accuracy(result: Result, members: Federation) -> None:
     assert torch.equal(same, logits(found.cluster, test))
 
 
-def test_the_limit_is_a_conformal_quantile() -> None:
-    calibrated = np.arange(1.0, 101.0)
-    reference = Reference(np.zeros(1, int), np.zeros((1, 1), "f4"), calibrated, calibrated[:5], 0.1)
-    assert reference.limit("update") == 99  # ⌈0.975 · 101⌉
-    assert reference.limit("losses") == 5  # too few to promise: the largest
-    nobody = Reference(np.zeros(1, int), np.zeros((1, 1), "f4"), np.empty(0), np.empty(0), 0.1)
-    assert nobody.limit("update") is None
+def test_novelty_by_hand() -> None:
+    far, high = np.array([1.0, 3.0, 1.0, 3.0]), np.array([0.0, 0.0, 4.0, 4.0])
+    few = MemberProbe(4, 10 * far, high)
+    usual = Usual.of([MemberProbe(16, far, high), few])
+    assert usual.distance.tolist() == [[20, 10], [2, 1]] and usual.loss.tolist() == [[2, 2]] * 2
+    # Of the members one in four is a standard deviation above the mean in both.
+    assert usual.limits[1] == pytest.approx([1 + (2**0.5 - 1) * (1 - 0.12), 1])
+    assert usual.novelty(16, distance=5, loss=10) == pytest.approx((5, usual.limits[1, 0]))
+    assert usual.novelty(16, loss=8)[0] == 3
+    assert usual.novelty(4, distance=5, loss=0)[0] == 0, "less than usual is not novel"
+    # 1/√n of 64/9 lies in the middle of those of 4 and 16: mean 11, sd 5.5.
+    assert usual.novelty(64 / 9, distance=22, loss=0)[0] == pytest.approx(2)
+    assert usual.novelty(1e6, distance=5)[0] == usual.novelty(16, distance=5)[0]
+
+
+def test_fewer_samples_are_no_novelty() -> None:
+    """A member's kind with few samples is further off than all members, and still not novel."""
+
+    def some(i: int, n: int) -> tuple[Any, Any]:
+        x, y = client(i % 2, i, 300)
+        rows = np.random.default_rng(i).choice(300, n, replace=False)
+        return x[rows], y[rows]
+
+    xs, ys = zip(*[some(i, 100) for i in range(12)], strict=True)
+    federation = Federation.from_arrays(xs, ys)
+    result = run_flat(federation, methods.wecfl(k=2), **QUICK | {"batch": 100})
+    usual = result.assigner.reference.usual
+    assert usual is not None
+    assert (np.diff(usual.distance[:, 0]) < 0).all(), "the more samples, the nearer"
+    few = [result.assign(*some(100 + i, 8)) for i in range(20)]
+    many = [result.assign(*some(200 + i, 100)) for i in range(5)]
+    farthest = max(each.distance or 0 for each in many)
+    assert np.mean([(each.distance or 0) > farthest for each in few]) > 0.5
+    assert np.mean([each.novel for each in few]) <= 0.05
 
 
 @pytest.mark.parametrize("by", ["update", "losses"])
@@ -148,6 +196,39 @@ def test_a_kind_that_nobody_saw_is_novel(result: Result, by: Any) -> None:
     for kind in (0, 1, 2):
         found = result.assign(*client(kind, 50 + kind), by=by)
         assert found.novel == (kind == 2), (kind, found.distance, found.limit)
+
+
+def shifted(place: int, seed: int, n: int = 20) -> tuple[Any, Any]:
+    """Clients of two places, whose inputs differ."""
+    x, y = client(0, seed, n)
+    return x + np.float32(place), y
+
+
+def test_without_labels(members: Federation, result: Result, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be told apart by 20 inputs alone"):
+        result.assign(client(0, 7)[0])
+    xs, ys = zip(*[shifted(i % 2, i) for i in range(8)], strict=True)
+    here = run_flat(
+        Federation.from_arrays(xs, ys), methods.wecfl(k=2), out=tmp_path / "run", **QUICK
+    )
+    for i in range(4):
+        found = here.assign(shifted(i % 2, 50 + i)[0])
+        assert found.cluster == here.labels[i] and not found.novel
+        assert found.found == pytest.approx(8 / 9), "all eight, and one more"
+        assert found.loss is None and found.scores == {}
+    assert here.assign(shifted(9, 50)[0]).novel
+    again = wecfl.load(tmp_path / "run").assign(shifted(1, 50)[0])
+    mine = here.assign(shifted(1, 50)[0])
+    assert (again.cluster, again.novelty, again.limit) == (mine.cluster, mine.novelty, mine.limit)
+    labelled = here.assign(*shifted(1, 50), by="inputs")
+    assert labelled.cluster == mine.cluster and labelled.scores.keys() >= {"accuracy"}
+    x = shifted(1, 50)[0]
+    for arrays, problem in ((x[:, :2], "shape"), (x * np.nan, "NaN"), (x[:0], "at least 1")):
+        with pytest.raises(DataError, match=problem):
+            here.assign(arrays)
+    for options in ({"by": "update"}, {"by": "losses"}, {"test": (x, x)}):
+        with pytest.raises(ConfigError, match="give y"):
+            here.assign(x, **options)
 
 
 def test_test_data_may_be_given(result: Result) -> None:
@@ -249,11 +330,15 @@ def test_the_folder_assigns_as_the_result_does(wecfl: "Wecfl", folder: Path) -> 
         mine = result.assign(x, y, by=by)
         for name in ("cluster", "samples", "novel"):
             assert held[name] == getattr(mine, name)
-        for name in ("confidence", "distance", "limit", "accuracy"):
-            assert held[name] == pytest.approx(getattr(mine, name), rel=1e-6)
+        for name in ("confidence", "distance", "loss", "novelty", "limit", "accuracy"):
+            expected = getattr(mine, name)
+            assert held[name] == (None if expected is None else pytest.approx(expected, rel=1e-6))
         assert tested["samples"] == len(y)
-    code, out, _ = wecfl("assign", folder, "a b[1].npz")
+    np.savez("x.npz", x=x)
+    code, out, _ = wecfl("assign", folder, "a b[1].npz", "x.npz")
     assert code == 0 and "a b[1] " in out and "confidence" in out
+    assert "x: assigned by inputs alone" in out
+    assert json.loads(wecfl("assign", folder, "x.npz", "--json").out)[0]["found"] >= 0.8
 
 
 def test_an_unseen_group_is_told_apart(wecfl: "Wecfl") -> None:
@@ -288,12 +373,18 @@ def test_what_can_t_be_assigned_is_said_in_one_line(
 
     np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
     np.savez("flat.npz", x=np.zeros((4, 64)), y=np.arange(4))
+    np.savez("x.npz", x=np.zeros((4, 1, 8, 8)))
+    np.savez("y.npz", y=np.arange(4))
+    np.savez("half.npz", x=np.zeros((4, 1, 8, 8)), x_test=np.zeros((4, 1, 8, 8)))
     run_flat(members, methods.wecfl(k=2), out="values", **QUICK)
     for tokens, problem in (
         (["assign", folder], "client.npz"),
         (["assign", folder, "no.npz"], "no such file"),
         (["assign", folder, "flat.npz"], "got (64,)"),
         (["assign", folder, "c.npz", "--by", "luck"], "--by"),
+        (["assign", folder, "x.npz", "--by", "update"], "needs labels"),
+        (["assign", folder, "y.npz"], "lacks"),
+        (["assign", folder, "half.npz"], "lacks"),
         (["assign", "nowhere", "c.npz"], "nowhere"),
         (["assign", "values", "c.npz"], "result.assign(x, y)"),
         (["assign", FOLDERS / "format-0", "c.npz"], "has no reference.safetensors"),
@@ -319,6 +410,22 @@ def test_the_reference_is_made_when_it_is_asked_for(wecfl: "Wecfl", folder: Path
     made = file.stat().st_mtime_ns
     assert wecfl("assign", "lazy", "c.npz", "--json") == first
     assert file.stat().st_mtime_ns == made
+
+
+def test_a_reference_of_an_earlier_version_is_made_anew(wecfl: "Wecfl", folder: Path) -> None:
+    np.savez("c.npz", x=np.zeros((4, 1, 8, 8)), y=np.arange(4))
+    shutil.copytree(folder, "earlier")
+    file = Path("earlier/reference.safetensors")
+    before = file.read_bytes()
+    held = load_file(file)
+    kept = {name: held[name] for name in ("clusters", "centers", "lr")}
+    save_file(kept | {"distances": np.ones(3), "losses": np.ones(3)}, file)
+    shutil.copytree("earlier", "gone")
+    assert wecfl("assign", "earlier", "c.npz").code == 0
+    assert file.read_bytes() == before
+    shutil.rmtree("gone/checkpoints")
+    code, _, err = wecfl("assign", "gone", "c.npz")
+    assert (code, err.count("\n")) == (2, 1) and "earlier version" in err
 
 
 def test_a_folder_of_an_earlier_format_receives_newcomers(wecfl: "Wecfl") -> None:

@@ -10,10 +10,12 @@ import pytest
 import wecfl
 from helpers import run_flat, same_folders
 from wecfl import Config, Federation, Rounds, methods, run_config
+from wecfl.channel.privacy import Privacy
 from wecfl.core.until import NoGain, Settled
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.folder.readers import config_of
+from wecfl.options import Conditions
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -155,7 +157,7 @@ def test_wrong_values_are_refused(fed: Federation) -> None:
         with pytest.raises(ConfigError):
             make()
     with pytest.raises(ConfigError, match="under privacy"):
-        Rounds(5, NoGain()).check(fed, tested=False)
+        Rounds(5, NoGain()).check(fed, Conditions(), Privacy(1.0))
     Experiment(fed, wecfl.methods.fedavg, rounds=Rounds(5, NoGain())).check()
 
 

@@ -21,15 +21,18 @@ def assign(
     /,
     *clients: Annotated[
         Path,
-        Parameter(help="One file for each newcomer: .npz with x and y, or a table as of the run."),
+        Parameter(
+            help="One file for each newcomer: .npz with x and y, or a table as of the run; without "
+            "y or the target it is assigned by its inputs, where these tell clusters apart."
+        ),
     ],
     by: Annotated[
-        Literal["update", "losses"],
+        Literal["update", "losses", "inputs"] | None,
         Parameter(
-            help="What to compare: the newcomer's model after one local update, or the losses of "
-            "the clusters' models on its data."
+            help="What to compare: the newcomer's model after one local update (the default with "
+            "labels), the losses of the clusters' models, or inputs (the default without)."
         ),
-    ] = "update",
+    ] = None,
     json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
     workers: Annotated[int | None, Parameter(help="The number of threads or processes.")] = None,
     model: OwnModelFlag = None,
@@ -52,7 +55,7 @@ def assign(
     from wecfl.folder.readers import read_config
     from wecfl.loading import load
     from wecfl.models.own import own_model
-    from wecfl.report.tables.newcomers import rich_newcomers
+    from wecfl.report.tables.newcomers import input_words, rich_newcomers
     from wecfl.runs.simulated_newcomers import newcomer_table
 
     assigner = load(folder, workers=workers, model=model and own_model(model)).assigner
@@ -60,19 +63,22 @@ def assign(
     share = about.get("holdout", Config().holdout)
     assigned = []
     for file in clients:
-        held = _table(file, about) if file.suffix in TABLE_ENDINGS else read_npz(file)
+        held = _table(file, about) if file.suffix in TABLE_ENDINGS else read_npz(file, labels=False)
         test = (held["x_test"], held["y_test"]) if "x_test" in held else share
         name = str(file.with_suffix(""))
-        assigned.append(assigner.assign(held["x"], held["y"], test=test, by=by, name=name))
+        assigned.append(assigner.assign(held["x"], held.get("y"), test=test, by=by, name=name))
     frame = newcomer_table(assigned).drop(columns="group")
     if json:
         terminal.show_json(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
-        terminal.wide(rich_newcomers(frame, by))
+        terminal.wide(rich_newcomers(frame))
+        for each in assigned:
+            if each.found is not None:
+                terminal.show(f"{each.client}: {input_words(each.found)}")
 
 
 def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a newcomer: its features and its targets."""
+    """The rows of a newcomer: its features, and its targets if it has them."""
     from wecfl.data.frames import read_frame, several_targets
     from wecfl.data.tables import TABLES
 
@@ -81,7 +87,10 @@ def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     if named is None:
         raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
     targets: list[str] = [named] if isinstance(named, str) else named
-    if strange := [name for name in targets if name not in frame]:
+    strange = [name for name in targets if name not in frame]
+    if len(strange) == len(targets):
+        return {"x": frame}
+    if strange:
         raise DataError(f"{file}: " + unknown("column", strange[0], frame.columns))
     y = frame[targets[0]] if len(targets) == 1 else several_targets(frame, targets)
     return {"x": frame, "y": y}

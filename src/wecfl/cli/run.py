@@ -122,6 +122,9 @@ def run(
         terminal.show(
             f"{len(newcomers)} of them are kept out of the training and assigned afterwards"
         )
+    if chosen.joining:
+        share = f"{100 * chosen.joining:g} % of them"
+        terminal.show(f"{share} join while it runs, in round {chosen.joining_round}")
     if len(folders) > 1:
         runs = {
             path.name: experiment.written or {}

@@ -21,6 +21,7 @@ from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, F64, Bool, Int, Int8, Real
 from wecfl.errors import ConfigError, DivergedError
 from wecfl.layout import Layout
+from wecfl.limits import check_whole
 
 __all__ = ["Channel", "Forging", "Protection", "Updates"]
 
@@ -114,6 +115,10 @@ class Channel:
     direction to that length; infinite: none is."""
     min_cluster: int = 1
     """The smallest number of models that a new center is made of; with fewer, the old one stays."""
+    joining: float = 0.0
+    """The share of clients that join later."""
+    joining_round: int = 2
+    """The first round in which they take part."""
     keys: Int | None = None
     """(m,), a number for each client, by which its random draws are keyed; None: its position."""
     away: Bool | None = None
@@ -131,6 +136,9 @@ class Channel:
             raise ConfigError(f"refuse_above must be greater than 1, got {self.refuse_above}")
         if not self.shorten_above > 0:
             raise ConfigError(f"shorten_above must be positive, got {self.shorten_above}")
+        if not 0 <= self.joining < 1:
+            raise ConfigError(f"joining must be a share in [0, 1), got {self.joining}")
+        check_whole(joining_round=(self.joining_round, 2))
         if self.min_cluster < 1:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
@@ -143,16 +151,33 @@ class Channel:
                 f"min_cluster is {self.min_cluster}, but there are only {m} clients: lower it"
             )
 
+    def joined(self, m: int, round: int) -> Bool:
+        """(m,), which clients have joined before the exchange after `round` rounds.
+
+        Who joins later is drawn once for the whole run. Until then they are clients that were never
+        heard.
+
+        >>> Channel(joining=0.5, joining_round=3).joined(4, round=1).tolist()
+        [True, False, True, False]
+        >>> Channel(joining=0.5, joining_round=3).joined(4, round=2).all()
+        np.True_
+        """
+        joined = np.ones(m, dtype=np.bool_)
+        if self.joining and round + 1 < self.joining_round:
+            count = max(1, m - int(np.round(self.joining * m)))
+            joined[np.argsort(self.draws("joining", m, 0), kind="stable")[count:]] = False
+        return joined
+
     def present(self, m: int, round: int, purpose: str = "participation") -> Bool:
         """(m,), which clients take part in the exchange after `round` rounds.
 
-        Every client draws a number, and those with the smallest numbers take part. So the order of
-        the clients does not matter.
+        Every client that has joined draws a number, and those with the smallest numbers take part.
+        So the order of the clients does not matter.
         """
-        present = np.ones(m, dtype=np.bool_)
+        present = self.joined(m, round)
         if self.participation < 1:
-            count = max(1, int(np.round(self.participation * m)))
-            draws = self.draws(purpose, m, round)
+            count = max(1, int(np.round(self.participation * present.sum())))
+            draws = np.where(present, self.draws(purpose, m, round), np.inf)
             present[np.argsort(draws, kind="stable")[count:]] = False
         return present if self.away is None else present & ~self.away
 

@@ -218,17 +218,22 @@ def holdout(y: Array, share: float, generator: np.random.Generator) -> tuple[Int
     return np.flatnonzero(~mask), np.flatnonzero(mask)
 
 
-def read_npz(path: Path) -> dict[str, Array]:
+def read_npz(path: Path, *, labels: bool = True) -> dict[str, Array]:
     """The arrays x and y of a ``.npz``, and x_test and y_test if it has them; never a pickle.
+
+    If no `labels` are needed, it may hold x alone.
 
     >>> read_npz(Path("nothing.npz"))
     Traceback (most recent call last):
     wecfl.errors.DataError: nothing.npz: ...
     """
-    return read_npz_files([path], copies=2)[0]  # to hold samples out, they are put in order
+    # To hold samples out, they are put in order, which takes a copy.
+    return read_npz_files([path], copies=2, labels=labels)[0]
 
 
-def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Array]]:
+def read_npz_files(
+    paths: Sequence[Path], copies: int = 1, *, labels: bool = True
+) -> list[dict[str, Array]]:
     """The arrays of each file, if so many copies of all together fit into the memory.
 
     A few kilobytes can promise, and unpack to, any number of gigabytes, and so can many small files
@@ -243,20 +248,20 @@ def read_npz_files(paths: Sequence[Path], copies: int = 1) -> list[dict[str, Arr
     """
     needed = 0
     for path in paths:
-        with _opened(path) as archive:
+        with _opened(path, labels) as archive:
             for name in _held(archive):
                 stored, samples = _bytes(f"{path} ({name})", archive.zip, name)
                 needed += copies * stored + samples
             check_fits(needed)
     found = []
     for path in paths:
-        with _opened(path) as archive:
+        with _opened(path, labels) as archive:
             found.append({name: np.asarray(archive[name]) for name in _held(archive)})
     return found
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[NpzFile]:
+def _opened(path: Path, labels: bool) -> Iterator[NpzFile]:
     """A ``.npz`` that holds what is expected; what goes wrong with it is one line."""
     with data_errors(path, "write numbers to it with numpy.savez", (*FILE_ERRORS, *NPZ_ERRORS)):
         check_regular(path)
@@ -267,6 +272,8 @@ def _opened(path: Path) -> Iterator[NpzFile]:
             with np.load(file, allow_pickle=False) as archive:
                 held = _held(archive)
                 expected = NPZ_NAMES[: 4 if len(held) > 2 else 2]
+                if not labels and len(held) == 1:
+                    expected = NPZ_NAMES[:1]
                 if missing := [name for name in expected if name not in held]:
                     raise DataError(
                         f"{path}: holds {', '.join(archive) or 'nothing'}, but lacks "

@@ -46,6 +46,7 @@ SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
     "drift", "holdout", "test_set", "copies", "samples", "validation", "attack", "attackers",
     "attack_strength", "engine", "workers", "model", "task",
+    "joining", "joining_round",
     "client_column", "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip
 """Choices that only a simulation has: over a network the clients bring these things."""

@@ -344,6 +344,8 @@ class NewcomerSchema(ClientRowSchema):
     __pydantic_extra__: dict[str, Annotated[float | None, EmptyAsNone]]
     confidence: Annotated[Fraction | None, EmptyAsNone]
     distance: NonNegativeNumber
+    loss: float = 0.0
+    novelty: Annotated[NonNegativeNumber | None, EmptyAsNone] = None
     limit: Annotated[NonNegativeNumber | None, EmptyAsNone]
     novel: bool
     accuracy: Annotated[Fraction | None, EmptyAsNone] = None

@@ -1,48 +1,47 @@
 """Newcomers, clients that come after the training: which cluster fits them, and whether one does.
 
-All members of a run made their first local update from the same initial model, which shows best how
-similar they are. So a newcomer makes the same update from the same model, and is compared with the
-mean g of each cluster's members after their first update (`Reference`, decision 15):
+A newcomer makes the first local update of the members, from the same initial model, and is compared
+with the mean g of each cluster's members after it (`wecfl.runs.member_reference`):
 
     cluster     k = argmin_k ‖g − G_k‖
     confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
-    novel       ‖g − G_k‖ > limit; one in forty members is beyond the limit
+    novel       its distance and its loss are unusual for so many samples (`wecfl.runs.novelty`)
 
 Without training, the loss of each cluster's model on the newcomer's data can replace the distance.
+Without labels, the moments of its inputs can (`wecfl.runs.input_moments`), where they tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from math import ceil
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.evaluation import losses, risk, tallies
-from wecfl.bilevel.representation import Columns, last_layer
+from wecfl.bilevel.evaluation import losses, tallies
 from wecfl.channel.privacy import Privacy
 from wecfl.core.channel import Channel
 from wecfl.core.engine import Engine
-from wecfl.core.exchange import exchange
 from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting
-from wecfl.core.state import State
 from wecfl.core.task import Task
-from wecfl.core.types import F32, F64, Int
+from wecfl.core.types import F32, F64
 from wecfl.data.federation import Federation
 from wecfl.data.fitting import with_newcomer
 from wecfl.data.pipeline import Pipeline
-from wecfl.engine import make_engine
+from wecfl.data.samples import as_samples
+from wecfl.engine import BaseEngine, make_engine
 from wecfl.errors import ConfigError, DataError, DivergedError
-from wecfl.layout import Layout
 from wecfl.models import Module, Vote, fill
 from wecfl.runs.blueprint import Blueprint
+from wecfl.runs.input_moments import MIN_FOUND, InputMoments
+from wecfl.runs.member_reference import Reference, compared_points, first_update, once
+from wecfl.runs.novelty import counting_samples
 from wecfl.tasks import Classification
 
 __all__ = [
@@ -52,23 +51,20 @@ __all__ = [
     "Assignment",
     "By",
     "NewcomerSetup",
-    "Reference",
-    "compared_columns",
 ]
 
-By = Literal["update", "losses"]
-"""What a newcomer is compared by: its model after one local update, or the clusters' losses."""
+By = Literal["update", "losses", "inputs"]
+"""What a newcomer is compared by: its model after one local update, the clusters' losses, or its
+inputs alone."""
 
-FALSE_ALARM_RATE = 0.025
-"""The share of newcomers that are taken for novel although they are like the members."""
 NO_WHOLE_MODELS = (
     "the clusters of {} have no whole models, since clients keep all or a part of their model to "
     "themselves, so there is none that a newcomer could use: choose another method"
 )
 """The error for methods whose cluster models are not complete."""
 OVER_BUDGET = (
-    "newcomers need one more reply of every member. With clip, and with participation below 1 or "
-    "several initial models, the privacy budget does not cover it: leave out newcomers"
+    "newcomers need one more reply of every member. With clip, and with participation below 1, "
+    "joining or several initial models, the privacy budget does not cover it: leave out newcomers"
 )
 """The error for private runs that can't assign newcomers."""
 
@@ -83,15 +79,23 @@ class Assignment:
     cluster: int
     confidence: float | None
     """1 − the nearest over the second-nearest distance; None if there is one cluster only."""
-    distance: float
-    """The distance from its cluster, or the loss of the cluster's model."""
+    distance: float | None
+    """The distance from its cluster; None if it was assigned by losses."""
+    loss: float | None
+    """The loss of its cluster's model on its samples; None without labels."""
+    novelty: float | None
+    """How unusual it is beside members with as many samples (`wecfl.runs.novelty`); None if no
+    cluster has two members."""
     limit: float | None
-    """The distance beyond which a client is novel; None if no cluster has two members."""
+    """The novelty beyond which no cluster fits; None if there is none to compare with."""
     scores: Mapping[str, float]
-    """The task's scores of the cluster's model on the data that were held out."""
+    """The task's scores of the cluster's model on the data that were held out; none without
+    labels."""
     by: By
     model: Module
     """The model of its cluster, ready to predict."""
+    found: float | None = None
+    """By inputs: the share of members that are put into their own cluster in this way."""
 
     @property
     def accuracy(self) -> float:
@@ -105,8 +109,8 @@ class Assignment:
 
     @property
     def novel(self) -> bool:
-        """Whether no cluster fits: its distance is beyond that of nearly all members."""
-        return self.limit is not None and self.distance > self.limit
+        """Whether no cluster fits: it is more unusual than nearly all members."""
+        return self.novelty is not None and self.limit is not None and self.novelty > self.limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,82 +138,20 @@ class NewcomerSetup:
         own = with_newcomer(self.pipeline, name, whole)
         return own.transform(x, name, f"client {name}"), own.labels(y, f"client {name}")
 
+    def engine_for(self, federation: Federation) -> BaseEngine:
+        """An engine for these clients."""
+        return make_engine(
+            self.engine, federation, self.module, task=self.task, needs=self.method.needs,
+            **self.options,
+        )  # fmt: skip
+
     @contextmanager
     def of(self, federation: Federation, engine: Engine | None = None) -> Iterator[Setting]:
         """Yield the setting of these clients; on `engine`, if there is one already."""
         channel = Channel(privacy=self.privacy, keys=federation.keys, seed=self.seed)
         with ExitStack() as stack:
-            runner: Engine = engine or stack.enter_context(
-                make_engine(
-                    self.engine,
-                    federation,
-                    self.module,
-                    task=self.task,
-                    needs=self.method.needs,
-                    **self.options,
-                )
-            )
+            runner: Engine = engine or stack.enter_context(self.engine_for(federation))
             yield Setting(self.method, runner, self.plan, self.seed, self.member, channel=channel)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference:
-    """What newcomers are compared with: the mean of each cluster, and the distances of members."""
-
-    clusters: Int
-    """(n,), the clusters that have members."""
-    centers: F32
-    """(n, p), the mean g of their members after one local update from the initial model."""
-    distances: F64
-    """The distance of each member from the mean of the *other* members of its cluster, sorted."""
-    losses: F64
-    """The loss of the cluster's model on each member's test data, sorted."""
-    lr: float
-    """η of that local update."""
-
-    @classmethod
-    def of(cls, setting: Setting, state: State) -> Reference:
-        """The reference of all members of a run, with their clusters in its last round.
-
-        All members make the update, also those that were absent in the first round; those that took
-        part repeat it exactly. Refused replies are left out. If data drift, they are the last ones.
-        """
-        setting.engine.move_to(max(state.round, 1))
-        always = replace(setting.channel, participation=1.0, dropout=0.0)
-        setting = replace(setting, channel=always)
-        first, lr = _first_update(setting)
-        heard = first.heard
-        labels, points = state.labels[heard], _compared(setting, first)[heard]
-        del first  # its models and momentum are large
-        importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
-        clusters, centers, distances = np.unique(labels), [], []
-        for k in clusters:
-            members, weight = points[labels == k], importance[heard][labels == k]
-            centers.append(np.average(members, axis=0, weights=weight))
-            if len(members) > 1:
-                # Leaving out a member moves the mean away from it, by Λ / (Λ − λ_i) with Λ = Σλ.
-                away = np.sqrt(squared_euclidean(members, centers[-1][None])[:, 0])
-                distances.append(away * weight.sum() / (weight.sum() - weight))
-        served = risk(setting.engine, state.own_centers, "test")
-        return cls(
-            clusters,
-            np.array(centers, np.float32),
-            np.sort(np.concatenate([*distances, np.empty(0)])),
-            np.sort(served[np.isfinite(served)]),
-            lr,
-        )
-
-    def limit(self, by: By) -> float | None:
-        """The smallest value that all members but a share of `FALSE_ALARM_RATE` stay below.
-
-        With α = `FALSE_ALARM_RATE` and n members it is the ⌈(1 − α)·(n + 1)⌉-th: a newcomer that is
-        exchangeable with the members then lies beyond it with probability α at most (split
-        conformal prediction). Where n is too small for that promise, it is the largest value.
-        """
-        known = self.distances if by == "update" else self.losses
-        if not len(known):
-            return None
-        return float(known[min(ceil((1 - FALSE_ALARM_RATE) * (len(known) + 1)), len(known)) - 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,14 +166,16 @@ class Assigner:
     def assign(
         self,
         x: ArrayLike,
-        y: ArrayLike,
+        y: ArrayLike | None = None,
         *,
         test: float | tuple[ArrayLike, ArrayLike],
-        by: By = "update",
+        by: By | None = None,
         name: str = "newcomer",
     ) -> Assignment:
         """Assign one newcomer by its samples (`wecfl.Result.assign`)."""
-        kind, seed, whole = self.setup.blueprint, self.setup.seed, x
+        if y is None:
+            return self._unlabelled(x, test, by, name)
+        seed, whole = self.setup.seed, x
         x, y = self.setup.prepared(name, x, y, whole)
         if not isinstance(test, float | int):
             x_test, y_test = self.setup.prepared(name, *test, whole)
@@ -239,12 +183,12 @@ class Assigner:
             [x], [y], test=test if isinstance(test, float | int) else ([x_test], [y_test]),
             names=[name], seed=seed,
         )  # fmt: skip
-        if newcomer.shape != kind.shape:
+        if newcomer.shape != (expected := self.setup.blueprint.shape):
             raise DataError(
-                f"client {name}: samples must have shape {kind.shape}, as those of the members, "
-                f"got {newcomer.shape}"
+                f"client {name}: samples must have shape {expected}, as those of the members, got "
+                f"{newcomer.shape}"
             )
-        return self.receive(newcomer, by)[0]
+        return self.receive(newcomer, by or "update")[0]
 
     def receive(
         self, newcomers: Federation, by: By = "update", engine: Engine | None = None
@@ -253,29 +197,88 @@ class Assigner:
 
         `engine` trains the newcomers, if there is one already.
         """
-        if by not in ("update", "losses"):
-            raise ConfigError(f"by must be 'update' or 'losses', got '{by}'")
+        if by not in (known := get_args(By)):
+            raise ConfigError(f"by must be one of {', '.join(known)}, got '{by}'")
+        reference, sizes = self.reference, newcomers.sizes
         with self.setup.of(newcomers, engine) as setting:
-            far = self._updates(setting, newcomers) if by == "update" else self._losses(setting)
-            nearest = self.reference.clusters[far.argmin(axis=1)]
+            losses = self._losses(setting)
+            if by == "update":
+                far = self._updates(setting, newcomers)
+            elif by == "inputs":
+                far = np.array([
+                    self._inputs(len(rows)).distances(newcomers.x[rows]) for rows in newcomers.train
+                ])  # fmt: skip
+            else:
+                far = losses
+            place = far.argmin(axis=1)
+            nearest = reference.clusters[place]
             models = np.ascontiguousarray(self.centers[:, nearest])
             stack = models[0] if len(models) == 1 else np.moveaxis(models, 0, 1)
             table = tallies(setting.engine, stack, "test")
             scores = setting.engine.task.scores(table)
-        return [
-            Assignment(
-                client=newcomers.names[i],
-                samples=int(newcomers.sizes[i]),
-                cluster=int(nearest[i]),
-                confidence=_confidence(far[i]),
-                distance=float(far[i].min()),
-                limit=self.reference.limit(by),
-                scores={name: float(each[i]) for name, each in scores.items()},
-                by=by,
-                model=self.model(int(nearest[i])),
+        assigned = []
+        for i, k in enumerate(place):
+            size, loss = int(sizes[i]), float(losses[i, k])
+            distance = None if by == "losses" else float(far[i, k])
+            found = self._inputs(size).found_with(size) if by == "inputs" else None
+            novelty, limit = self._novelty(by, size, distance, loss)
+            own = {name: float(each[i]) for name, each in scores.items()}
+            cluster = int(nearest[i])
+            each = Assignment(
+                newcomers.names[i], size, cluster, _confidence(far[i]), distance, loss, novelty,
+                limit, own, by, self.model(cluster), found,
+            )  # fmt: skip
+            assigned.append(each)
+        return assigned
+
+    def _unlabelled(self, x: ArrayLike, test: object, by: By | None, name: str) -> Assignment:
+        """Assign a newcomer without labels, by its inputs."""
+        if by not in (None, "inputs"):
+            raise ConfigError(f"by {by} needs labels: give y, or leave out by")
+        if not isinstance(test, float | int):
+            raise ConfigError("test samples need labels, and so do the others: give y as well")
+        if (pipeline := self.setup.pipeline) is not None:
+            own = with_newcomer(pipeline, name, x)
+            x = own.transform(x, name, f"client {name}")
+        samples = as_samples(f"client {name}", x, self.setup.blueprint.shape)
+        if not (n := len(samples)):
+            raise DataError(f"client {name}: no samples, expected at least 1")
+        inputs = self._inputs(n)
+        far = inputs.distances(samples)
+        place = int(far.argmin())
+        cluster = int(self.reference.clusters[place])
+        novelty, limit = inputs.usual.novelty(n, float(far[place]))
+        return Assignment(
+            name, n, cluster, _confidence(far), float(far[place]), None, novelty, limit, {},
+            "inputs", self.model(cluster), inputs.found_with(n),
+        )  # fmt: skip
+
+    def _inputs(self, samples: int) -> InputMoments:
+        """What the inputs of so many samples are compared with; an error if that tells nothing."""
+        known = self.reference.inputs
+        if known is None:
+            raise ConfigError(
+                "there are no statistics of the members' inputs, since the run was private or no "
+                "cluster has two members: give labels"
             )
-            for i in range(len(newcomers))
-        ]
+        if (found := known.found_with(samples)) < MIN_FOUND:
+            raise ConfigError(
+                f"these clusters can't be told apart by {samples} inputs alone: of the members "
+                f"{100 * found:.0f} % would be found in their own cluster, and "
+                f"{100 * MIN_FOUND:.0f} % are needed; give labels"
+            )
+        return known
+
+    def _novelty(
+        self, by: By, samples: int, distance: float | None, loss: float | None
+    ) -> tuple[float | None, float | None]:
+        """The novelty of a client and its limit, where members can be compared with."""
+        if by == "inputs":
+            return self._inputs(samples).usual.novelty(samples, distance)
+        if (usual := self.reference.usual) is None:
+            return None, None
+        counting = counting_samples(self.setup.plan, samples)
+        return usual.novelty(counting, distance, loss)
 
     def model(self, cluster: int) -> Module:
         """The model of a cluster, as a module."""
@@ -284,13 +287,8 @@ class Assigner:
 
     def _updates(self, setting: Setting, newcomers: Federation) -> F64:
         """(m, n), ‖g_i − G_k‖ after one local update with the members' η."""
-        plan = replace(setting.plan, lr=self.reference.lr)
-        anything = replace(
-            setting.channel, refuse_above=np.inf
-        )  # newcomers are independent, so none is refused for being far from the others
-        once = replace(setting, plan=plan, rate=None, channel=anything)
         try:
-            state, _ = _first_update(once)
+            state, _ = first_update(once(setting, self.reference.lr))
             finite = state.heard
         except DivergedError:
             finite = np.zeros(len(newcomers), np.bool_)
@@ -299,36 +297,11 @@ class Assigner:
                 f"client {newcomers.names[int(np.argmin(finite))]}: its model is not finite after "
                 "one local update; scale its data like those of the members"
             )
-        return np.sqrt(squared_euclidean(_compared(setting, state), self.reference.centers))
+        return np.sqrt(squared_euclidean(compared_points(setting, state), self.reference.centers))
 
     def _losses(self, setting: Setting) -> F64:
         """(m, n), L(Ω_k, D_i), for the first run of a soft vote."""
         return losses(setting.engine, self.centers[0][self.reference.clusters])
-
-
-def _first_update(setting: Setting) -> tuple[State, float]:
-    """The state after one local update of all clients from the initial model, and its η."""
-    engine, m = setting.engine, len(setting.engine.sizes)
-    start = engine.starts([setting.member], setting.seed)
-    state = State(0, None, start, np.zeros(m, np.int64))
-    if setting.rate:
-        lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
-        state = state.replace(known={"lr": lr})
-    eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
-    # Members and newcomers are compared by what they have learned, not by what is left of it.
-    whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
-    return exchange(state, whole), eta
-
-
-def compared_columns(method: Method, layout: Layout) -> Columns:
-    """The columns that clients are compared by: those of the clustering, or else the last layer."""
-    chosen = method.representation
-    return chosen if isinstance(chosen, Columns) else last_layer(layout)
-
-
-def _compared(setting: Setting, state: State) -> F32:
-    engine = setting.engine
-    return compared_columns(setting.method, engine.layout).clients(state, engine, setting.seed)
 
 
 def _confidence(far: F64) -> float | None:

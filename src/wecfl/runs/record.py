@@ -187,6 +187,8 @@ class Recorder:
         state, before = states[0], self._before
         task = self._engine.task
         tables = self._scores(states) if self.scores(state.round) else {}
+        for table in tables.values():  # nobody is tested who has not joined
+            table[~self._setting.channel.joined(len(state.labels), state.round - 1)] = 0
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
         tally = tables.pop("after", nothing)
         scores = task.scores(tally)

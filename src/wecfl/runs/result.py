@@ -26,7 +26,8 @@ from wecfl.models import Module, Vote, fill, layout_of, outputs_of
 from wecfl.models.unpacking import unpacking
 from wecfl.runs.choice import choice_words, last_choice
 from wecfl.runs.json_values import json_number
-from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup, Reference
+from wecfl.runs.member_reference import Reference
+from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup
 from wecfl.runs.record import Record, groups_at, served
 from wecfl.runs.scores import Better, headline_of
 from wecfl.runs.simulated_newcomers import newcomer_summary
@@ -241,21 +242,22 @@ class Result:
     def assign(
         self,
         x: ArrayLike,
-        y: ArrayLike,
+        y: ArrayLike | None = None,
         *,
         test: float | tuple[ArrayLike, ArrayLike] = 0.2,
-        by: By = "update",
+        by: By | None = None,
     ) -> Assignment:
         """The cluster and the model for a client that took no part in the training.
 
         Args:
             x: The samples of the client, in the same form as those of the members.
-            y: Their labels.
+            y: Their labels; None if it has none. Then it is compared by its inputs, if they tell
+                the clusters apart (otherwise a `ConfigError` says so).
             test: The share of them that is held out to test the model; or samples and labels for
                 the test.
-            by: `update`, to compare clients by one local update from the initial model of all
-                members; or `losses`, to compare the losses of the clusters' models, without
-                training.
+            by: `update` (the default with labels), to compare clients by one local update from the
+                initial model of all members; `losses`, to compare the losses of the clusters'
+                models, without training; or `inputs` (the default without labels).
 
         >>> from wecfl import Config, run_config
         >>> from wecfl.from_config import federation_of

@@ -52,9 +52,11 @@ def separated(
 
 def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
     """One row per newcomer, as in `newcomers.csv`."""
-    names = ("client", "samples", "cluster", "confidence", "distance", "limit", "novel")
-    columns = {name: [getattr(assignment, name) for assignment in found] for name in names}
-    scores = {name: [assignment.scores[name] for assignment in found] for name in found[0].scores}
+    names = ["client", "samples", "cluster", "confidence", "distance", "loss", "novelty", "limit"]
+    names += ["found"] if any(each.by == "inputs" for each in found) else []
+    columns = {name: [getattr(each, name) for each in found] for name in [*names, "novel"]}
+    scored = list(dict.fromkeys(name for each in found for name in each.scores))
+    scores = {name: [each.scores.get(name) for each in found] for name in scored}
     frame = pd.DataFrame(columns | scores)
     frame.insert(2, "group", None if groups is None else groups)
     return frame

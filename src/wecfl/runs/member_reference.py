@@ -1,0 +1,239 @@
+"""What newcomers are compared with: members after their first local update (decisions 15 and 39).
+
+All members made their first local update from the same initial model, which shows best how similar
+they are. The reference holds the mean of each cluster after that update, and what is usual for
+members that have only a part of their samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.evaluation import risk
+from wecfl.bilevel.representation import Columns, last_layer
+from wecfl.core.engine import Engine
+from wecfl.core.exchange import exchange
+from wecfl.core.method import Method
+from wecfl.core.setting import Setting
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Bool, Int
+from wecfl.data.federation import Federation
+from wecfl.layout import Layout
+from wecfl.runs.input_moments import InputMoments, moments
+from wecfl.runs.novelty import MemberProbe, Usual, counting_samples
+
+__all__ = ["Reference", "compared_columns", "compared_points", "first_update", "once"]
+
+FEWEST_SAMPLES = 5
+"""The smallest number of samples that members are measured with."""
+SIZE_FACTOR = 3
+"""How many times as many samples the next measurement has."""
+ENOUGH_PROBES = 100
+"""The number of measurements for each number of samples; few members are measured repeatedly."""
+MAX_REPEATS = 10
+"""How often a member is measured with the same number of samples, each time with others."""
+
+Start = Callable[[Federation], AbstractContextManager[Engine]]
+"""Opens an engine for some clients."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What newcomers are compared with: the mean of each cluster, and what is usual for members."""
+
+    clusters: Int
+    """(n,), the clusters that have members."""
+    centers: F32
+    """(n, p), the mean g of their members after one local update from the initial model."""
+    lr: float
+    """η of that local update."""
+    usual: Usual | None = None
+    """What is usual for members; None if no cluster has two members."""
+    inputs: InputMoments | None = None
+    """What newcomers without labels are compared with; None under privacy."""
+
+    @classmethod
+    def of(
+        cls, setting: Setting, state: State, members: Federation | None, start: Start
+    ) -> Reference:
+        """The reference of all members of a run, with their clusters in its last round.
+
+        All members make the update, also those that were absent in the first round; those that took
+        part repeat it exactly. Refused replies are left out. `start` opens an engine for `members`
+        with a part of their data. Without `members`, as under privacy, nothing is asked of them but
+        that update: then what is usual does not depend on the number of samples. If data
+        drift, they are the last ones.
+        """
+        setting.engine.move_to(max(state.round, 1))
+        always = replace(setting.channel, participation=1.0, dropout=0.0, joining=0.0)
+        setting = replace(setting, channel=always)
+        first, lr = first_update(setting)
+        heard, points = first.heard, compared_points(setting, first)
+        del first  # its models and momentum are large
+        labels = state.labels
+        importance = np.asarray(setting.method.importance(setting.engine.sizes), np.float64)
+        clusters = np.unique(labels[heard])
+        own = [heard & (labels == k) for k in clusters]
+        centers = np.array(
+            [np.average(points[who], axis=0, weights=importance[who]) for who in own]
+        )
+        alone = _Alone(clusters, centers, points, labels, importance, heard)
+        made = cls(clusters, centers.astype(np.float32), lr)
+        if not alone.several.any():
+            return made
+        sizes, several = setting.engine.sizes, alone.several
+        usually = int(np.median(sizes[several]))
+        far = alone.distances(points)
+        nearest = clusters[far.argmin(axis=1)]
+        unknown = np.full(len(far), np.nan)
+        high = alone.losses(setting.engine, state.centers, nearest) if members else unknown
+        all_of_them = MemberProbe(
+            counting_samples(setting.plan, usually), far[several].min(axis=1), high[several]
+        )
+        if members is None:
+            return replace(made, usual=Usual.of([all_of_them]))
+        probes, single = [all_of_them], once(setting, lr)
+        inputs = {usually: (_moments(members), several)}
+        for size in _sizes(usually):
+            enough = several & (sizes >= size)
+            repeats = min(-(-ENOUGH_PROBES // int(enough.sum())), MAX_REPEATS)
+            drawn = [_part(members, size, setting.seed, repeat) for repeat in range(repeats)]
+            found = [alone.probe(single, state, start(part)) for part in drawn]
+            far, high = (np.concatenate([each[i][enough] for each in found]) for i in range(2))
+            probes.append(MemberProbe(counting_samples(setting.plan, size), far, high))
+            inputs[size] = _moments(drawn[0]), enough
+        parts = {
+            size: (rows[heard], enough[heard]) for size, (rows, enough) in sorted(inputs.items())
+        }
+        told = InputMoments.of(parts[usually][0], parts, labels[heard])
+        return replace(made, usual=Usual.of(probes), inputs=told)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Alone:
+    """Members beside the clusters, each compared with its own cluster without itself."""
+
+    clusters: Int
+    centers: F64
+    points: F32
+    """(m, p), g after the first update."""
+    labels: Int
+    importance: F64
+    heard: Bool
+
+    @property
+    def several(self) -> Bool:
+        """(m,), members that were heard and are not alone in their cluster."""
+        counts = np.bincount(self.labels[self.heard], minlength=int(self.labels.max()) + 1)
+        return self.heard & (counts[self.labels] > 1)
+
+    def distances(self, points: F32) -> F64:
+        """(m, n), ‖g_i − G_k‖, where G_k is the mean of the *other* members of its own cluster."""
+        found = np.sqrt(squared_euclidean(points, self.centers))
+        several = self.several
+        for place, k in enumerate(self.clusters):
+            members = np.flatnonzero(several & (self.labels == k))
+            weight = self.importance[members]
+            total = self.importance[self.heard & (self.labels == k)].sum()
+            for i, own in zip(members, weight, strict=True):
+                others = (total * self.centers[place] - own * self.points[i]) / (total - own)
+                found[i, place] = np.linalg.norm(points[i] - others)
+        return found
+
+    def probe(
+        self, setting: Setting, state: State, opened: AbstractContextManager[Engine]
+    ) -> tuple[F64, F64]:
+        """(m,) and (m,), distance and loss of members with a part of their data, on an engine."""
+        with opened as engine:
+            part = replace(setting, engine=engine)
+            after, _ = first_update(part)
+            far = self.distances(compared_points(part, after))
+            nearest = self.clusters[far.argmin(axis=1)]
+            return far.min(axis=1), self.losses(engine, state.centers, nearest)
+
+    def losses(self, engine: Engine, models: F32, nearest: Int) -> F64:
+        """(m,), the loss of the nearest cluster's model on each member's test samples.
+
+        A member has helped to train the model of its own cluster. Without it, the mean of models
+        would be further from it by Λ / (Λ − λ_i), with Λ = Σλ; its loss is raised as much.
+        """
+        found = risk(engine, models[nearest], "test")
+        total = np.bincount(self.labels[self.heard], self.importance[self.heard], len(models))
+        others = total[self.labels] - self.importance
+        own = self.several & (nearest == self.labels)
+        found[own] *= total[self.labels][own] / others[own]
+        return found
+
+
+def _sizes(usually: int) -> list[int]:
+    """The numbers of samples that members are measured with, if they usually have more.
+
+    >>> _sizes(200)
+    [5, 15, 45, 135]
+    """
+    sizes, size = [], FEWEST_SAMPLES
+    while size < usually:
+        sizes.append(size)
+        size *= SIZE_FACTOR
+    return sizes
+
+
+def _moments(members: Federation) -> F64:
+    """(m, 2d), the moments of the inputs of each client's training samples."""
+    return np.array([moments(members.x[rows]) for rows in members.train])
+
+
+def _part(members: Federation, size: int, seed: int, repeat: int = 0) -> Federation:
+    """The same clients with at most `size` of their training and of their test samples."""
+
+    def drawn(rows: Int, key: int, purpose: str) -> Int:
+        if len(rows) <= size:
+            return rows
+        chosen = rng.stream(seed, purpose, repeat, key).choice(len(rows), size, replace=False)
+        return rows[np.sort(chosen)]
+
+    pairs = list(zip(members.keys.tolist(), members.train, members.test, strict=True))
+    return replace(
+        members,
+        train=tuple(drawn(train, key, f"probe {size}") for key, train, _ in pairs),
+        test=tuple(drawn(test, key, f"probe test {size}") for key, _, test in pairs),
+    )
+
+
+def first_update(setting: Setting) -> tuple[State, float]:
+    """The state after one local update of all clients from the initial model, and its η."""
+    engine, m = setting.engine, len(setting.engine.sizes)
+    start = engine.starts([setting.member], setting.seed)
+    state = State(0, None, start, np.zeros(m, np.int64))
+    if setting.rate:
+        lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
+        state = state.replace(known={"lr": lr})
+    eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
+    # Members and newcomers are compared by what they have learned, not by what is left of it.
+    whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
+    return exchange(state, whole), eta
+
+
+def once(setting: Setting, lr: float) -> Setting:
+    """The setting of an update like the members' first one, by clients that are independent."""
+    anything = replace(setting.channel, refuse_above=np.inf)  # none is refused for being far off
+    plan = replace(setting.plan, lr=lr)
+    return replace(setting, plan=plan, rate=None, schedule=None, channel=anything)
+
+
+def compared_columns(method: Method, layout: Layout) -> Columns:
+    """The columns that clients are compared by: those of the clustering, or else the last layer."""
+    chosen = method.representation
+    return chosen if isinstance(chosen, Columns) else last_layer(layout)
+
+
+def compared_points(setting: Setting, state: State) -> F32:
+    """(m, p), those columns of the clients' models."""
+    engine = setting.engine
+    return compared_columns(setting.method, engine.layout).clients(state, engine, setting.seed)

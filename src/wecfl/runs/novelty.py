@@ -1,0 +1,144 @@
+"""Novelty: how unusual a newcomer is beside members that have as many samples.
+
+A client with few samples makes a noisy update, so it lies further from the center of its cluster
+than a client with many, and the loss of its cluster's model varies more. So members are measured
+with several numbers of samples. For a newcomer with distance d and loss l
+
+    novelty = √(max(z_d, 0)² + max(z_l, 0)²)    z_d = (d − mean_d) / sd_d, and z_l alike,
+
+with the mean and the standard deviation of members that have as many samples. It is novel if this
+exceeds the limit, which one in twenty-five members exceeds (decision 39).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wecfl.core.plan import LocalPlan
+from wecfl.core.types import F64
+
+__all__ = ["FALSE_ALARM_RATE", "MemberProbe", "Usual", "counting_samples"]
+
+FALSE_ALARM_RATE = 0.04
+"""The share of newcomers that are taken for novel although they are like the members."""
+
+LEAST_SPREAD = 0.01
+"""The smallest standard deviation, as a share of the mean: members that are all alike must not make
+rounding errors look novel."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberProbe:
+    """Members that were measured with so many of their samples."""
+
+    samples: float
+    """How many samples count (`counting_samples`)."""
+    distances: F64
+    """(n,), the distance of each member from the nearest center."""
+    losses: F64
+    """(n,), the loss of that center's model on its test samples; NaN if it has none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usual:
+    """What is usual for members, by their number of samples.
+
+    >>> few = MemberProbe(5, np.array([2.0, 3.0, 4.0]), np.full(3, np.nan))
+    >>> many = MemberProbe(500, np.array([0.2, 0.3, 0.4]), np.full(3, np.nan))
+    >>> usual = Usual.of([many, few])
+    >>> [usual.novel(samples, distance=2.5) for samples in (5, 500)]
+    [False, True]
+    """
+
+    samples: F64
+    """(G,), how many samples count, in ascending order."""
+    distance: F64
+    """(G, 2), the mean and the standard deviation of the members' distances."""
+    loss: F64
+    """(G, 2), those of their losses; (0, 2) if they are not known."""
+    limits: F64
+    """(G, 2), the novelty by distance and loss, and by loss alone, which all but a share of
+    `FALSE_ALARM_RATE` of the members stay below."""
+
+    @classmethod
+    def of(cls, probes: Sequence[MemberProbe]) -> Usual:
+        """What is usual by these measurements, of which each has at least one member."""
+        ordered = sorted(probes, key=lambda probe: probe.samples)
+        distance = np.array([_mean_and_spread(probe.distances) for probe in ordered])
+        known = all(np.isfinite(probe.losses).any() for probe in ordered)
+        loss = np.empty((0, 2))
+        if known:
+            loss = np.array([_mean_and_spread(probe.losses) for probe in ordered])
+        limits = []
+        for i, probe in enumerate(ordered):
+            far = _excess(probe.distances, distance[i])
+            high = _excess(probe.losses, loss[i]) if known else np.zeros_like(far)
+            quantiles = [np.quantile(np.hypot(far, high), 1 - FALSE_ALARM_RATE)]
+            limits.append([*quantiles, np.quantile(high, 1 - FALSE_ALARM_RATE)])
+        samples = np.array([probe.samples for probe in ordered], np.float64)
+        return cls(samples, distance, loss, np.array(limits))
+
+    def novelty(
+        self, samples: float, distance: float | None = None, loss: float | None = None
+    ) -> tuple[float, float | None]:
+        """The novelty of a client, and its limit; None where its loss alone has none."""
+        far = 0.0 if distance is None else float(_excess(distance, self._at(samples, "distance")))
+        high = 0.0
+        if loss is not None and len(self.loss):
+            high = float(_excess(loss, self._at(samples, "loss")))
+        by_both, by_loss = self._at(samples, "limits")
+        if distance is None:
+            return high, float(by_loss) if len(self.loss) else None
+        return float(np.hypot(far, high)), float(by_both)
+
+    def novel(
+        self, samples: float, distance: float | None = None, loss: float | None = None
+    ) -> bool:
+        """Whether the novelty exceeds its limit."""
+        score, limit = self.novelty(samples, distance, loss)
+        return limit is not None and score > limit
+
+    def _at(self, samples: float, which: str) -> F64:
+        """(2,), a row for so many samples, linear in 1/√samples between those measured.
+
+        With more samples than members were measured with, it is that of the most; with fewer, that
+        of the least.
+        """
+        rows, place = getattr(self, which), 1 / np.sqrt(self.samples[::-1])
+        return np.array([np.interp(1 / np.sqrt(samples), place, rows[::-1, j]) for j in range(2)])
+
+
+def counting_samples(plan: LocalPlan, size: int) -> float:
+    """How many of a client's samples count in a local update, n_e = (Σ_j w_j)² / Σ_j w_j².
+
+    w_j is the weight of sample j in the sum of all gradients. If the last mini-batch of a pass is
+    small, its samples have a large weight, and fewer samples count than there are. The variance of
+    the update is proportional to 1/n_e, as long as the model changes little.
+
+    >>> plan = LocalPlan(steps=10, batch=32, momentum=0)
+    >>> [round(counting_samples(plan, size), 1) for size in (20, 32, 33, 100, 1000)]
+    [20.0, 32.0, 11.3, 69.4, 320.0]
+    """
+    batches = plan.batches(size, seed=0, round=0, client=0)
+    beta = 0.0 if plan.adaptive else plan.momentum
+    weights = np.zeros(size)
+    for left, rows in zip(range(len(batches), 0, -1), batches, strict=True):
+        # The gradient of a step moves the model in all steps that are left.
+        weights[rows] += (1 - beta**left) / (1 - beta) / len(rows)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _mean_and_spread(values: F64) -> tuple[float, float]:
+    known = values[np.isfinite(values)]
+    mean = float(known.mean())
+    return mean, max(float(known.std()), LEAST_SPREAD * abs(mean), np.finfo(np.float64).tiny)
+
+
+def _excess(values: F64 | float, usual: F64) -> F64:
+    """How many standard deviations the values lie above the mean; 0 if below or unknown."""
+    mean, spread = usual
+    above: F64 = np.maximum((np.asarray(values) - mean) / spread, 0.0)
+    return np.nan_to_num(above, posinf=np.inf)
