@@ -256,9 +256,7 @@ class Config(BaseModel):
     joining: float = Field(
         0.0, ge=0, lt=1, description="The share of clients that join while the run goes on."
     )
-    joining_round: int = Field(
-        2, ge=2, description="The first round in which those take part that join later."
-    )
+    joining_round: int = Field(2, ge=2, description="The first round of those that join later.")
     refuse_above: float = Field(
         100.0,
         gt=1,

@@ -41,7 +41,7 @@ from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
 from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
-from wecfl.limits import check_whole
+from wecfl.limits import check_kinds, check_whole
 from wecfl.models import Model, Module, layout_of, make
 from wecfl.options import (
     Compute,
@@ -52,7 +52,6 @@ from wecfl.options import (
     Newcomers,
     Plan,
     Rounds,
-    check_kinds,
 )
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.member_reference import Reference

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 from wecfl.errors import ConfigError
 
-__all__ = ["MAX_COUNT", "MAX_SEED", "check_whole"]
+__all__ = ["MAX_COUNT", "MAX_SEED", "check_kinds", "check_whole"]
 
 MAX_COUNT = 1_000_000
 """The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
@@ -32,3 +33,18 @@ def check_whole(**numbers: tuple[Any, int]) -> None:
             raise ConfigError(
                 f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
             )
+
+
+def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[str, type]) -> None:
+    """Refuse fields of an object that are not values of these classes; optional ones may be None.
+
+    >>> class Owner: plan = 3
+    >>> check_kinds(Owner, {"plan": str}, {})
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: plan must be a value str(…), got 3
+    """
+    for name, kind in {**required, **optional}.items():
+        value = getattr(owner, name)
+        if not isinstance(value, kind) and not (value is None and name in optional):
+            raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")

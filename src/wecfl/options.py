@@ -40,7 +40,6 @@ __all__ = [
     "Newcomers",
     "Plan",
     "Rounds",
-    "check_kinds",
 ]
 
 EngineName = Literal["auto", "native", "torch", "ray"]
@@ -395,18 +394,3 @@ class Folder:
     def of(cls, folder: Folder | str | Path | None) -> Folder | None:
         """The folder itself, or the folder at a path."""
         return folder if folder is None or isinstance(folder, Folder) else cls(folder)
-
-
-def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[str, type]) -> None:
-    """Refuse fields of an object that are not values of these classes; optional ones may be None.
-
-    >>> class Owner: plan = 3
-    >>> check_kinds(Owner, {"plan": Plan}, {})
-    Traceback (most recent call last):
-    ...
-    wecfl.errors.ConfigError: plan must be a value Plan(…), got 3
-    """
-    for name, kind in {**required, **optional}.items():
-        value = getattr(owner, name)
-        if not isinstance(value, kind) and not (value is None and name in optional):
-            raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
