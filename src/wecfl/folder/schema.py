@@ -188,6 +188,19 @@ class AutoClustersSchema(Schema):
     asked: dict[str, FiniteNumber] = {}
 
 
+class DriftSchema(Schema):
+    """Whose data changed, and who was found (`wecfl.runs.drift_summary`)."""
+
+    rounds: list[Count]
+    changed: Count
+    found: Count | None = None
+    at_once: Count | None = None
+    moved: Count | None = None
+    alarms: Count | None = None
+    looks: Count | None = None
+    who: list[Count] = []
+
+
 class SummarySchema(Schema):
     """`summary.json`."""
 
@@ -209,6 +222,7 @@ class SummarySchema(Schema):
     engine: str = ""
     settled: Count | None = None
     choice: AutoClustersSchema | None = None
+    drift: DriftSchema | None = None
     attack: dict[str, Fraction | None] = {}
     privacy: PrivacySchema | None = None
     newcomers: NewcomersSchema | None = None

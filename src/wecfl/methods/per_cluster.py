@@ -9,6 +9,7 @@ from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
 from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
+from wecfl.bilevel.drift import Recluster, rescheduled
 from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
@@ -77,6 +78,9 @@ def wecfl(
     warm: bool = True,
     criterion: ChoiceOfClusters = "served",
     pull: float = 0.0,
+    *,
+    recluster: Recluster = "every",
+    alarm: float | None = None,
 ) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
@@ -85,6 +89,9 @@ def wecfl(
     would serve them (`wecfl.bilevel.served`), otherwise it looks at the models alone
     (`wecfl.bilevel.auto`). `pull` is the μ of a pull towards the mean of all
     clients, which is in the authors' code but not in the paper (`wecfl.bilevel.common_pull`).
+    `recluster` says when clients are clustered: in every round, until the assignment has settled,
+    or so and again where their data drift, with `alarm` as the rate of false alarms
+    (`wecfl.bilevel.drift`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -97,9 +104,9 @@ def wecfl(
         method = method.replace(clustering=Auto(kmeans, criterion))
     elif k == "auto":
         method = method.replace(clustering=Served(kmeans), judge=Risk("validation"))
-    if pull == 0:
-        return method
-    return method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
+    if pull != 0:
+        method = method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
+    return rescheduled(method, recluster, alarm)
 
 
 def fesem(
@@ -107,13 +114,16 @@ def fesem(
     warm: bool = True,
     criterion: ChoiceOfClusters = "served",
     pull: float = 0.0,
+    *,
+    recluster: Recluster = "every",
+    alarm: float | None = None,
 ) -> Method:
     """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
     """
-    like = wecfl(k, warm, criterion, pull)
+    like = wecfl(k, warm, criterion, pull, recluster=recluster, alarm=alarm)
     return like.replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from wecfl.core.types import Int
 from wecfl.runs.choice import choice_words
+from wecfl.runs.drift_summary import drift_words
 from wecfl.runs.scores import ScoreKind, headline_of, kind_of, scores_of
 
 OFTEN_REFUSED_SHARE = 0.1
@@ -79,6 +80,7 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     8 replies refused: look at client a (7 of 10 rounds)
     """
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
+    lines += [drift_words(summary["drift"])] if summary.get("drift") else []
     if reason := summary.get("stopped"):
         lines.append(f"stopped after round {summary['rounds']}: {reason}")
     name, kind = headline_of(summary)

@@ -25,6 +25,7 @@ from wecfl.errors import ConfigError, unknown
 from wecfl.models import Module, Vote, fill, layout_of, outputs_of
 from wecfl.models.unpacking import unpacking
 from wecfl.runs.choice import choice_words, last_choice
+from wecfl.runs.drift_summary import last_drift
 from wecfl.runs.json_values import json_number
 from wecfl.runs.member_reference import Reference
 from wecfl.runs.newcomers import Assigner, Assignment, By, NewcomerSetup
@@ -318,8 +319,8 @@ class Result:
 
     @property
     def _extras(self) -> dict[str, Any]:
-        """Further entries of the summary: the choice of K, attacks, privacy and newcomers."""
-        extras: dict[str, Any] = last_choice(self.records)
+        """Further entries of the summary: the choice of K, drift, attacks, privacy, newcomers."""
+        extras: dict[str, Any] = {**last_choice(self.records), **last_drift(self.records)}
         if traffic := [record["traffic"] for record in self.records if "traffic" in record]:
             extras["traffic"] = {name: sum(each[name] for each in traffic) for name in traffic[0]}
         if self.stopped:
