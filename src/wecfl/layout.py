@@ -71,13 +71,15 @@ class Layout:
     def head(self) -> tuple[int, int]:
         """(C, D), the outputs of the last linear layer, and its inputs: the features of a sample.
 
-        Zeros if the model has no linear layer.
+        Zeros if the model does not end in a matrix.
 
         >>> Layout.of([("w", (2, 3), ["head"]), ("b", (2,), [])]).head
         (2, 3)
         """
-        found = [entry.shape for entry in self.entries if "head" in entry.tags]
-        return (found[-1][0], found[-1][1]) if found else (0, 0)
+        match [entry.shape for entry in self.entries if "head" in entry.tags]:
+            case [*_, (outputs, inputs)]:
+                return outputs, inputs
+        return 0, 0
 
     @classmethod
     def of(cls, tensors: Sequence[tuple[str, Sequence[int], Sequence[str]]]) -> Layout:

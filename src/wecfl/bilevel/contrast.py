@@ -29,16 +29,17 @@ class ContrastSteps:
     model after its previous update. The loss of the sample gets the term (Li, He, Song:
     *Model-Contrastive Federated Learning*, CVPR 2021)
 
-        −mu·log( exp(cos(z, z_r)/T) / (exp(cos(z, z_r)/T) + exp(cos(z, z_p)/T)) ),
+        −c·log( exp(cos(z, z_r)/T) / (exp(cos(z, z_r)/T) + exp(cos(z, z_p)/T)) ),
 
-    which is mu·log(1 + exp(⟨z/‖z‖, p⟩)) with p = (z_p/‖z_p‖ − z_r/‖z_r‖)/T. `temperature` is T.
-    At the first contact z_p = z_r, and the term has no gradient.
+    which is c·log(1 + exp(⟨z/‖z‖, p⟩)) with p = (z_p/‖z_p‖ − z_r/‖z_r‖)/T. `contrast` is c,
+    which the authors call μ, and `temperature` is T. At the first contact z_p = z_r, and the term
+    has no gradient.
 
     >>> list(ContrastSteps().keeps(LocalPlan(momentum=0.0)))
     ['previous']
     """
 
-    mu: float = 1.0
+    contrast: float = 1.0
     temperature: float = 0.5
     name: ClassVar[str] = "contrast-steps"
     version: ClassVar[int] = 1
@@ -46,8 +47,8 @@ class ContrastSteps:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+        if not 0 <= self.contrast < np.inf:
+            raise ConfigError(f"contrast must be finite and not negative, got {self.contrast}")
         if not 0 < self.temperature < np.inf:
             raise ConfigError(f"temperature must be positive, got {self.temperature}")
 
@@ -68,7 +69,7 @@ class ContrastSteps:
         rows = sent.own["model"]
         ahead, behind = (_directions(site.features(each)) for each in (rows, memory["previous"]))
         points = (behind - ahead) / np.float32(self.temperature)
-        term = FeatureTerm("contrast", points, np.full(len(points), self.mu, np.float32))
+        term = FeatureTerm("contrast", points, np.full(len(points), self.contrast, np.float32))
         rows, velocity = site.train(
             rows, plan, velocity=memory.get("momentum"), term=term, out=rows
         )

@@ -264,14 +264,15 @@ class Pipeline:
             for c in written["columns"]
         ]
         classes, own = written["classes"], written["own"]
+        clusters = written.get("clusters")  # folders of older versions have neither these
         return cls(
             tuple(columns),
             None if classes is None else tuple(classes),
             None if own is None else tuple((n, tuple(map(tuple, each))) for n, each in own.items()),
             written["scaled"],
             tuple(Part(**{**p, "shape": tuple(p["shape"])}) for p in written["parts"]),
-            tuple(written["targets"]),
-            None if written["clusters"] is None else tuple(written["clusters"].items()),
+            tuple(written.get("targets", ())),  # nor these
+            None if clusters is None else tuple(clusters.items()),
         )
 
 

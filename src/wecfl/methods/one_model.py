@@ -188,13 +188,13 @@ def fedatt(server_lr: float = 1.2) -> Method:
     return fedavg.replace(name="fedatt", aggregation=Attentive(server_lr))
 
 
-def moon(mu: float = 1.0, temperature: float = 0.5) -> Method:
+def moon(contrast: float = 1.0, temperature: float = 0.5) -> Method:
     """MOON: local features stay near those of the common model (Li, He, Song, CVPR 2021).
 
     >>> moon(5.0).local
-    ContrastSteps(mu=5.0, temperature=0.5)
+    ContrastSteps(contrast=5.0, temperature=0.5)
     """
-    return fedavg.replace(name="moon", local=ContrastSteps(mu, temperature))
+    return fedavg.replace(name="moon", local=ContrastSteps(contrast, temperature))
 
 
 def feddane(proximal: float = 0.001) -> Method:
