@@ -35,7 +35,7 @@ def folders(fed: Federation, tmp_path_factory: pytest.TempPathFactory) -> list[P
     named = Federation(fed.x, fed.y, fed.train, fed.test, fed.classes, fed.keys, names, fed.groups)
     for method in (methods.wecfl(k=2), methods.ifca(k=2)):
         run_flat(named, method, model="logistic", rounds=6, steps=3, lr=0.05, workers=1,
-                  out=path / method.name)  # fmt: skip
+                  objectives=True, out=path / method.name)  # fmt: skip
     return [path / "wecfl", path / "ifca"]
 
 

@@ -72,7 +72,7 @@ def test_tensorboard_holds_every_number_of_every_round(tracked: Result) -> None:
         for name, value in numbers(record).items():
             [found] = [e.value for e in read.Scalars(name) if e.step == record["round"]]
             assert found == pytest.approx(value, rel=1e-6)
-    assert {"accuracy", "ari", "sizes/0", "sizes/1", "F/E", "R/D", "seconds/L"} <= set(
+    assert {"accuracy", "ari", "sizes/0", "sizes/1", "F/E", "R_estimate/D", "seconds/L"} <= set(
         read.Tags()["scalars"]
     )
     [accuracy] = [e.value for e in read.Scalars("summary/accuracy")]
