@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from wecfl.core.task import Task
 from wecfl.core.types import F32, Int, Table
 from wecfl.layout import Layout
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "EngineAround"]
 
 
 class Engine(Protocol):
@@ -66,3 +67,66 @@ class Engine(Protocol):
 
     def network_report(self) -> dict[str, Any]:
         """What the record of this round should hold about the network; empty for most engines."""
+
+
+class EngineAround(ABC):
+    """An engine that reaches clients by another one, and tells about itself what that one tells."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Int:
+        """(m,), |D_i|."""
+
+    @abstractmethod
+    def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = ...) -> Answers:
+        """Let clients run a program."""
+
+    @property
+    def name(self) -> str:
+        """The name of the inner engine."""
+        return self._engine.name
+
+    @property
+    def workers(self) -> int:
+        """How many clients the inner engine trains at the same time."""
+        return self._engine.workers
+
+    @property
+    def nodes(self) -> int:
+        """How many machines the inner engine uses."""
+        return self._engine.nodes
+
+    @property
+    def layout(self) -> Layout:
+        """Which columns of a row hold which parameter."""
+        return self._engine.layout
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self._engine.task
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample."""
+        return self._engine.outputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self._engine.shape
+
+    def starts(self, which: Sequence[int], seed: int) -> F32:
+        """The initial models of the inner engine."""
+        return self._engine.starts(which, seed)
+
+    def move_to(self, round: int) -> None:
+        """Let clients hold their data of this round."""
+        self._engine.move_to(round)
+
+    def network_report(self) -> dict[str, Any]:
+        """What the inner engine reports about the network."""
+        return self._engine.network_report()

@@ -7,18 +7,16 @@ mask counts one bit for each. Over a network, the counts are the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wecfl.core.engine import Engine
+from wecfl.core.engine import Engine, EngineAround
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.state import Reply
-from wecfl.core.task import Task
-from wecfl.core.types import F32, Int, Table
-from wecfl.layout import Layout
+from wecfl.core.types import Int, Table
 
 __all__ = ["Metered", "array_bytes"]
 
@@ -46,12 +44,17 @@ def array_bytes(tables: Mapping[str, NDArray[Any]], n: int, width: int, shared: 
 
 
 @final
-class Metered:
-    """An engine that counts what goes through it (a `wecfl.core.engine.Engine`)."""
+class Metered(EngineAround):
+    """An engine that counts what goes through it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.clear()
+
+    @property
+    def sizes(self) -> Int:
+        """(m,), |D_i|."""
+        return self._engine.sizes
 
     def clear(self) -> None:
         """Begin to count from zero."""
@@ -72,55 +75,3 @@ class Metered:
         self.up[clients] += heard * array_bytes(answers.rows, n, width, shared)
         self.messages += n + int(heard.sum())
         return answers
-
-    def starts(self, which: Sequence[int], seed: int) -> F32:
-        """The initial models of the engine."""
-        return self._engine.starts(which, seed)
-
-    def move_to(self, round: int) -> None:
-        """Let clients hold their data of this round."""
-        self._engine.move_to(round)
-
-    def network_report(self) -> dict[str, Any]:
-        """What the engine reports about the network."""
-        return self._engine.network_report()
-
-    @property
-    def name(self) -> str:
-        """The name of the engine."""
-        return self._engine.name
-
-    @property
-    def workers(self) -> int:
-        """How many clients the engine trains at the same time."""
-        return self._engine.workers
-
-    @property
-    def nodes(self) -> int:
-        """How many machines the engine uses."""
-        return self._engine.nodes
-
-    @property
-    def layout(self) -> Layout:
-        """Which columns of a row hold which parameter."""
-        return self._engine.layout
-
-    @property
-    def sizes(self) -> Int:
-        """(m,), |D_i|."""
-        return self._engine.sizes
-
-    @property
-    def task(self) -> Task:
-        """What is learned."""
-        return self._engine.task
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self._engine.shape
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers a model gives for a sample."""
-        return self._engine.outputs
