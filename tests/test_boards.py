@@ -125,7 +125,7 @@ def test_a_leaderboard_tunes_shows_and_can_be_sorted(
     assert "| a world | fedavg 50.0 | not run | not run | fedavg 75.0 |" in markdown
     assert "| fedavg | one model | **50.0** |" in markdown
     assert "| ditto | a model per client | not run |" in markdown
-    page = (store.folder / "board.html").read_text()
+    page = (store.folder / "board-page.html").read_text()
     assert 'data-value="75.0"' in page and "1 of 2 rows have run" in page
     assert "http" not in page  # it needs nothing from elsewhere
 

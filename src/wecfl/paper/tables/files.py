@@ -104,9 +104,11 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
         ".tex": "\n".join(table.latex(definition.title) for table in tables),
     }
     if definition.table == "leaderboard":
-        files[".html"] = leaderboard.page(definition.title, frame)
-    for suffix, content in files.items():
-        base.with_suffix(suffix).write_text(content, encoding="utf-8")
+        # A name of its own, because the site makes NAME.html of NAME.md.
+        files["-page.html"] = leaderboard.page(definition.title, frame)
+    written = {base.with_name(base.name + ending): content for ending, content in files.items()}
+    for path, content in written.items():
+        path.write_text(content, encoding="utf-8")
     asked = {definition.name: text, "cost": cost(store)}
     for table in tables:
         asked[f"{definition.name}: {table.title}"] = markdown_rows(table.heads, table.rows)
@@ -121,7 +123,7 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
             new = fill(new, name, content)
         if new != old:
             page.write_text(new, encoding="utf-8")
-    return [base.with_suffix(suffix) for suffix in files]
+    return list(written)
 
 
 def _joined(*parts: str) -> str:
