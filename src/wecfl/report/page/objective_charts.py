@@ -139,15 +139,23 @@ def _rate_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]
     )
 
 
+UPDATE_NORMS = ("mean", "largest")
+"""The notes of CFL, which splits a cluster whose mean update is short and whose largest is long."""
+
+
 def choice_charts(records: Sequence[Record]) -> list[Chart]:
-    """What the clustering noted: over K if it chose K, otherwise over the rounds."""
+    """Why there are so many clusters: scores over K if K was chosen, CFL's norms over the rounds.
+
+    >>> choice_charts([{"round": 1, "notes": {"unchanged": 3.0}}])     # says nothing about K
+    []
+    """
     noted = [(record["round"], record.get("notes", {})) for record in records]
     chosen = [(t, notes) for t, notes in noted if isinstance(notes.get("silhouette"), list)]
     if not chosen:
         rounds = [t for t, _ in noted]
-        names = dict.fromkeys(name for _, notes in noted for name in notes if "k" not in notes)
         series = {
-            name: _series([_several(notes.get(name)) for _, notes in noted]) for name in names
+            name: _series([_several(notes.get(name)) for _, notes in noted])
+            for name in UPDATE_NORMS
         }
         return [
             chart
