@@ -95,6 +95,10 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
     return made.scaled(scale, config.scale_by)
 
 
+TABLE_KEYS = ("target", "client_column", "features", "impute")
+"""What can be chosen only where the data are a table."""
+
+
 def _of_table(config: Config) -> Federation:
     from wecfl.data.frames import read_frame  # noqa: PLC0415  (only where there is a table)
 
@@ -109,7 +113,9 @@ def _of_table(config: Config) -> Federation:
         )
     if config.scale == "pixels":
         raise ConfigError("scale pixels is for images: a table has standard, minmax or none")
-    usual = source.features if source and target == (source.target,) else None
+    usual = None
+    if source and target == (source.target,):
+        usual = tuple(name for name in source.features or () if name != client) or None
     place = Path(config.data_dir) if config.data_dir else None
     return Federation.from_frame(
         load_table(source.name, place) if source else read_frame(Path(config.dataset)),
@@ -120,9 +126,9 @@ def _of_table(config: Config) -> Federation:
 
 
 def _of_arrays(config: Config, pool: Dataset | None) -> Federation:
-    if config.target is not None:
+    if given := [key for key in TABLE_KEYS if getattr(config, key) is not None]:
         raise ConfigError(
-            f"target and client_column name columns of a table, a .csv or .parquet file: "
+            f"{given[0]} is about the columns of a table, such as a .csv or .parquet file: "
             f"{config.dataset} is none"
         )
     if holds_clients(config):

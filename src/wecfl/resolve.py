@@ -43,7 +43,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 REQUIRES = {
     "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise",
-    "features": "target", "impute": "target", "target": "client_column", "client_column": "target",
 }  # fmt: skip
 """Choices that only have a meaning together with another choice."""
 

@@ -21,6 +21,7 @@ from wecfl.data.source import Package
 from wecfl.data.tables import TABLES
 from wecfl.errors import ConfigError, DataError
 from wecfl.from_config import federation_of
+from wecfl.resolve import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +179,8 @@ def test_a_table_is_a_federation_of_its_clients(tmp_path: Path) -> None:
     assert fed.pipeline.features == ["age", "sex = female", "sex = male"]
     table = pd.read_csv(io.StringIO(COMMUNES))
     assert fed.y.sum() == table["insurance"].sum()
-    by_sex = federation_of(usual.model_copy(update={"client_column": "sex"}))
+    other = {"dataset": "communes", "data_dir": str(tmp_path), "client_column": "sex"}
+    by_sex = federation_of(resolve(flags=other))  # as from the command line
     assert by_sex.names == ("female", "male")
     with pytest.raises(DataError, match="unknown column 'sec'"):
         federation_of(usual.model_copy(update={"client_column": "sec"}))

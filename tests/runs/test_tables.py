@@ -115,8 +115,8 @@ def test_from_the_flag_to_the_served_model(wecfl: Wecfl) -> None:
         (("run", "--dataset", "sites.csv", *FLAGS, "--clients", "5"), "leave out --clients"),
         (("run", "--dataset", "sites.csv", *FLAGS, "--scale", "pixels"), "for images"),
         (("run", "--target", "sick", "--client-column", "site"), "digits is none"),
-        (("run", "--target", "sick"), "target needs client_column"),
-        (("run", "--impute", "mean"), "impute needs target"),
+        (("run", "--target", "sick"), "target is about the columns"),
+        (("run", "--impute", "mean"), "impute is about the columns"),
         (("run", "--scale", "standard"), "for tables"),
     ):
         code, _, err = wecfl(*tokens)
