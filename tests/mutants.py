@@ -178,8 +178,8 @@ MUTANTS = (
     ),
     mutant(
         "data", "validation tests on what is trained on",
-        "test=tuple(rows[held] for rows, (_, held) in pairs)",
-        "test=tuple(rows[kept] for rows, (kept, _) in pairs)",
+        "for rows, cut in pairs) for side in (0, 1))",
+        "for rows, cut in pairs) for side in (0, 0))",
         f"{SELF} tests/data/test_federation.py",
     ),
     # -- folder -----------------------------------------------------------------------------------
