@@ -55,7 +55,7 @@ from wecfl.options import (
 )
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.member_reference import Reference
-from wecfl.runs.newcomers import NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup
+from wecfl.runs.newcomers import NO_SINGLE_START, NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup
 from wecfl.runs.record import Recorder
 from wecfl.runs.result import Result
 from wecfl.runs.simulated_attack import SimulatedAttack
@@ -233,10 +233,8 @@ class Experiment:
                 bool(self._pipeline and self._pipeline.learned),
             })  # fmt: skip
             self.privacy.epsilon(1)  # an error now, and not at the end of the run
-        if self.kept_out and not method.whole_centers:
-            raise ConfigError(NO_WHOLE_MODELS.format(method.name))
-        if self.kept_out and self._overspent:
-            raise ConfigError(OVER_BUDGET)
+        if self.kept_out:
+            self._check_newcomers()
         self._channel.check(plan, len(members))
         self.measure.check(plan, members)
         Rounds.of(self.rounds).check(members, self.conditions, self._protected_by_clients)
@@ -325,12 +323,18 @@ class Experiment:
             opened = stack.enter_context(experiment.open(members=members, progress=progress))
             return train(experiment, opened, folder, observe)
 
-    def reference(self, state: State, member: int = 0) -> Reference:
-        """What newcomers are compared with, after the last state of this member of a soft vote."""
+    def _check_newcomers(self) -> None:
+        """Raise an error if newcomers can't be compared with the members of this experiment."""
         if not self.method.whole_centers:
             raise ConfigError(NO_WHOLE_MODELS.format(self.method.name))
+        if self.method.sends_all_models:
+            raise ConfigError(NO_SINGLE_START.format(self.method.name))
         if self._overspent:
             raise ConfigError(OVER_BUDGET)
+
+    def reference(self, state: State, member: int = 0) -> Reference:
+        """What newcomers are compared with, after the last state of this member of a soft vote."""
+        self._check_newcomers()
         if not isinstance(self.members, Federation):
             raise ConfigError(
                 "newcomers are compared with members, whose data are elsewhere: use a federation"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 import wecfl
-from helpers import run_flat, same_folders
+from helpers import method_named, run_flat, same_folders
 from wecfl import Federation, Result, methods
 from wecfl.config import Config
 from wecfl.core.plan import LocalPlan
@@ -456,3 +456,18 @@ def test_no_run_asks_for_a_reference_that_nobody_needs(
     monkeypatch.setattr(Reference, "of", refuse)
     run_config(TINY.model_copy(update={"newcomers": None}), out=tmp_path / "run")
     assert not (tmp_path / "run" / "reference.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_newcomers_of_every_method_are_assigned_or_refused_in_one_line(
+    name: str, fed: wecfl.Federation
+) -> None:
+    try:
+        result = run_flat(
+            fed, method_named(name, k=2), model="mlp", rounds=1, steps=2, workers=1, newcomers=0.4,
+            objectives=False,
+        )  # fmt: skip
+    except ConfigError as refused:
+        assert "newcomer" in str(refused) and "\n" not in str(refused)
+        return
+    assert result.summary["newcomers"]["clients"] == 2

@@ -245,7 +245,9 @@ class PulledSteps:
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train both models on the same mini-batches."""
-        rows, received = sent.own["model"], sent.own["common"]
+        rows = sent.own["model"]
+        # A newcomer is sent the initial model alone, which is also the first common one.
+        received = sent.own["common"] if "common" in sent.own else rows.copy()
         common, drift = site.train(received, plan, velocity=memory.get("common_momentum"))
         rows, velocity = site.train(
             rows, plan, correction=Correction(self.mu, anchor=received),

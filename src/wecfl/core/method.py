@@ -144,6 +144,12 @@ class Method:
         return exchanged and self.serve.center_alone
 
     @property
+    def sends_all_models(self) -> bool:
+        """Whether clients need more for their local update than the model of one cluster."""
+        asks = [step for step in self.steps if isinstance(step, Ask) and not step.program]
+        return any(ask.common for ask in asks)
+
+    @property
     def at_start(self) -> int:
         """K at the start of a run."""
         return 1 if self.k == "auto" else self.k

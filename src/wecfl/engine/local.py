@@ -206,8 +206,8 @@ class LocalEngine(BaseEngine):
         """The logits of these clients' samples, for client i by row `which[i]` of `models`."""
 
     def _features(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """The features of these clients' samples, if the engine offers them; as `_logits`."""
-        raise NotImplementedError
+        """The features of these clients' samples, where the engine offers them; as `_logits`."""
+        raise AssertionError(f"{self.name} offers no features, so it must not be asked for them")
 
     @abstractmethod
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:

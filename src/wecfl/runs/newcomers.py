@@ -45,6 +45,7 @@ from wecfl.runs.novelty import counting_samples
 from wecfl.tasks import Classification
 
 __all__ = [
+    "NO_SINGLE_START",
     "NO_WHOLE_MODELS",
     "OVER_BUDGET",
     "Assigner",
@@ -62,6 +63,11 @@ NO_WHOLE_MODELS = (
     "themselves, so there is none that a newcomer could use: choose another method"
 )
 """The error for methods whose cluster models are not complete."""
+NO_SINGLE_START = (
+    "the clients of {} train beside the models of all clusters, and newcomers are compared after a "
+    "local update from one model: choose another method"
+)
+"""The error for methods whose local update can't be made from one model."""
 OVER_BUDGET = (
     "newcomers need one more reply of every member. With clip, and with participation below 1, "
     "joining or several initial models, the privacy budget does not cover it: leave out newcomers"
