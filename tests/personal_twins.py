@@ -7,8 +7,10 @@ Hessian are by torch's second derivatives.
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ from twins import (
     tensors,
     trainable,
 )
+from wecfl import rng
 from wecfl.core.plan import LocalPlan, validation_part
 
 
@@ -390,3 +393,62 @@ def fedmeta(
                 found[name] = w.detach() + eta * m[name] / (v[name].sqrt() + tau)
             load(center, found)
     return tuned(inputs, center, serving, inputs.lr)
+
+
+class Hyper(nn.Module):
+    """The authors' network: an embedding, a perceptron, and a linear head for each tensor."""
+
+    def __init__(self, inputs: Inputs, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(len(inputs.clients), embedding)
+        widths = [embedding, *[hidden] * 4]
+        body = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        target = trainable(inputs.module)
+        self.shapes = [w.shape for w in target.values()]
+        heads = [nn.Linear(hidden, w.numel()) for w in target.values()]
+        self.body, self.heads = nn.ModuleList(body), nn.ModuleList(heads)
+        with torch.no_grad():
+            for i, key in enumerate(inputs.keys):
+                drawn = rng.stream(inputs.seed, "embedding", 0, key).normal(size=embedding)
+                self.embedding.weight[i] = torch.from_numpy(drawn)
+            for j, fan_in in enumerate(widths[:-1]):
+                draws = rng.stream(inputs.seed, "hyper-network", 0, j)
+                bound = 1 / np.sqrt(fan_in)
+                layer = torch.from_numpy(draws.uniform(-bound, bound, (fan_in + 1, hidden)))
+                body[j].weight.copy_(layer[:-1].T)
+                body[j].bias.copy_(layer[-1])
+            for head, w in zip(heads, target.values(), strict=True):
+                head.weight.zero_()
+                head.bias.copy_(w.reshape(-1))
+
+    def forward(self, i: int) -> list[Tensor]:
+        values = self.embedding(torch.tensor(i))
+        for j, layer in enumerate(self.body):
+            values = layer(values.relu() if j else values)
+        pairs = zip(self.heads, self.shapes, strict=True)
+        return [head(values).reshape(shape) for head, shape in pairs]
+
+
+def pfedhn(inputs: Inputs, *, embedding: int, hidden: int, lr: float) -> Outcome:
+    """Shamsian et al. 2021: autograd and torch's SGD on the server, one client after the other."""
+    net = Hyper(inputs, embedding, hidden).to(next(inputs.module.parameters()).dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=1e-3)
+    models, buffers = copies(inputs.module, inputs), Buffers(inputs)
+    for t in range(inputs.rounds):
+        here = inputs.here(t)
+        for i in here:
+            sgd(models[i], buffers.of(i), inputs, i, inputs.batches(i, t))
+        turn = {i: rng.stream(inputs.seed, "hyper-order", t, inputs.keys[i]).random() for i in here}
+        for i in sorted(here, key=turn.__getitem__):
+            made = net(i)
+            delta = [w - end for w, end in zip(made, trainable(models[i]).values(), strict=True)]
+            found = torch.autograd.grad(
+                made, list(net.parameters()), grad_outputs=[w.detach() for w in delta]
+            )
+            for parameter, gradient in zip(net.parameters(), found, strict=True):
+                parameter.grad = gradient
+            nn.utils.clip_grad_norm_(net.parameters(), 50)
+            optimizer.step()
+        for i, model in enumerate(models):
+            load(model, dict(zip(trainable(model), net(i), strict=True)))
+    return Outcome(inputs.module, models)

@@ -172,3 +172,18 @@ def test_the_smallest_are_pruned() -> None:
     personal_twins.drop_channels(module, mask, ["0.weight"], 0.4)
     assert mask["0.weight"].tolist() == [[1, 1], [0, 0], [1, 1]]
     assert mask["0.bias"].tolist() == [1, 0, 1]
+
+
+def test_the_hyper_network_comes_to_make_what_the_clients_reply() -> None:
+    """Clients of the bowls come to rest at b, and so does the hyper-network.
+
+    Before any step the hyper-network makes the common start; an absent client's model moves too.
+    """
+    how: Any = {"embedding": 4, "hidden": 20, "lr": 0.01}
+    for own in personal_twins.pfedhn(bowls(rounds=0), **how).models:
+        close(own, START)
+    found = personal_twins.pfedhn(bowls(rounds=60, present=None, steps=5), **how)
+    for i, own in enumerate(found.models):
+        np.testing.assert_allclose(row(own), B[i], atol=0.4)
+    absent = personal_twins.pfedhn(bowls(rounds=1, present=[{1}]), **how)
+    assert np.abs(row(absent.models[0]) - START).max() > 1e-4

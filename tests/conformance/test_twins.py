@@ -99,6 +99,10 @@ CASES: dict[str, tuple[Method, Twin]] = {
         methods.hermes(0.3, 0.25, 0.6),
         lambda i: personal_twins.pruned(i, above=0.3, rate=0.25, target=0.6, channels=True),
     ),
+    "pfedhn": (
+        methods.pfedhn(3, 7, 0.05),
+        lambda i: personal_twins.pfedhn(i, embedding=3, hidden=7, lr=0.05),
+    ),
     "pfedme": (
         methods.pfedme(4.0, 3, 0.05, 0.8),
         lambda i: personal_twins.pfedme(i, lam=4.0, inner_steps=3, inner_lr=0.05, beta=0.8),

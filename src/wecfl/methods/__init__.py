@@ -58,6 +58,7 @@ from wecfl.methods.per_client import (
     local,
     lotteryfl,
     per_fedavg,
+    pfedhn,
     pfedme,
 )
 from wecfl.methods.per_cluster import (
@@ -129,6 +130,7 @@ __all__ = [
     "options",
     "pacfl",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
     "rebuilt",
     "scaffold",
@@ -188,6 +190,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Method]]] = {
         "fedproto": fedproto,
         "lotteryfl": lotteryfl,
         "hermes": hermes,
+        "pfedhn": pfedhn,
     },
 }
 """The functions that make the methods, by family and name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Stay
 from wecfl.bilevel.envelope import MoreauSteps
+from wecfl.bilevel.hyper_network import Apart, HyperNetwork, hyper_update
 from wecfl.bilevel.interpolated import InterpolatedSteps
 from wecfl.bilevel.local import Alone, Ditto, Only, Parts
 from wecfl.bilevel.masks import HolderMean, PrunedSteps, known_masks, learn_masks
@@ -30,6 +31,7 @@ __all__ = [
     "local",
     "lotteryfl",
     "per_fedavg",
+    "pfedhn",
     "pfedme",
 ]
 
@@ -200,4 +202,20 @@ def fedmeta(
     return fedavg.replace(
         name="fedmeta", local=MetaGradient(inner_steps, hessian), serve=Tuned(inner_steps),
         aggregation=Adaptive(adam, server_lr, beta1, beta2), plan={"momentum": 0.0},
+    )  # fmt: skip
+
+
+def pfedhn(embedding: int | None = None, hidden: int = 100, server_lr: float = 0.01) -> Method:
+    """pFedHN: a hyper-network makes a model for each client (Shamsian et al., ICML 2021).
+
+    The options are those of `wecfl.bilevel.hyper_network.HyperNetwork`. The momentum of its clients
+    starts from zero in every round.
+
+    >>> pfedhn().clustering
+    Apart()
+    """
+    return fedavg.replace(
+        name="pfedhn", k="auto", clustering=Apart(), opening=("E", "D"),
+        steps=(hyper_update(HyperNetwork(embedding, hidden, server_lr)), "D"),
+        plan={"keep_momentum": False},
     )  # fmt: skip

@@ -173,7 +173,8 @@ class Recorder:
         self._previous = state  # before R, so that the matrix of models is not held twice
         began = perf_counter()
         setting, exact = self._setting, self.exact(state.round)
-        if step in "LEM" and (exact or not self._method.representation.asks):
+        clusters = "E" in self._method.steps and "M" in self._method.steps
+        if step in "LEM" and clusters and (exact or not self._method.representation.asks):
             self._note("F", step, F(state, self._method, self._engine))
         if step in "LD" and self._objectives:
             name, batches = ("R", None) if exact else ("R_estimate", 1)
