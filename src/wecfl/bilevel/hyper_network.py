@@ -30,7 +30,7 @@ from wecfl.errors import ConfigError
 from wecfl.inputs import usable_memory
 from wecfl.layout import Layout
 
-__all__ = ["Apart", "HyperNetwork", "Parameters", "hyper_update"]
+__all__ = ["Apart", "FitsInMemory", "HyperNetwork", "Parameters", "hyper_update"]
 
 HIDDEN_LAYERS = 4
 """Linear layers before the last one."""
@@ -108,18 +108,6 @@ class HyperNetwork:
             whole={**after.whole, **layers, **moving},
         )
 
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Raise an error if the last layer, its momentum and a copy of both are too large."""
-        needed = 4 * 4 * (self.hidden + 1) * layout.trainable
-        usable, bound = min(usable_memory())
-        if needed > usable:
-            raise ConfigError(
-                f"a hyper-network with {self.hidden} hidden units for a model of "
-                f"{layout.trainable} parameters needs {needed / 1e9:.1f} GB, but this process may "
-                f"use {usable / 1e9:.1f} GB ({bound}): choose a smaller model, or fewer units "
-                f"(hidden)"
-            )
-
     def _begun(self, state: State, setting: Setting) -> tuple[Parameters, Parameters]:
         """Parameters and their momentum as copies, or those at the start."""
         if "embedding" in state.known:
@@ -140,6 +128,28 @@ class HyperNetwork:
         last[-1] = state.centers[state.labels[0], : last.shape[1]]
         start = Parameters([*layers, last], vectors)
         return start, Parameters([np.zeros_like(a) for a in start.layers], np.zeros_like(vectors))
+
+
+@dataclass(frozen=True, slots=True)
+class FitsInMemory:
+    """Checks that the last layer, its momentum and a copy of both fit into memory.
+
+    >>> FitsInMemory(hidden=3)(LocalPlan(), Layout.of([("w", (2, 3), [])]))
+    """
+
+    hidden: int
+
+    def __call__(self, plan: LocalPlan, layout: Layout) -> None:
+        """Raise an error if they do not."""
+        needed = 4 * 4 * (self.hidden + 1) * layout.trainable
+        usable, bound = min(usable_memory())
+        if needed > usable:
+            raise ConfigError(
+                f"a hyper-network with {self.hidden} hidden units for a model of "
+                f"{layout.trainable} parameters needs {needed / 1e9:.1f} GB, but this process may "
+                f"use {usable / 1e9:.1f} GB ({bound}): choose a smaller model, or fewer units "
+                f"(hidden)"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,4 +216,4 @@ def hyper_update(network: HyperNetwork) -> Ask:
     >>> str(hyper_update(HyperNetwork()))
     'L(HyperNetwork(embedding=None, hidden=100, lr=0.01))'
     """
-    return Ask(learn=network, check=network.check)
+    return Ask(learn=network, check=FitsInMemory(network.hidden))
