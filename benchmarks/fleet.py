@@ -71,7 +71,7 @@ def _run(registered: int, k: Any, rounds: int, active: int, model: str) -> dict[
     result = run_fleet(
         fleet, methods.wecfl(k=k), active=active, model=model, rounds=rounds,
         plan=Plan(lr=RATES[model]), engine=Compute(workers=1),
-        watch=lambda record: clock.append(process_time()),
+        watch=[lambda *_: clock.append(process_time())],
     )  # fmt: skip
     return {
         "memory": peak_memory(),

@@ -50,6 +50,7 @@ from wecfl.runs.record import (
     CONDITION_KEYS,
     DIAGNOSTIC_KEYS,
     DRIFT_KEYS,
+    FLEET_KEYS,
     RECORD_KEYS,
     SCHEDULE_KEYS,
 )
@@ -149,7 +150,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 def test_every_key_of_the_metrics_is_documented() -> None:
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     known = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS | CLUSTERING_KEYS | SCHEDULE_KEYS
-    known |= DRIFT_KEYS
+    known |= DRIFT_KEYS | FLEET_KEYS
     for key in known:
         assert f"| `{key}` |" in page
 

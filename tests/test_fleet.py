@@ -1,6 +1,7 @@
 """A fleet, whose rounds hold those that take part, beside a run that has rows for all."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,26 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
 import wecfl
+from helpers import Wecfl
 from wecfl import Federation, methods
+from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.state import State
 from wecfl.core.turns import participants, shuffled
 from wecfl.core.types import Bool
-from wecfl.data.fleet import Fleet
+from wecfl.data.fleet import DrawnFleet, Fleet
 from wecfl.engine.kept_rows import KeptRows
-from wecfl.errors import ConfigError, DataError
-from wecfl.experiment import Experiment
-from wecfl.fleet import FleetResult, run_fleet
-from wecfl.options import Compute, Plan
+from wecfl.errors import ConfigError, DataError, RunFolderError
+from wecfl.experiment import Experiment, run_config
+from wecfl.fleet import run_fleet
+from wecfl.folder.readers import read_assignments, read_summary
+from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Plan
+from wecfl.runs.fleet_result import FleetResult
 
 M, ACTIVE, ROUNDS = 14, 4, 7  # a pass takes three rounds, the last of them with six clients
 PLAN = Plan(lr=0.05, steps=3, batch=4)
+CONDITIONS = Conditions(dropout=0.2, stragglers=0.3)
 
 
 def load(number: int) -> tuple[Any, Any]:
@@ -81,8 +87,8 @@ def test_what_clients_keep_may_be_in_files(monkeypatch: Any, tmp_path: Any) -> N
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     seen: list[int] = []
-    small = trained(methods.wecfl(k=2), memory=0, watch=lambda _: seen.append(
-        sum(file.is_file() for file in tmp_path.rglob("momentum"))))  # fmt: skip
+    small = trained(methods.wecfl(k=2), memory=0, watch=[lambda *_: seen.append(
+        sum(file.is_file() for file in tmp_path.rglob("momentum")))])  # fmt: skip
     assert small.centers.tobytes() == trained(methods.wecfl(k=2)).centers.tobytes()
     assert seen == [1] * ROUNDS and not [*tmp_path.iterdir()]
 
@@ -124,6 +130,75 @@ def test_k_is_chosen_on_a_fleet() -> None:
     assert found.agreement()["ari"] == 1
 
 
+def test_a_stopped_fleet_goes_on_to_the_same_bits_and_is_read_back(tmp_path: Path) -> None:
+    method = methods.wecfl(k=2)
+    whole = trained(method, folder=tmp_path / "whole", conditions=CONDITIONS)
+    trained(method, folder=tmp_path / "two", conditions=CONDITIONS, rounds=3)
+    again = Folder(tmp_path / "two", resume=True)
+    found = trained(method, folder=again, conditions=CONDITIONS)
+    assert found.centers.tobytes() == whole.centers.tobytes()
+    assert found.labels.tolist() == whole.labels.tolist()
+    for name in ("models.safetensors", "clients.csv"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    stored = wecfl.load(tmp_path / "two")
+    assert isinstance(stored, FleetResult) and stored.clients.equals(whole.clients)
+    assert stored.summary["fleet"] == whole.summary["fleet"]
+    client = str(whole.clients["client"][1])
+    for way in ({"cluster": 1}, {"client": client}):
+        x = np.eye(3, dtype=np.float32)
+        assert stored.predict(x, **way).tolist() == whole.predict(x, **way).tolist()
+    with pytest.raises(ConfigError, match="fleet"):
+        stored.assign(x, [0, 1, 2])
+    with pytest.raises(ConfigError, match="fleet"):
+        read_assignments(tmp_path / "two")
+    with pytest.raises(RunFolderError, match="active"):
+        trained(method, folder=again, conditions=CONDITIONS, active=5, rounds=9)
+
+
+def test_large_rows_are_not_copied_and_small_ones_stay() -> None:
+    kept = KeptRows(100, budget=1e9)
+    kept.put(np.array([9, 4]), {"momentum": np.ones((2, 3))})
+    copied, shared = kept.rows(1e9), kept.rows(0)
+    kept.put(np.array([4]), {"momentum": np.zeros((1, 3))})
+    assert copied["client"].tolist() == [9, 4] and copied["momentum"].sum() == 6
+    assert shared["momentum"].sum() == 3
+
+
+def test_registered_clients_draw_from_those_of_a_data_set(tmp_path: Path, wecfl: Wecfl) -> None:
+    source = Federation.from_arrays(*zip(*map(load, range(4)), strict=True), groups=[0, 1, 0, 1])
+    drawn = DrawnFleet(source, 1_000, samples=4).federation(np.array([6, 7, 998]))
+    for client, whose in enumerate((2, 3, 2)):
+        assert {*drawn.train[client]} <= {*source.train[whose]}
+        assert {*drawn.test[client]} <= {*source.test[whose]}
+    assert (
+        drawn.groups is not None
+        and drawn.groups.tolist() == [0, 1, 0]
+        and drawn.sizes.tolist() == [4] * 3
+    )
+    flags = "--registered 1000 --active 30 --clients 10 --clusters 2 --rounds 2 --lr 0.1"
+    said = wecfl("run", *flags.split(), "--workers", "1", "--out", str(tmp_path / "run"))
+    assert "1,000 clients are registered, 30 are active" in said.out
+    wecfl("resume", str(tmp_path / "run"), "--rounds", "3")
+    assert read_summary(tmp_path / "run")["fleet"]["heard"] == 90
+
+
+def test_a_fleet_of_ones_own_code(tmp_path: Path, wecfl: Wecfl) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text(
+        "import numpy as np, wecfl\n"
+        "def load(i):\n"
+        "    y = np.arange(8) % 2\n"
+        "    return np.eye(2, dtype='f4')[y], y, np.eye(2, dtype='f4'), np.arange(2)\n"
+        "def make():\n"
+        "    return wecfl.Fleet(range(500), load, classes=2)\n"
+    )
+    run, code = str(tmp_path / "run"), ("--dataset", f"{file}:make")
+    wecfl("run", *code, *["--active", "6", "--clusters", "2", "--rounds", "1", "--out"], run)
+    assert "give it again" in wecfl("resume", run, "--rounds", "2").err
+    wecfl("resume", run, "--rounds", "2", *code)
+    assert read_summary(tmp_path / "run")["fleet"]["heard"] == 12
+
+
 def test_what_a_fleet_refuses() -> None:
     with pytest.raises(ConfigError, match="scaffold"):
         trained(methods.scaffold())
@@ -133,6 +208,14 @@ def test_what_a_fleet_refuses() -> None:
         trained(methods.wecfl(k=2), plan=Plan(lr="theory", momentum=0))
     with pytest.raises(ConfigError, match="machine"):
         trained(methods.wecfl(k=2), engine=Compute("ray"))
+    for condition in (Conditions(participation=0.5), Conditions(joining=0.5),
+                      Conditions(min_cluster=2), Conditions(attack=Attack("noise"))):  # fmt: skip
+        with pytest.raises(ConfigError, match="a fleet has no"):
+            trained(methods.wecfl(k=2), conditions=condition)
+    with pytest.raises(ConfigError, match="diagnostics"):
+        trained(methods.wecfl(k=2), measure=Measure(diagnostics=True))
+    with pytest.raises(ConfigError, match="run_fleet"):
+        run_config(Config(registered=100))
     with pytest.raises(ConfigError, match="active"):
         trained(methods.wecfl(k=2), active=0)
     with pytest.raises(ConfigError, match="memory"):

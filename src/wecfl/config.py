@@ -5,83 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from wecfl.config_keys import KEY_OF_OPTION, PAPER_PARTITIONS
 from wecfl.limits import MAX_COUNT, MAX_SEED
+from wecfl.method_choices import MethodChoices
 
 __all__ = ["Config"]
 
 
-class Config(BaseModel):
+class Config(MethodChoices):
     """All choices of a run. The defaults are the digits experiment of `make run`.
 
     >>> Config(clusters=3).clusters
     3
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    method: str = Field("wecfl", description="The method; `wecfl methods` lists them.")
-    options: tuple[tuple[str, bool | int | float | str], ...] = Field(
-        (), description="Further options of the method, as pairs of name and value."
-    )
-    clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
-        10,
-        description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
-    )
-    criterion: Literal["served", "both", "silhouette", "bic"] = Field(
-        "served",
-        description="How --clusters auto chooses K: by how well clusters serve validation samples, "
-        "or by scores of the models alone.",
-    )
-    eps1: float = Field(
-        0.4, ge=0, description="CFL splits only clusters whose mean update is shorter than this."
-    )
-    eps2: float = Field(
-        1.0, ge=0, description="CFL splits only clusters with an update longer than this."
-    )
-    cluster_round: int = Field(
-        1, ge=1, le=MAX_COUNT, description="The round in which FL+HC clusters the clients."
-    )
-    threshold: float = Field(
-        0.5, gt=0, description="FL+HC merges clusters of updates up to this distance."
-    )
-    linkage: Literal["ward", "complete", "average", "single"] = Field(
-        "average", description="How FL+HC measures the distance between two clusters."
-    )
-    metric: Literal["euclidean", "cosine"] = Field(
-        "cosine", description="How FL+HC measures the distance between two updates."
-    )
-    mu: float = Field(
-        0.95, ge=0, description="How strongly FedProx pulls a client towards the model it received."
-    )
-    representation: str = Field(
-        "head",
-        description="What clients are clustered by: head, linear, parameters, a pattern; or "
-        "labels, predictions, moments, update, directions, which they tell.",
-    )
-    distance: str = Field(
-        "method", description="How what clients tell is compared; method: as the method needs it."
-    )
-    importance: Literal["method", "data-size", "uniform", "batches"] = Field(
-        "method", description="λ, how much a client counts; method: as the method defines it."
-    )
-    warm_start: bool = Field(
-        True, description="K-means also starts from the previous centers, so that F never rises."
-    )
-    loss_batches: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_COUNT,
-        description="Mini-batches on which IFCA estimates a loss (default: all data).",
-    )
-
     dataset: str = Field(
         "digits",
-        description="A name from `wecfl data list`, a .npz, .csv or .parquet file, or a folder of "
-        ".npz files.",
+        description="A name from `wecfl data list`, a .npz, .csv or .parquet file, a folder of "
+        ".npz files, or a fleet, FILE.py:NAME, which runs the code of that file.",
     )
     client_column: str | None = Field(
         None, description="The column of a table that says which client a row belongs to."
@@ -116,6 +60,24 @@ class Config(BaseModel):
         None, description="Classes per group and per client in an n-class partition, such as 3 2."
     )
     clients: int = Field(50, ge=1, le=MAX_COUNT, description="m, the number of clients.")
+    registered: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Register so many clients, who each draw --samples of one of the --clients.",
+    )
+    active: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="How many of the registered clients take part in a round (default: 1000).",
+    )
+    memory: float | None = Field(
+        None,
+        ge=0,
+        description="Gigabytes of what registered clients keep, above which it is on disk "
+        "(default: 1).",
+    )
     groups: int = Field(
         10,
         ge=1,
@@ -148,7 +110,10 @@ class Config(BaseModel):
         1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
     )
     samples: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="Training samples that a client keeps at most."
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Training samples that a client keeps at most (if registered: 30).",
     )
     validation: float | None = Field(
         None,

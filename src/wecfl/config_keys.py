@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KEY_OF_OPTION", "METHOD_OPTIONS", "PAPER_PARTITIONS", "PARTITION_KEYS", "WORLD_KEYS"]
+__all__ = [
+    "KEY_OF_OPTION",
+    "METHOD_OPTIONS",
+    "PAPER_PARTITIONS",
+    "PARTITION_KEYS",
+    "WORLD_KEYS",
+    "is_own",
+]
 
 METHOD_OPTIONS = {
     "clusters": "k", "criterion": "criterion", "warm_start": "warm", "eps1": "eps1",
@@ -31,3 +38,12 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clusterwise-nclass": {"classes_per": (3, 2)},
 }
 """The paper's parameters of its four partitions, used where none are given."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name of a model or a data set is that of a file with code.
+
+    >>> is_own("nets.py:Net"), is_own("mlp")
+    (True, False)
+    """
+    return ".py:" in name

@@ -276,7 +276,7 @@ class Experiment:
                 score_every=None if self._protected_by_clients else self.measure.score_every,
                 rounds=Rounds.of(self.rounds).count, attack=attack, trigger_engine=trigger_engine,
             )  # fmt: skip
-            yield OpenExperiment(settings, measured, recorder, held, newcomer_engine)
+            yield OpenExperiment(settings, measured, recorder, held, self.members, newcomer_engine)
 
     def _started(self, stack: ExitStack, progress: ClientProgress | None, held: Any) -> Engine:
         """An engine for these clients, which the stack closes; or the one that was given."""
@@ -297,8 +297,8 @@ class Experiment:
 
     @property
     def _engine_options(self) -> dict[str, Any]:
-        evaluated = {"batchnorm": self.measure.batchnorm, "batch": self._plan.batch}
-        return {**self._local.machine, **evaluated}
+        machine, measure = self._local.machine, self.measure
+        return {**machine, "batchnorm": measure.batchnorm, "batch": self._plan.batch}
 
     def run(
         self,
@@ -309,8 +309,7 @@ class Experiment:
     ) -> Result:
         """Run all rounds, or those that are left. Watchers get the result even after an error.
 
-        `observe` is called after each step of a round (of the first run of a soft vote). `members`
-        and `progress` are as in `open`.
+        `observe` is called after each step (of the first run of a soft vote); others as in `open`.
         """
         self.check()
         experiment = cluster_scaling.resolved(self)
@@ -395,5 +394,7 @@ def run_config(
     >>> run_config(Config(method="fedavg", clients=6, groups=2, rounds=1)).summary["method"]
     'fedavg'
     """
+    if config.registered:
+        raise ConfigError("registered clients are a fleet: use wecfl.run_fleet, or wecfl run")
     prepared = Experiment.prepared(config, folder=out, resume=resume, watch=watch)
     return prepared(federation or federation_of(config)).run()

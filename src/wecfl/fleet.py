@@ -1,94 +1,166 @@
-"""Runs on a fleet: a million registered clients, of which a thousand take part in a round.
-
-A round of a fleet is a round of a small federation. It has the clients that take part, and one
-stand-in for each cluster. A client that is absent counts in Algorithm 1 only by its label and its
-λ_i: its model is the center of its cluster. So all absent clients of cluster k are one point Ω_k
-with the sum of their λ_i. One more stand-in, which counts nothing, is there for those that were
-never heard. Stand-ins are never asked. What comes out is what a run with a row for every registered
-client would give, up to rounding and the numbers of the clusters (`tests/test_fleet.py`), and a
-round costs as much as it has participants.
-"""
+"""Runs on a fleet: a million registered clients, of which a thousand take part in a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
-from typing import Any
+from math import inf
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 
-from wecfl import metrics
-from wecfl.bilevel.evaluation import served_tallies
+from wecfl.config import Config
+from wecfl.config_keys import is_own
 from wecfl.core.method import Method
-from wecfl.core.rounds import iterate, opening
-from wecfl.core.setting import Setting
-from wecfl.core.state import State
+from wecfl.core.rounds import Observer
 from wecfl.core.task import Task
 from wecfl.core.turns import participants
-from wecfl.core.types import F32, F64, Bool, Int
-from wecfl.data.fleet import Fleet
+from wecfl.data.federation import Federation
+from wecfl.data.fleet import AnyFleet, DrawnFleet, Fleet
+from wecfl.data.source import Dataset
 from wecfl.engine.kept_rows import KeptRows
-from wecfl.engine.stand_ins import StandInEngine
-from wecfl.errors import ConfigError
+from wecfl.errors import ConfigError, DataError
 from wecfl.experiment import Experiment
+from wecfl.fleet_rounds import FleetRecorder, OpenFleet, PresentEngine
+from wecfl.folder.writer import LARGE_STATE_BYTES, RunFolder
+from wecfl.from_config import federation_of
 from wecfl.limits import check_whole
 from wecfl.models import Model
-from wecfl.options import Compute, Measure, Plan
-from wecfl.runs.json_values import json_number
-from wecfl.training import OpenExperiment
+from wecfl.models.own import own_value
+from wecfl.options import Compute, Conditions, Folder, Measure, Plan, Rounds
+from wecfl.runs.fleet_result import FleetResult
+from wecfl.runs.watcher import OnRound, Watcher
+from wecfl.tasks import Binary, Classification, FittedTask
+from wecfl.training import train
 
-__all__ = ["FleetResult", "run_fleet"]
-
-OnFleetRound = Callable[[Mapping[str, Any]], None]
-"""Called after each round with its record."""
+__all__ = ["FleetExperiment", "clients_of", "prepared", "run_fleet"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetResult:
-    """What a run on a fleet has come to."""
+@final
+@dataclass(frozen=True, eq=False)
+class FleetExperiment:
+    """Everything about a run on a fleet before it starts: it is used like an `Experiment`."""
 
-    method: Method
-    centers: F32
-    """(K, P), the models of the clusters."""
-    labels: Int
-    """(m,), the cluster of each client; −1: it was never heard."""
-    records: Sequence[Mapping[str, Any]]
-    """For each round: scores of those that took part, the sizes of the clusters among all that were
-    heard (`heard`, `sizes`), and the seconds of each step."""
-    groups: Int | None = None
+    fleet: AnyFleet
+    one: Experiment
+    """The experiment on the first client of the fleet, for all that does not depend on clients."""
+    fitted: FittedTask
+    """The task, as the clients of the first round suggest it."""
+    active: int = 1000
+    """How many clients take part in a round."""
+    memory: float = 1.0
+    """A table of what clients keep that has more gigabytes is a file on disk."""
 
-    def agreement(self) -> dict[str, float | None]:
-        """ARI and NMI of the assignment and the hidden groups, over the clients that were heard."""
-        heard = self.labels >= 0
-        return metrics.agreement(
-            self.labels[heard], None if self.groups is None else self.groups[heard]
-        )
+    @classmethod
+    def of(
+        cls, fleet: AnyFleet, experiment_on: Callable[[Federation], Experiment], **how: Any
+    ) -> FleetExperiment:
+        """The experiment on a fleet, from a function that makes it for any of its clients."""
+        active = how.get("active", 1000)
+        check_whole(active=(active, 1))
+        one = experiment_on(fleet.federation(np.zeros(1, np.int64)))
+        first = experiment_on(fleet.federation(participants(len(fleet), active, one.seed, 0)))
+        task = first.fitted.task
+        if isinstance(task, Classification | Binary) and task.headline == "auto":
+            task = replace(task, headline="accuracy")  # clients of other rounds may differ
+        one = replace(one, task=task, measure=_measured(one.measure))
+        return cls(fleet, one, replace(first.fitted, clients=one.members), **how)
+
+    @property
+    def members(self) -> AnyFleet:
+        """The clients that are trained."""
+        return self.fleet
+
+    @property
+    def written(self) -> Mapping[str, Any] | None:
+        """What `config.toml` says."""
+        return self.one.written
+
+    @property
+    def kept_out(self) -> None:
+        """No clients are kept out of the training."""
+
+    def check(self) -> None:
+        """Raise an error if something is wrong, before anything is computed or written."""
+        if not self.memory >= 0:
+            raise ConfigError(
+                f"memory must be a number of gigabytes, at least 0, got {self.memory}"
+            )
+        _check_choices(self.one)
+        who = participants(len(self.fleet), self.active, self.one.seed, 0)
+        replace(self.one, federation=self.fleet.federation(who)).check()
+
+    @contextmanager
+    def open(self, round: int = 1, folder: RunFolder | None = None) -> Iterator[OpenFleet]:
+        """Load the clients of this round, and yield the fleet ready to be trained."""
+        one = self.one
+        engine = PresentEngine(
+            self.fleet, self.active, one.seed,
+            lambda clients: replace(one, federation=clients, folder=None, watch=()),
+        )  # fmt: skip
+        kept = KeptRows(len(self.fleet), self.memory * 1e9)
+        copied = None
+        if folder:  # a round waits for a checkpoint of more bytes, if there is one in each round
+            copied = LARGE_STATE_BYTES if folder.every == 1 else inf
+        try:
+            engine.move_to(round)
+            about = {
+                "registered": len(self.fleet), "active": self.active, "task": self.fitted.text
+            }  # fmt: skip
+            yield OpenFleet(self.fleet, one, engine, kept, FleetRecorder(one), about, copied)
+        finally:
+            engine.close()
+            kept.close()
+
+    def run(self, *, observe: Observer | None = None, progress: object = None) -> FleetResult:
+        """Run all rounds, or those that are left (`Experiment.run`)."""
+        self.check()
+        with ExitStack() as stack:
+            folder = None
+            if place := Folder.of(self.one.folder):
+                folder = stack.enter_context(
+                    RunFolder(
+                        Path(place.path),
+                        every=place.checkpoint_every,
+                        resume=place.resume,
+                        growing=("metrics.jsonl",),
+                    )
+                )
+            done = folder.saved.round if folder and folder.saved else 0
+            opened = stack.enter_context(self.open(done + 1, folder))
+            result = train(self.one, opened, folder, observe)
+        assert isinstance(result, FleetResult)
+        return result
 
 
 def run_fleet(
-    fleet: Fleet,
+    fleet: AnyFleet,
     method: Method,
     *,
     active: int = 1000,
     model: Model = "auto",
     task: Task | str = "auto",
-    rounds: int = 30,
+    rounds: int | Rounds = 30,
     plan: Plan = Plan(),  # noqa: B008  (frozen)
     seed: int = 0,
+    conditions: Conditions = Conditions(),  # noqa: B008
+    measure: Measure = Measure(),  # noqa: B008
     engine: Compute = Compute(),  # noqa: B008
     memory: float = 1.0,
-    watch: OnFleetRound | None = None,
+    folder: Folder | str | Path | None = None,
+    watch: Sequence[Watcher | OnRound] = (),
 ) -> FleetResult:
     """Train a fleet: in each round `active` clients take part, in turns (`wecfl.core.turns`).
 
     The other arguments are those of `wecfl.run`. Rows of what clients keep, such as momentum, exist
     for those that took part; a table of them above `memory` gigabytes is a file on disk.
 
-    >>> rng = np.random.default_rng(0)
+    >>> from wecfl.data.fleet import Fleet
     >>> def load(number):                                       # two kinds of clients
-    ...     y = rng.integers(0, 2, 20) + 2 * (number % 2)
+    ...     y = np.random.default_rng(number).integers(0, 2, 20) + 2 * (number % 2)
     ...     return np.eye(4, dtype=np.float32)[y], y
     >>> fleet = Fleet(range(100_000), load, classes=4, groups=np.arange(100_000) % 2)
     >>> import wecfl
@@ -97,143 +169,93 @@ def run_fleet(
     >>> result.agreement()["ari"], (result.labels >= 0).sum()
     (1.0, np.int64(60))
     """
-    check_whole(active=(active, 1), rounds=(rounds, 1))
-    if not memory >= 0:
-        raise ConfigError(f"memory must be a number of gigabytes, at least 0, got {memory}")
-    _check(method, plan, engine)
-    run = _Run(fleet, method, KeptRows(len(fleet), memory * 1e9))
-    records: list[Mapping[str, Any]] = []
-    prepared = partial(
-        Experiment, method=method, model=model, task=task, plan=plan, seed=seed, engine=engine,
-        measure=Measure(objectives=False),
+    experiment_on = partial(
+        Experiment, method=method, model=model, task=task, rounds=rounds, plan=plan, seed=seed,
+        conditions=conditions, measure=measure, engine=engine, folder=folder, watch=watch,
     )  # fmt: skip
-    try:
-        for round in range(rounds):
-            began = perf_counter()
-            who = participants(len(fleet), active, seed, round)
-            experiment = prepared(fleet.federation(who))
-            loaded = perf_counter() - began
-            with experiment.open() as opened:
-                started = perf_counter() - began - loaded
-                record = run.round(who, opened)
-            record["seconds"] = {"load": loaded, "start": started, **record["seconds"]}
-            records.append(record)
-            if watch:
-                watch(record)
-    finally:
-        run.kept.close()
-    labels = np.where(run.met, run.labels, -1)
-    return FleetResult(method, run.server.centers, labels, records, fleet.groups)
+    return FleetExperiment.of(fleet, experiment_on, active=active, memory=memory).run()
 
 
-def _check(method: Method, plan: Plan, engine: Compute) -> None:
-    """Refuse a method for which absent clients are more than a label and a weight."""
+def prepared(
+    config: Config,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    watch: Sequence[Watcher | OnRound] = (),
+) -> Callable[..., Experiment | FleetExperiment]:
+    """A function that makes the experiment of a configuration, once its clients are loaded.
+
+    It takes the federation, or a fleet of the user's own, and fields of `Experiment` that differ
+    from the configuration. Where clients are registered, they draw their samples from those of the
+    federation.
+
+    >>> from wecfl.from_config import federation_of
+    >>> config = Config(clients=6, groups=2, registered=1000, active=5, clusters=2)
+    >>> len(prepared(config)(federation_of(config)).members)
+    1000
+    """
+    ordinary = Experiment.prepared(config, folder=folder, resume=resume, watch=watch)
+
+    def on(clients: Federation | AnyFleet, **changes: Any) -> Experiment | FleetExperiment:
+        if isinstance(clients, Federation) and config.registered is None:
+            return replace(ordinary(clients), **changes)
+        if isinstance(clients, Federation):
+            samples = {} if config.samples is None else {"samples": config.samples}
+            clients = DrawnFleet(clients, config.registered or 1, seed=config.seed, **samples)
+        given = {"active": config.active, "memory": config.memory}
+        chosen: Any = {name: value for name, value in given.items() if value is not None}
+        return FleetExperiment.of(
+            clients, lambda some: replace(ordinary(some), **changes), **chosen
+        )
+
+    return on
+
+
+def clients_of(config: Config, pool: Dataset | None = None) -> Federation | AnyFleet:
+    """The federation of a configuration; or the fleet that the code of its data set makes."""
+    if not is_own(config.dataset):
+        return federation_of(config, pool)
+    make = own_value(config.dataset, "fleet", DataError)
+    fleet = make() if callable(make) else make
+    if not isinstance(fleet, Fleet | DrawnFleet):
+        raise DataError(f"{config.dataset} must make a wecfl.Fleet, got {type(fleet).__name__}")
+    if config.registered not in (None, len(fleet)):
+        raise ConfigError(
+            f"{config.dataset} registers {len(fleet)} clients, got registered = {config.registered}"
+        )
+    return fleet
+
+
+def _measured(chosen: Measure) -> Measure:
+    """What is measured: clients that are absent have no loss, so R is not."""
+    if chosen.diagnostics or chosen.objectives or chosen.objectives_every or chosen.trace:
+        raise ConfigError(
+            "a fleet has no objectives, diagnostics or trace, which need every client in every "
+            "round: leave them out"
+        )
+    return replace(chosen, objectives=False, trace=False)
+
+
+def _check_choices(experiment: Experiment) -> None:
+    """Refuse a choice for which absent clients are more than a label and a weight."""
+    method, conditions = experiment.method, experiment.conditions
     further = [step for step in (*method.opening, *method.steps) if not isinstance(step, str)]
-    if method.members > 1 or further or method.representation.asks:
+    if method.members > 1 or further or method.representation.asks or method.representation.tells:
         raise ConfigError(
             f"{method.name} can't run on a fleet: the server would keep more of an absent client "
             f"than its cluster; use a method whose rounds are L, E, M and D, such as wecfl"
         )
-    if engine.engine == "ray":
+    if isinstance(experiment.engine, Compute) and experiment.engine.engine == "ray":
         raise ConfigError("a fleet trains on this machine: choose engine auto, native or torch")
-    if plan.follows(method.plan):
+    if experiment.plan.follows(method.plan):
         raise ConfigError("lr theory needs every client in every round: give a fleet a number")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Given:
-    """λ as it is known, whatever the sizes."""
-
-    values: F64
-
-    def __call__(self, sizes: Int) -> F64:
-        return self.values
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """What the server has between the rounds: a label, a weight and a bit for every client."""
-
-    fleet: Fleet
-    method: Method
-    kept: KeptRows
-    labels: Int = field(init=False)
-    met: Bool = field(init=False)
-    weight: F64 = field(init=False)
-    """(m,), λ_i of the clients that were heard, and 0 for the others."""
-    server: State = field(init=False)
-    """The state without clients."""
-
-    def __post_init__(self) -> None:
-        m = len(self.fleet)
-        self.labels = np.zeros(m, np.int64)
-        self.met, self.weight = np.zeros(m, np.bool_), np.zeros(m)
-        self.server = State(0, None, np.zeros((1, 0), np.float32), np.zeros(0, np.int64))
-
-    def round(self, who: Int, opened: OpenExperiment) -> dict[str, Any]:
-        """One round of the clients in `who` and of the stand-ins."""
-        n, server = len(who), self.server
-        absent = self.weight.copy()
-        absent[who] = 0
-        behind = np.bincount(self.labels, absent, len(server.centers))
-        clusters = np.flatnonzero(behind > 0)
-        never = int(np.count_nonzero(self.met) + np.count_nonzero(~self.met[who]) < len(self.fleet))
-        own = np.asarray(self.method.importance(opened.engine.sizes), np.float64)
-        setting = self._setting(
-            who, opened, np.concatenate([own, behind[clusters], np.ones(never)])
-        )
-        if server.round == 0:
-            state = opening(setting)
-        else:
-            met = np.concatenate(
-                [self.met[who], np.ones(len(clusters), bool), np.zeros(never, bool)]
-            )
-            state = replace(
-                server,
-                labels=np.concatenate([self.labels[who], clusters, np.zeros(never, np.int64)]),
-                known={} if met.all() else {"met": met},
-            )
-        seconds: dict[str, float] = {}
-        state = next(iterate(setting, state, lambda step, _, spent: seconds.update({step: spent})))
-        self._remember(who, state, clusters, own)
-        began = perf_counter()
-        here = np.arange(len(state.labels)) < n
-        tallies = served_tallies(
-            setting.engine, self.method, state.take(here), setting.plan, setting.seed
-        )["after"]
-        scores = opened.engine.task.scores(tallies)
-        seconds["score"] = perf_counter() - began
-        sizes = np.bincount(self.labels[self.met], minlength=len(state.centers))
-        return {
-            "round": state.round,
-            **{
-                name: json_number(metrics.weighted(each, opened.engine.sizes))
-                for name, each in scores.items()
-            },
-            "heard": int(sizes.sum()),
-            "sizes": sizes.tolist(),
-            "seconds": seconds,
-        }
-
-    def _setting(self, who: Int, opened: OpenExperiment, importance: F64) -> Setting:
-        """The setting of a round; stand-ins come after the clients."""
-        given, extra = opened.settings[0], len(importance) - len(who)
-        away = np.arange(len(importance)) >= len(who)
-        keys = np.concatenate([who, len(self.fleet) + np.arange(extra)])
-        return replace(
-            given,
-            engine=StandInEngine(opened.engine, who, extra, self.kept),
-            method=given.method.replace(importance=_Given(importance)),
-            channel=replace(given.channel, keys=keys, away=away),
-        )
-
-    def _remember(self, who: Int, state: State, clusters: Int, own: F64) -> None:
-        """Write back what the round has found; absent clients go where their stand-in went."""
-        n, table = len(who), np.arange(len(state.centers))
-        table[clusters] = state.labels[n : n + len(clusters)]
-        if (table[clusters] != clusters).any():
-            self.labels = table[self.labels]
-        self.labels[who] = state.labels[:n]
-        self.met[who] = True if state.met is None else state.met[:n]
-        self.weight[who] = np.where(self.met[who], own, 0)
-        self.server = replace(state, replies=None, labels=np.zeros(0, np.int64), known={})
+    refused: dict[str, Any] = {
+        "participation below 1: say how many clients are active": conditions.participation < 1,
+        "clients that join later: all that were never heard are such clients": conditions.joining,
+        "attackers": conditions.attack,
+        "min_cluster, which would count absent clients": conditions.min_cluster > 1,
+        "privacy: its budget is counted for clients that are all known": experiment.privacy,
+        "newcomers: clients that were never heard join when they take part": experiment.newcomers,
+    }
+    if found := [what for what, asked in refused.items() if asked]:
+        raise ConfigError(f"a fleet has no {found[0]}")

@@ -18,7 +18,7 @@ from wecfl.bilevel.serving import Center, Tuned
 from wecfl.bilevel.told import Told
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
-from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS
+from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
@@ -54,13 +54,13 @@ __all__ = [
 
 DATA_KEYS = {
     *PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed",
-    "client_column", "target", "features", "scale", "scale_by", "impute", "samples",
+    "client_column", "target", "features", "scale", "scale_by", "impute", "samples", "registered",
 }  # fmt: skip
 """The choices that decide which clients there are and what they hold."""
 
 INCIDENTAL_KEYS = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "objectives_every", "diagnostics",
-    "trace", "score_every", "checkpoint_every",
+    "trace", "score_every", "checkpoint_every", "memory",
 )  # fmt: skip
 """Choices that do not change which experiment it is."""
 
@@ -76,7 +76,7 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
         federation = federation.mixed(config.mixture, config.seed)
     if config.test_set == "common":
         federation = commonly_tested(federation)
-    if config.samples:
+    if config.samples and config.registered is None:  # registered clients draw so many
         federation = limited(federation, config.samples, config.seed)
     if config.validation:
         federation = federation.validating(config.validation, config.seed)
@@ -169,9 +169,10 @@ def load_pool(config: Config, progress: DownloadProgress | None = None) -> Datas
 
 
 def holds_clients(config: Config) -> bool:
-    """Whether the data set is a folder or a table of clients, which needs no partition."""
+    """Whether the data set is a folder, a table or a fleet of clients, which needs no partition."""
     name = config.dataset
-    return bool(name) and name not in SOURCES and (is_table(name) or Path(name).is_dir())
+    clients = is_table(name) or is_own(name) or Path(name).is_dir()
+    return bool(name) and name not in SOURCES and clients
 
 
 def is_table(name: str) -> bool:

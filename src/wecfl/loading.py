@@ -40,6 +40,7 @@ from wecfl.methods import rebuilt
 from wecfl.models import MODELS, Model, Module, layout_of, make
 from wecfl.resolve import resolve
 from wecfl.runs.blueprint import Blueprint
+from wecfl.runs.fleet_result import FleetResult, no_reference
 from wecfl.runs.member_reference import Reference, compared_columns
 from wecfl.runs.newcomers import NewcomerSetup
 from wecfl.runs.result import Result
@@ -109,12 +110,13 @@ def load(
         {"workers": workers, "batchnorm": choices.batchnorm, "batch": choices.plan.batch},
         learned, privacy=choices.privacy, pipeline=pipeline,
     )  # fmt: skip
-    return Result(
+    return (FleetResult if "registered" in about else Result)(
         choices.method,
         StoredClients.read(path, blueprint.shape, blueprint.classes, data),
         records, states, module, engine,
         summary.get("seconds", saved.manifest.seconds if saved else 0.0), choices.seed, setup,
-        _Referring(path, choices.config, workers), summary.get("status", "interrupted"), path,
+        no_reference if "registered" in about else _Referring(path, choices.config, workers),
+        summary.get("status", "interrupted"), path,
         choices.privacy, _reference(path, choices.method, module, states, blueprint),
         read_newcomers(path) if ended else None, choices.unseen, summary.get("stopped"),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from wecfl.config import Config
-from wecfl.config_keys import KEY_OF_OPTION
+from wecfl.config_keys import KEY_OF_OPTION, is_own
 from wecfl.errors import ConfigError, unknown
 from wecfl.validation import one_line
 
@@ -112,6 +112,10 @@ def check_together(where: str = "", **choices: Any) -> None:
     for part, whole in REQUIRES.items():
         if choices.get(part) is not None and choices[whole] is None:
             raise ConfigError(f"{where}{part} needs {whole}: choose both, or leave out {part}")
+    for part in ("active", "memory"):
+        fleet = choices.get("registered") is not None or is_own(choices.get("dataset", ""))
+        if choices.get(part) is not None and not fleet:
+            raise ConfigError(f"{where}{part} needs registered: choose both, or leave out {part}")
     if choices.get("ray_address") is not None and choices["engine"] != "ray":
         raise ConfigError(
             f"{where}ray_address needs engine ray: choose both, or leave out ray_address"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,7 @@ from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.member_reference import Reference
 from wecfl.runs.newcomers import Assigner, NewcomerSetup
-from wecfl.runs.record import Record, Recorder
+from wecfl.runs.record import Record, Recorder, Recording
 from wecfl.runs.result import Result, Status
 from wecfl.runs.simulated_newcomers import newcomer_table
 from wecfl.runs.watcher import AfterRound, OnRound, Watcher
@@ -39,7 +39,50 @@ from wecfl.runs.watcher import AfterRound, OnRound, Watcher
 if TYPE_CHECKING:
     from wecfl.experiment import Experiment
 
-__all__ = ["OpenExperiment", "train"]
+__all__ = ["OpenExperiment", "Opened", "train"]
+
+
+class Opened(Protocol):
+    """What is ready to be trained: an open experiment, or an open fleet (`wecfl.fleet`)."""
+
+    @property
+    def measured(self) -> Setting:
+        """The setting of the first run, with an engine that does not count what is sent."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the clients that are trained."""
+
+    @property
+    def recorder(self) -> Recording:
+        """Makes the record of each round."""
+
+    @property
+    def clients(self) -> Clients:
+        """The clients that are trained."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What `config.toml` says beside the choices of the experiment."""
+
+    @property
+    def newcomer_engine(self) -> Engine | None:
+        """The engine of the clients that are kept out of the training, if there are some."""
+
+    @property
+    def result(self) -> Callable[..., Result]:
+        """Makes the result of its fields."""
+
+    def begin(self) -> tuple[State, ...]:
+        """The states before the first round, one for each run of a soft vote."""
+
+    def paths(
+        self, states: Sequence[State], observers: Sequence[Observer]
+    ) -> list[Iterator[State]]:
+        """The states after each further round, without end; observers see the first run."""
+
+    def reference(self, state: State, setup: NewcomerSetup) -> Reference:
+        """What newcomers are compared with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,13 +96,30 @@ class OpenExperiment:
     recorder: Recorder
     held: Federation | Clients
     """The clients that are trained, with the data that attackers have changed."""
+    clients: Clients
+    """The clients that are trained."""
     newcomer_engine: Engine | None
     """The engine of the clients that are kept out of the training, if there are some."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    result: Callable[..., Result] = Result
 
     @property
     def engine(self) -> Engine:
         """The engine of the clients that are trained."""
         return self.measured.engine
+
+    def begin(self) -> tuple[State, ...]:
+        """The states before the first round."""
+        return tuple(map(opening, self.settings))
+
+    def paths(
+        self, states: Sequence[State], observers: Sequence[Observer]
+    ) -> list[Iterator[State]]:
+        """The states after each further round; of a soft vote, observers see the first run."""
+        return [
+            iterate(setting, state, self.recorder.step, *([] if j else observers))
+            for j, (setting, state) in enumerate(zip(self.settings, states, strict=True))
+        ]
 
     def reference(self, state: State, setup: NewcomerSetup) -> Reference:
         """What newcomers are compared with. Under privacy, members only repeat an old update."""
@@ -71,18 +131,17 @@ class OpenExperiment:
 
 def train(
     experiment: Experiment,
-    opened: OpenExperiment,
+    opened: Opened,
     folder: RunFolder | None,
     observe: Observer | None,
 ) -> Result:
     """Run the rounds of an open experiment, and return the result."""
-    settings, recorder, engine = opened.settings, opened.recorder, opened.engine
+    clients, recorder, engine = opened.clients, opened.recorder, opened.engine
     setting, rounds = opened.measured, Rounds.of(experiment.rounds).judged_by(engine.task)
-    clients = experiment.members
     saved = folder.saved if folder else None
     records = _earlier(folder, rounds, recorder)
     began = perf_counter() - (saved.manifest.seconds if saved else 0.0)
-    states = saved.states if saved else tuple(map(opening, settings))
+    states = saved.states if saved else opened.begin()
     del saved  # so that its matrices are freed when the run moves on
     newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     diagnostics = None
@@ -100,10 +159,7 @@ def train(
         trace = experiment.measure.trace
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
-    paths = [
-        iterate(run_setting, state, recorder.step, *([] if j else observers))
-        for j, (run_setting, state) in enumerate(zip(settings, states, strict=True))
-    ]
+    paths = opened.paths(states, observers)
     begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
     asked, stopped = None, _reason(rounds, records, recorder)
@@ -118,6 +174,7 @@ def train(
         config = {
             **(experiment.written or _described(experiment, setting)),
             "task": experiment.fitted.text,
+            **opened.about,
         }
         for watcher in watchers:
             watcher.begin(config, env, clients)
@@ -138,7 +195,7 @@ def train(
         status = "interrupted"
         raise
     finally:
-        result = Result(
+        result = opened.result(
             setting.method, clients, records, states, newcomer_setup.module, engine.name,
             perf_counter() - began, setting.seed, newcomer_setup,
             partial(_refer, experiment, setting.member, folder), status,
@@ -153,7 +210,7 @@ def train(
 
 
 def _received(
-    opened: OpenExperiment,
+    opened: Opened,
     kept_out: Federation,
     setup: NewcomerSetup,
     reference: Reference,
@@ -167,7 +224,7 @@ def _received(
     return newcomer_table(assigner.receive(kept_out, engine=engine), kept_out.at(round).groups)
 
 
-def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recorder) -> list[Record]:
+def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recording) -> list[Record]:
     """The records of a run that is resumed; an error if it has come to its end."""
     if folder is None or folder.saved is None:
         return []
@@ -183,7 +240,7 @@ def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recorder) -> li
 
 
 def _reason(
-    rounds: Rounds, records: Sequence[Record], recorder: Recorder, asked: str | None = None
+    rounds: Rounds, records: Sequence[Record], recorder: Recording, asked: str | None = None
 ) -> str | None:
     """Why the run ends after these records, if a watcher has `asked` for it or by the rule."""
     if not records or not recorder.may_end(records[-1]["round"]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,7 +28,9 @@ from wecfl.resolve import resolve
 if TYPE_CHECKING:
     from wecfl.config import Config
     from wecfl.data.federation import Federation
+    from wecfl.data.fleet import AnyFleet
     from wecfl.experiment import Experiment
+    from wecfl.fleet import FleetExperiment
     from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -92,16 +93,18 @@ def run(
         further = [name for name in BASELINES if name not in asked]
         chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
-    from wecfl.experiment import Experiment
+    from wecfl.config_keys import is_own
+    from wecfl.data.federation import Federation
+    from wecfl.fleet import FleetExperiment, prepared
     from wecfl.folder.run_list import write_run_list
     from wecfl.from_config import holds_clients
-    from wecfl.models.own import is_own, own_model
+    from wecfl.models.own import own_model
     from wecfl.report.sentences import client_words, partition_words
 
     stopping, bars = terminal.Stopping(), terminal.Bars()
     folders = _folders(out, configs)
-    prepared = [
-        Experiment.prepared(
+    made = [
+        prepared(
             method_config,
             folder=folder,
             watch=[bars, *_trackers(track, folder), stopping],
@@ -109,13 +112,16 @@ def run(
         for method_config, folder in zip(configs, folders, strict=True)
     ]  # errors in the choices are raised before data are loaded
     model = own_model(chosen.model) if is_own(chosen.model) else chosen.model
-    federation = terminal.federation(chosen)
-    experiments = [replace(experiment_on(federation), model=model) for experiment_on in prepared]
+    held = terminal.clients(chosen)
+    experiments = [experiment_on(held, model=model) for experiment_on in made]
     for experiment in experiments:
         experiment.check()
     words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
-    clients = client_words(federation.sizes, federation.groups)
-    terminal.show(f"{chosen.dataset}{words}: {clients} each, seed {chosen.seed}")
+    several = client_words(held.sizes, held.groups) if isinstance(held, Federation) else "a fleet"
+    each = " each" if isinstance(held, Federation) else ""
+    terminal.show(f"{chosen.dataset}{words}: {several}{each}, seed {chosen.seed}")
+    if isinstance(first := experiments[0], FleetExperiment):
+        terminal.show(f"{len(first.fleet):,} clients are registered, {first.active:,} are active")
     if reason := experiments[0].fitted.reason:
         terminal.show(f"task: {reason}")
     if newcomers := experiments[0].kept_out:
@@ -170,6 +176,10 @@ def resume(
     ] = None,
     track: TrackFlag = (),
     model: OwnModelFlag = None,
+    dataset: Annotated[
+        str | None,
+        Parameter(help="Your own fleet, FILE.py:NAME. This runs the code of that file."),
+    ] = None,
 ) -> None:
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
@@ -193,7 +203,7 @@ def resume(
         "checkpoint_every": checkpoint_every,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    from wecfl.experiment import Experiment
+    from wecfl.fleet import prepared
     from wecfl.folder.readers import config_of, is_begun, is_finished
     from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list
     from wecfl.from_config import DATA_KEYS
@@ -205,7 +215,8 @@ def resume(
     for path, config in listed.items():
         before = config_of(path) if config is None or is_begun(path) else config
         choices = before.model_dump(exclude_unset=True)
-        _check_same_model(path, before.model, model)
+        _check_same_code(path, "model", before.model, model)
+        _check_same_code(path, "dataset", before.dataset, dataset)
         if engine not in (None, "ray"):
             choices.pop("ray_address", None)
         if until == "rounds":
@@ -219,17 +230,17 @@ def resume(
             f"set until to rounds"
         )
     stopping, bars = terminal.Stopping(), terminal.Bars()
-    federations: dict[str, Federation] = {}
+    federations: dict[str, Federation | AnyFleet] = {}
     experiments = []
     for path, chosen in left.items():
         watch: list[Watcher] = [bars, *_trackers(track, path), stopping]
         resumes = not several or is_begun(path)
-        prepared = Experiment.prepared(chosen, folder=path, resume=resumes, watch=watch)
+        experiment_on = prepared(chosen, folder=path, resume=resumes, watch=watch)
         data = chosen.model_dump_json(include=DATA_KEYS)
         if data not in federations:
-            federations[data] = terminal.federation(chosen)
-        experiment = prepared(federations[data])
-        experiments.append(replace(experiment, model=own_model(model)) if model else experiment)
+            federations[data] = terminal.clients(chosen)
+        own = {"model": own_model(model)} if model else {}
+        experiments.append(experiment_on(federations[data], **own))
     _run_all(experiments, [*left], bars, stopping)
 
 
@@ -242,21 +253,21 @@ def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
     return [tracker(name, folder) for name in names]
 
 
-def _check_same_model(folder: Path, was: str, model: str | None) -> None:
-    """A model of the user's own must be given again, and be the one that the run began with."""
-    from wecfl.models.own import is_own
+def _check_same_code(folder: Path, key: str, was: str, given: str | None) -> None:
+    """What is in the user's own code must be given again, and be what the run began with."""
+    from wecfl.config_keys import is_own
 
-    if is_own(was) and model is None:
+    if is_own(was) and given is None:
         raise ConfigError(
-            f"the model of {folder} is in a file of code, which is only run if you say so: give it "
-            f"again, --model {was}"
+            f"the {key} of {folder} is in a file of code, which is only run if you say so: give it "
+            f"again, --{key} {was}"
         )
-    if model is not None and model != was:
-        raise ConfigError(f"{folder} can't be resumed with --model {model}: it began with {was}")
+    if given is not None and given != was:
+        raise ConfigError(f"{folder} can't be resumed with --{key} {given}: it began with {was}")
 
 
 def _run_all(
-    experiments: Sequence[Experiment],
+    experiments: Sequence[Experiment | FleetExperiment],
     folders: Sequence[Path],
     bars: terminal.Bars,
     stopping: terminal.Stopping,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wecfl.core.state import State
     from wecfl.data.downloads import DownloadProgress
     from wecfl.data.federation import Federation
+    from wecfl.data.fleet import AnyFleet
     from wecfl.data.source import Dataset
     from wecfl.report.figures.files import AnyChart
     from wecfl.runs.record import Record
@@ -43,6 +44,7 @@ __all__ = [
     "SafeConsole",
     "Stopped",
     "Stopping",
+    "clients",
     "console",
     "downloads",
     "draw",
@@ -133,6 +135,14 @@ def federation(config: Config) -> Federation:
     from wecfl.from_config import federation_of, holds_clients
 
     return federation_of(config, None if holds_clients(config) else load(config))
+
+
+def clients(config: Config) -> Federation | AnyFleet:
+    """The same, or the fleet that the code of the data set makes."""
+    from wecfl.config_keys import is_own
+    from wecfl.fleet import clients_of
+
+    return clients_of(config) if is_own(config.dataset) else federation(config)
 
 
 class Bars:

@@ -166,7 +166,7 @@ class State:
             changes["replies"] = {**(self.replies or {}), "model": self.sent}
         return dataclasses.replace(self, **changes)
 
-    def take(self, who: Bool) -> State:
+    def take(self, who: Bool | slice) -> State:
         """The state of these clients alone."""
         return dataclasses.replace(
             self,

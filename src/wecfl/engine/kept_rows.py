@@ -62,6 +62,21 @@ class KeptRows:
             self._tables[name] = self._with_room(name, made)
             self._tables[name][self._row[who]] = made
 
+    def rows(self, copied_bytes: float) -> dict[str, NDArray[Any]]:
+        """All rows, and the numbers of their clients as `client`; nothing if there are none.
+
+        They are copies if they take at most so many bytes. Otherwise they change with `put`.
+        """
+        if not self._tables:
+            return {}
+        client = np.empty(self._count, np.int64)
+        numbers = np.flatnonzero(self._row >= 0)
+        client[self._row[numbers]] = numbers
+        tables = {name: table[: self._count] for name, table in self._tables.items()}
+        if self.nbytes <= copied_bytes:
+            tables = {name: table.copy() for name, table in tables.items()}
+        return {"client": client, **tables}
+
     def close(self) -> None:
         """Forget all rows, and remove the files."""
         self._tables.clear()

@@ -38,6 +38,7 @@ from wecfl.runs.record import Record
 
 __all__ = [
     "PIPELINE_FILE",
+    "check_all_clients",
     "config_of",
     "is_begun",
     "is_finished",
@@ -140,7 +141,9 @@ def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
     file = path / "metrics.jsonl"
     records = read_json_lines(file, RoundSchema, rounds)
     for t, record in enumerate(records, 1):
-        if record["round"] != t or _client_count(record) != _client_count(records[0]):
+        # Of a fleet, the last round of a pass may have more clients.
+        alike = "heard" in record or _client_count(record) == _client_count(records[0])
+        if record["round"] != t or not alike:
             raise RunFolderError(f"can't read {file}: line {t} is not round {t} of the same run")
     return records
 
@@ -183,8 +186,18 @@ def read_classes(path: Path) -> Int | None:
     return _whole_numbers(file).T if file.exists() else None
 
 
+def check_all_clients(path: Path) -> None:
+    """Refuse the folder of a fleet, of whose clients each round knows only those who took part."""
+    if "registered" in read_config(path):
+        raise ConfigError(
+            f"{path} is a run on a fleet, of which this can tell nothing: read its summary.json, "
+            f"metrics.jsonl and clients.csv, or wecfl.load({str(path)!r})"
+        )
+
+
 def read_assignments(path: Path) -> Int:
     """(rounds, m), the cluster of each client after each round."""
+    check_all_clients(path)
     return _whole_numbers(path / "assignments.csv")
 
 

@@ -6,7 +6,7 @@
                          configuration (for a run of Python values it only describes them)
     env.json             versions, machine, engine, command
     metrics.jsonl        one object per round (`wecfl.runs.record.RECORD_KEYS`)
-    assignments.csv      one line per round: the cluster of each client
+    assignments.csv      one line per round: the cluster of each client (not of a fleet)
     classes.csv          one line per client: its training samples of each class, if known
     clients.csv          one line per client: samples, group if known, cluster, scores
     pipeline.json        how samples are made from a table or pixels (`wecfl.data.pipeline`), if so
@@ -27,7 +27,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from wecfl.runs.result import Result
 
 __all__ = [
+    "LARGE_STATE_BYTES",
     "RunFolder",
     "check_new_folder",
     "environment",
@@ -75,8 +76,7 @@ GROWING_FILES = ("metrics.jsonl", "assignments.csv")
 
 CHANGEABLE_KEYS = (
     "rounds", "until", "patience", "tolerance", "engine", "device", "ray_address", "workers",
-    "data_dir", "trace", "checkpoint_every", "network", "structure",
-    "further",
+    "data_dir", "trace", "checkpoint_every", "network", "structure", "further", "memory",
 )  # fmt: skip
 """The choices that may change when a run is resumed. (`structure` and `further` say again what
 `components` and `conditions` say, for `wecfl.load`; older folders do not have them.)"""
@@ -126,14 +126,21 @@ class RunFolder:
 
     Use it in a `with` block, which keeps other processes out of the folder. With `resume`, the run
     in the folder goes on from its checkpoint, or starts anew if it has none. A checkpoint is
-    written after every `every` rounds.
+    written after every `every` rounds. The files of `growing` get a line in each round.
     """
 
-    def __init__(self, path: Path, *, every: int = 1, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        every: int = 1,
+        resume: bool = False,
+        growing: Sequence[str] = GROWING_FILES,
+    ) -> None:
         self.path = path
-        self._every, self._resume = every, resume
+        self.every, self._resume = every, resume
         self._lock = Lock(path)
-        self._growing = {name: GrowingFile(path / name) for name in GROWING_FILES}
+        self._growing = {name: GrowingFile(path / name) for name in growing}
         self._writer = ThreadPoolExecutor(1, "wecfl-checkpoint")
         self._pending: Future[None] | None = None
         self._saved: Checkpoint | None = None
@@ -202,7 +209,7 @@ class RunFolder:
             if not before:
                 for file in self._growing.values():
                     file.begin()
-                self._growing["assignments.csv"].add(_csv_line(["round", *clients.names]))
+                self._assigned(lambda: ["round", *clients.names])
                 if (held := clients.held) is not None:
                     index = pd.Index(clients.names, name="client")
                     self._write("classes.csv", _csv_table(pd.DataFrame(held.T, index)))
@@ -227,10 +234,9 @@ class RunFolder:
         self._lock.check()
         with self._writing():
             self._growing["metrics.jsonl"].add(_json(record) + "\n")
-            line = _csv_line([record["round"], *states[0].labels.tolist()])
-            self._growing["assignments.csv"].add(line)
+            self._assigned(lambda: [record["round"], *states[0].labels.tolist()])
         self._states = states
-        if record["round"] % self._every == 0:
+        if record["round"] % self.every == 0:
             self._checkpoint()
 
     def end(self, result: Result) -> None:
@@ -249,6 +255,11 @@ class RunFolder:
                 self._write("newcomers.csv", _csv_table(result.newcomers, index=False))
             summary = {"format": FOLDER_FORMAT, **result.summary}
             self._write("summary.json", _json(summary, indent=2) + "\n")
+
+    def _assigned(self, cells: Callable[[], Sequence[object]]) -> None:
+        """Add a line to `assignments.csv`, if this folder has it."""
+        if "assignments.csv" in self._growing:
+            self._growing["assignments.csv"].add(_csv_line(cells()))
 
     def _checkpoint(self) -> None:
         """Start to write the state of the last round; `_wait` raises errors of the writing."""
@@ -271,7 +282,7 @@ class RunFolder:
             self._wait()
 
     def _put(self, states: Sequence[State], about: Mapping[str, Any]) -> None:
-        for name in GROWING_FILES:  # they must be on the disk before the checkpoint is
+        for name in self._growing:  # they must be on the disk before the checkpoint is
             sync(self.path / name)
         checkpoint.write(self.path, states, **about)
 

@@ -1,24 +1,17 @@
-"""A model of the user's own from a file: FILE.py:NAME. The code of the file is run."""
+"""A model, or a fleet, of the user's own from a file: FILE.py:NAME. Its code is run."""
 
 from __future__ import annotations
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
-from wecfl.errors import ModelError, unknown
+from wecfl.config_keys import is_own
+from wecfl.errors import ModelError, WecflError, unknown
 from wecfl.models.zoo import Model
 
-__all__ = ["is_own", "own_model"]
-
-
-def is_own(name: str) -> bool:
-    """Whether a name of a model is that of a file with code.
-
-    >>> is_own("nets.py:Net"), is_own("mlp")
-    (True, False)
-    """
-    return ".py:" in name
+__all__ = ["own_model", "own_value"]
 
 
 def own_model(place: str) -> Model:
@@ -28,12 +21,18 @@ def own_model(place: str) -> Model:
     Traceback (most recent call last):
     wecfl.errors.ModelError: there is no file nets.py with the model Net; check the path
     """
+    found: Model = own_value(place, "model", ModelError)
+    return found
+
+
+def own_value(place: str, what: str, error_of: type[WecflError]) -> Any:
+    """What is called NAME in FILE.py; if there is nothing, the error says `what` was asked for."""
     text, _, name = place.rpartition(":")
     file = Path(text)
     if not is_own(place) or not name:
-        raise ModelError(f"a model of your own is given as FILE.py:NAME, got {place!r}")
+        raise error_of(f"a {what} of your own is given as FILE.py:NAME, got {place!r}")
     if not file.is_file():
-        raise ModelError(f"there is no file {file} with the model {name}; check the path")
+        raise error_of(f"there is no file {file} with the {what} {name}; check the path")
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -47,9 +46,8 @@ def own_model(place: str) -> Model:
         ]
         line = where[-1] if where else getattr(error, "lineno", None)
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(f"{file}, line {line}: {said}") from error
+        raise error_of(f"{file}, line {line}: {said}") from error
     if not hasattr(module, name):
         known = [each for each in vars(module) if not each.startswith("_")]
-        raise ModelError(f"{file}: " + unknown("name", name, known))
-    found: Model = getattr(module, name)
-    return found
+        raise error_of(f"{file}: " + unknown("name", name, known))
+    return getattr(module, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,10 +33,12 @@ __all__ = [
     "CONDITION_KEYS",
     "DIAGNOSTIC_KEYS",
     "DRIFT_KEYS",
+    "FLEET_KEYS",
     "RECORD_KEYS",
     "SCHEDULE_KEYS",
     "Record",
     "Recorder",
+    "Recording",
     "groups_at",
     "served",
 ]
@@ -95,12 +97,32 @@ SCHEDULE_KEYS = {
 }
 """A further key of a record, where the learning rate changes from round to round."""
 
+FLEET_KEYS = {
+    "heard": "how many clients of a fleet were heard so far; `sizes` counts all of them",
+}
+"""A further key of a record of a fleet, whose scores, F and agreement are those of the clients that
+took part in the round. `clients` then also holds the `number` of each of them, and its `cluster`.
+"""
+
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
     "theory": "U, sigma2, beta, and what the lemmas allow in this round",
 }
 """Further keys of a record with `diagnostics`. `clients` then also holds rates and bounds."""
+
+
+class Recording(Protocol):
+    """Makes the records of a run."""
+
+    def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
+        """Called before the first round, with the assignment and the diagnostics, if any."""
+
+    def round(self, states: Sequence[State]) -> Record:
+        """The record of the round, after its last step; `states` are those of a soft vote."""
+
+    def may_end(self, round: int) -> bool:
+        """Whether the run may end here."""
 
 
 class Recorder:
