@@ -552,7 +552,7 @@ def test_the_installed_command_and_its_exit_code(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    expected = r"wecfl: .*'nope'.* cifar-10, communes, digits, .*, mnist, .*vowel\n"
+    expected = r"wecfl: .*'nope'.* cifar-10, circle, communes, digits, .*, mnist, .*vowel\n"
     assert re.fullmatch(expected, done.stderr)
     assert not list(tmp_path.iterdir())
 

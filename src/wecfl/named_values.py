@@ -82,4 +82,4 @@ def _read_option(node: ast.expr) -> Any:
 def _write_option(option: object) -> str:
     if isinstance(option, tuple):
         return f"[{', '.join(map(_write_option, option))}]"
-    return option if isinstance(option, str) else repr(option)
+    return option if isinstance(option, str) and option.isidentifier() else repr(option)

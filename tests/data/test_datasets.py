@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from wecfl.data.dataset_files import find_fashion, find_mnist
 from wecfl.data.datasets import SOURCES, catalogue, get, load, locate
+from wecfl.data.rules import RULED
 from wecfl.data.samples import as_labels, holdout, pool
 from wecfl.data.source import Package
 from wecfl.data.tables import TABLES
@@ -486,7 +487,7 @@ def test_catalogue(tmp_path: Path) -> None:
     found = {source.name: where for source, where in catalogue(tmp_path)}
     assert found.pop("digits")
     assert {source.name for source, _ in catalogue()} == {*SOURCES, *TABLES}
-    found = {name: where for name, where in found.items() if name not in TABLES}
+    found = {name: where for name, where in found.items() if name not in {*TABLES, *RULED}}
     assert found == {"mnist": None, "fashion-mnist": None, "cifar-10": path}
 
 
@@ -499,7 +500,7 @@ def test_a_data_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_unknown() -> None:
     assert "'cifar10'; did you mean 'cifar-10'" in refused("cifar10")
-    with pytest.raises(DataError, match=r"'nope'.* cifar-10, communes, digits"):
+    with pytest.raises(DataError, match=r"'nope'.* cifar-10, circle, communes, digits"):
         get("nope")
 
 

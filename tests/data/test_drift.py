@@ -19,6 +19,7 @@ from wecfl.data.drift import (
     Gradual,
     Recurring,
     Sensor,
+    Staggered,
     Vanish,
     parsed,
 )
@@ -79,7 +80,8 @@ def test_a_client_holds_samples_of_its_group_in_each_round(drift: Drift, seed: i
 
 @pytest.mark.parametrize("name", DRIFTS)
 def test_who_trains_on_a_sample_is_never_tested_on_it_by_another(name: str) -> None:
-    fed = federation().drifting(DRIFTS[name]())
+    drift = Staggered(schedule="012012012 000111222") if name == "staggered" else DRIFTS[name]()
+    fed = federation().drifting(drift)
     versions: list[Any] = [fed, *fed.changes]
     trained = {int(row) for held in versions for rows in held.train for row in rows}
     tested = {int(row) for held in versions for rows in held.test for row in rows}
@@ -105,6 +107,36 @@ def test_recurring_comes_back_to_what_it_held() -> None:
         for a, b in zip(fed.at(round).train, fed.at(twin).train, strict=True):
             assert np.array_equal(a, b)
     assert groups(fed, 3).tolist() != groups(fed, 5).tolist() == groups(fed).tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 4), st.lists(st.text("012", min_size=9, max_size=9), min_size=2, max_size=4))
+def test_staggered_clients_follow_their_schedule_with_new_samples(
+    every: int, schedule: list[str]
+) -> None:
+    still = Federation.from_arrays(
+        [np.full((40, 1), i) for i in range(9)], [np.full(40, i % 3) for i in range(9)],
+        test=0.25, groups=np.arange(9) % 3,
+    )  # fmt: skip
+    fed = still.drifting(Staggered(every, " ".join(schedule)), seed=4)
+    steps = [fed.at(1 + step * every) for step in range(len(schedule))]
+    assert np.array_equal(fed.at(every * len(schedule)).train, steps[-1].train)
+    for held, groups, before in zip(steps, schedule, [None, *schedule], strict=False):
+        assert held.groups is not None
+        assert "".join(map(str, held.groups)) == groups
+        for own, group in zip((*held.train, *held.test), groups * 2, strict=True):
+            assert set(fed.y[own].tolist()) == {int(group)}
+        if before is not None:
+            changed = changed_clients(fed, 1 + every * steps.index(held)).tolist()
+            assert changed == [i for i in range(9) if groups[i] != before[i]]
+    assert [len(rows) for rows in fed.train] == [30 // len(schedule)] * 9
+    for group in range(3):  # each sample of a group is used once before any is used twice
+        rows = [own for held in steps for own, g in zip(held.train, held.groups, strict=True)
+                if g == group]  # fmt: skip
+        counts = np.bincount(np.concatenate([[], *rows]).astype(int), minlength=len(fed.y))
+        pool = counts[np.concatenate([still.train[i] for i in range(group, 9, 3)])]
+        assert pool.sum() == counts.sum()
+        assert pool.max() - pool.min() <= 1
 
 
 def test_groups_appear_and_vanish() -> None:
@@ -146,7 +178,9 @@ def test_what_cannot_be_done_to_drifting_clients() -> None:
             refused()
 
 
-@pytest.mark.parametrize("drift", [Abrupt(3), Gradual(over=9), Sensor(how="blur"), Vanish()])
+@pytest.mark.parametrize(
+    "drift", [Abrupt(3), Gradual(over=9), Sensor(how="blur"), Staggered(3, "01 10")]
+)
 def test_a_drift_is_written_as_it_is_read(drift: Any) -> None:
     assert parsed(write_value(drift)) == drift
 
@@ -158,6 +192,8 @@ def test_a_drift_is_written_as_it_is_read(drift: Any) -> None:
         "abrupt(share=1.5)", "abrupt(share=many)", "abrupt(period=3)", "gradual(over=1)",
         "recurring(times=1)", "recurring(period=0)", "sensor(how=permutation)", "vanish(share=1)",
         "abrupt(share=nan)", "abrupt(round=", "", "abrupt(share=True)", "sensor(how=3)",
+        "staggered(every=0)", "staggered(schedule=three)", "staggered(schedule='01 0')",
+        "staggered(schedule='01')", "staggered(schedule=12)", "staggered(round=3)",
     ],
 )  # fmt: skip
 def test_bad_drifts_are_refused_in_one_line(bad: str) -> None:
@@ -173,6 +209,9 @@ def test_bad_drifts_are_refused_in_one_line(bad: str) -> None:
         (Vanish(), federation(groups=1), "two groups"),
         (Abrupt(share=0.01), federation(), "none of 9 clients"),
         (Sensor(how="rotation"), federation(), "needs images"),
+        (Staggered(), federation(), "ask for 10 clients"),
+        (Staggered(schedule="000000003 000000000"), federation(), "ask for 4 groups"),
+        (Staggered(schedule="000000000 " * 9), federation(), "more samples"),
     ],
 )
 def test_worlds_that_cannot_drift_so(drift: Drift, fed: Federation, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +20,7 @@ from wecfl.data.transforms import (
     TRANSFORMS,
     Affine,
     Blur,
+    Concept,
     Contrast,
     Permutation,
     Rotation,
@@ -191,6 +193,36 @@ def test_the_sign_of_a_regression() -> None:
         np.testing.assert_array_equal(samples(after, i)[1], sign * samples(before, i)[1])
     drawn = [before.transformed(Sign(by="client"), seed=seed) for seed in range(9)]
     assert len({float(samples(fed, 0)[1][0]) for fed in drawn}) == 2
+
+
+@pytest.mark.parametrize(("name", "concepts"), [("sine", 4), ("circle", 2), ("sea", 4)])
+def test_each_group_has_labels_by_its_own_rule(name: str, concepts: int) -> None:
+    """Against the rules of FedDrift, sample by sample; a tenth of SEA's labels is wrong."""
+
+    def label(concept: int, *x: float) -> bool:
+        if name == "sea":
+            return x[0] + x[1] > [8, 9, 7, 9.5][concept]
+        if name == "circle":
+            a, b, radius = [(0.2, 0.5, 0.15), (0.6, 0.5, 0.25)][concept]
+            return (x[0] - a) ** 2 + (x[1] - b) ** 2 - radius**2 > 0
+        curve = math.sin(x[0]) if concept < 2 else 0.5 + 0.3 * math.sin(3 * math.pi * x[0])
+        return (x[1] <= curve) != concept % 2
+
+    before = Federation.from_dataset(name, Iid(), clients=100)
+    after = before.transformed(Concept(name), groups=concepts)
+    assert (before.x is not after.x) and np.array_equal(before.x, after.x)
+    assert after.groups is not None
+    for i in range(0, 100, 11):
+        x, y = samples(after, i)
+        right = np.mean([label(int(after.groups[i]), *map(float, row)) for row in x] == y)
+        assert 0.85 < right < 0.95 if name == "sea" else right == 1
+    assert 0 <= before.x.min() < before.x.max() <= (10 if name == "sea" else 1)
+    with pytest.raises(PartitionError, match=f"{concepts} concepts"):
+        before.transformed(Concept(name), groups=5)
+    other = before.transformed(Concept(name, by="client"))
+    assert other.groups is None
+    with pytest.raises(PartitionError, match=r"first rule|shape"):
+        other.transformed(Concept("circle" if name == "sine" else "sine"), groups=2)
 
 
 def test_groups_of_the_partition_are_those_of_the_transform() -> None:

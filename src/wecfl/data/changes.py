@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Drifting", "changed_clients", "changes_of", "check_still", "drifting"]
 
 Side = Literal["train", "test"]
+SIDES: tuple[Side, ...] = ("train", "test")
 
 
 class Change(NamedTuple):
     """What clients hold from a round on.
 
     >>> Change(3, ([4], [5]), ([6], [7]), np.array([0, 1])).subset([1])
-    Change(round=3, train=([5],), test=([7],), groups=array([1]))
+    Change(round=3, train=([5],), test=([7],), groups=array([1]), fresh=False)
     """
 
     round: int
@@ -41,6 +42,8 @@ class Change(NamedTuple):
     test: tuple[Int, ...]
     groups: Int | None
     """(m,), the groups that their data are of."""
+    fresh: bool = False
+    """Whether all get new samples; then only those drift whose group changes."""
 
     @property
     def held(self) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class Change(NamedTuple):
         """The change as it concerns these clients."""
         train, test = (tuple(side[i] for i in chosen) for side in (self.train, self.test))
         groups = None if self.groups is None else self.groups[chosen]
-        return Change(self.round, train, test, groups)
+        return Change(self.round, train, test, groups, self.fresh)
 
 
 class Drifting(NamedTuple):
@@ -90,11 +93,15 @@ def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
     source = _Source(clients, seed)
     if isinstance(drift, Sensor):
         source = _with_broken(clients, drift, phases[0].groups, seed)
+    trains, tests = (
+        source.dealt(side, phases) if phases[0].fresh else [source.held(side, p) for p in phases]
+        for side in SIDES
+    )
     changes = []
-    for phase in phases:
-        train, test = (source.held(side, phase) for side in ("train", "test"))
+    for phase, train, test in zip(phases, trains, tests, strict=True):
         now = np.where((phase.groups >= 0) & (phase.share >= 0.5), phase.groups, groups)
-        changes.append(Change(phase.round, train, test, None if truth is None else now))
+        known = None if truth is None else now
+        changes.append(Change(phase.round, train, test, known, phase.fresh))
     first = Change(1, clients.train, clients.test, truth)
     if changes[0].round == 1:
         first, *changes = changes
@@ -106,15 +113,21 @@ def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
 def changed_clients(clients: Federation, round: int) -> Int:
     """The clients whose data changed at the beginning of a round, in ascending order.
 
+    New samples of the same group are no change.
+
     >>> from wecfl.data.drift import Vanish
     >>> from wecfl.data.federation import Federation
     >>> fed = Federation.from_arrays([np.eye(4)] * 2, [np.arange(4)] * 2, groups=[0, 1])
     >>> changed_clients(fed.drifting(Vanish(round=5)), 5)
     array([1])
     """
-    if round not in [change.round for change in clients.changes]:
+    changes = [change for change in clients.changes if change.round == round]
+    if not changes:
         return np.zeros(0, np.int64)
-    pairs = zip(clients.at(round - 1).train, clients.at(round).train, strict=True)
+    before, after = clients.at(round - 1), clients.at(round)
+    if changes[0].fresh:
+        return np.flatnonzero(np.not_equal(before.groups, after.groups))
+    pairs = zip(before.train, after.train, strict=True)
     return np.flatnonzero([not np.array_equal(*pair) for pair in pairs])
 
 
@@ -153,6 +166,39 @@ class _Source:
             for client, group in enumerate(phase.groups)
         )
 
+    def dealt(self, side: Side, phases: Sequence[Phase]) -> list[tuple[Int, ...]]:
+        """For each phase and client, the next samples of its group, in an order drawn once.
+
+        In each phase a client holds the same part of what it held at the beginning. When all
+        samples of a group have been used, they are used once more.
+        """
+        clients, held = self.clients, getattr(self.clients, side)
+        sizes = [len(rows) // len(phases) for rows in held]
+        for name, rows, size in zip(clients.names, held, sizes, strict=True):
+            if len(rows) and not size:
+                raise PartitionError(
+                    f"client {name} has {len(rows)} {side} samples for {len(phases)} steps; give "
+                    "each client more samples"
+                )
+        orders = {
+            int(group): stream(self.seed, f"drift {side} {group}").permutation(
+                np.unique(np.concatenate([held[i] for i in self._members(group)]))
+            )
+            for group in np.unique(np.concatenate([phase.groups for phase in phases]))
+        }
+        used = dict.fromkeys(orders, 0)
+        dealt = []
+        for phase in phases:
+            rows = []
+            for group, size in zip(map(int, phase.groups), sizes, strict=True):
+                rows.append(orders[group].take(used[group] + np.arange(size), mode="wrap"))
+                used[group] += size
+            dealt.append(tuple(rows))
+        return dealt
+
+    def _members(self, group: int) -> Int:
+        return np.flatnonzero(self.clients.groups == group)
+
     def _rows(self, side: Side, client: int, group: int, share: float) -> Int:
         """The rows of a client, a `share` of them from a group or from its broken sensor."""
         clients, held = self.clients, getattr(self.clients, side)
@@ -161,8 +207,7 @@ class _Source:
             return self.broken[client][side]
         if clients.groups is None or group == clients.groups[client]:
             return own
-        members = np.flatnonzero(clients.groups == group)
-        others = np.unique(np.concatenate([held[i] for i in members]))
+        others = np.unique(np.concatenate([held[i] for i in self._members(group)]))
         if len(own) and not len(others):
             raise PartitionError(
                 f"no client of group {group} has {side} samples, which client "

@@ -1,7 +1,8 @@
 """Data sets by name or by path: where they are looked for, and how they are fetched.
 
 Names that are known: ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
-``cifar-10``, and tables with clients of their own (`wecfl.data.tables`). Any other data set is the
+``cifar-10``, streams that are drawn by rules (`wecfl.data.rules`), and tables with clients of their
+own (`wecfl.data.tables`). Any other data set is the
 path of a ``.npz``. Files are looked for in `data_dir` or
 ``$WECFL_DATA``, then where Debian's package puts them, then in the user's cache. If they are
 nowhere, they are fetched into the cache. Fetched files are checked; files that were there before
@@ -33,6 +34,7 @@ from wecfl.data.dataset_files import (
     read_npz_dataset,
 )
 from wecfl.data.downloads import DownloadProgress, download, has_apt, unpack_debian
+from wecfl.data.rules import RULED, find_drawn, read_drawn
 from wecfl.data.source import Dataset, KnownSource, Package, Source, TableSource
 from wecfl.data.tables import TABLES
 from wecfl.errors import DataError, unknown
@@ -79,6 +81,12 @@ SOURCES: dict[str, Source] = {
                 CIFAR_ARCHIVE: "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             },
             urls=("https://www.cs.toronto.edu/~kriz/",),
+        ),
+        *(
+            Source(
+                name, (ruled.features,), 50_000, 10_000, 2, find_drawn, read_drawn, files={}
+            )
+            for name, ruled in RULED.items()
         ),
     )
 }  # fmt: skip
@@ -131,8 +139,8 @@ def catalogue(data_dir: Path | None = None) -> list[tuple[KnownSource, Path | No
     """Every data set known by name, and where it was found (None: it would have to be fetched).
 
     >>> [source.name for source, _ in catalogue()]
-    ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'vowel', 'flights', 'insteval', 'communes',
-     'shakespeare']
+    ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'sine', 'circle', 'sea', 'vowel', 'flights',
+     'insteval', 'communes', 'shakespeare']
     """
     known: list[KnownSource] = [*SOURCES.values(), *TABLES.values()]
     return [(source, locate(source.name, data_dir)) for source in known]

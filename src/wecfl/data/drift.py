@@ -12,9 +12,11 @@ many of the clients change, drawn at random.
 | appear | round 10 | the last group appears; before, its clients are like those of other groups |
 | vanish | round 10 | the last group vanishes: its clients become like those of other groups |
 | sensor | round 10, share 0.3, how noise | features of some clients change; their groups stay |
+| staggered | every 10, schedule two | clients change group at different times, by a schedule |
 
 A client that changes to a group gets samples of the clients that the group had at the beginning:
 for training some that they train on, for testing some that they are tested on, as many as it had.
+With ``staggered``, all clients get new samples in each step, a part of all that there are.
 """
 
 from __future__ import annotations
@@ -39,12 +41,22 @@ __all__ = [
     "Phase",
     "Recurring",
     "Sensor",
+    "Staggered",
     "Vanish",
     "parsed",
 ]
 
 SENSOR_FAULTS = ("noise", "contrast", "blur", "affine", "rotation")
 """The transforms that stand for a broken sensor: they change features and no targets."""
+
+SCHEDULES = {
+    "two": "0000000000 0000000000 0100000100 0100000100 0111010100 "
+           "0111010110 1111011110 1111011110 1111111111 1111111111",
+    "four": "0000000000 1113330000 1113330020 3311333120 3331323120 "
+            "3231122120 2232122310 2022212312 0022212332 0002211233",
+}  # fmt: skip
+"""The schedules of FedDrift (the files W and E of its repository): in each step, the group of each
+of ten clients. They all begin in the first group."""
 
 
 class Phase(NamedTuple):
@@ -56,6 +68,8 @@ class Phase(NamedTuple):
     """(m,), the groups whose samples the clients hold; −1: samples of their broken sensor."""
     share: float = 1.0
     """How many of their samples come from there; the others are those of the beginning."""
+    fresh: bool = False
+    """Whether all clients get new samples of their groups; then all phases are so."""
 
 
 class Drift(ABC):
@@ -64,7 +78,6 @@ class Drift(ABC):
     __slots__ = ()
 
     name: ClassVar[str]
-    round: int
 
     @abstractmethod
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
@@ -76,7 +89,7 @@ class Abrupt(Drift):
     """A share of the clients changes to another group, all in the same round.
 
     >>> Abrupt(round=3, share=0.5).phases(np.array([0, 0, 1, 1]), np.random.default_rng(0))
-    [Phase(round=3, groups=array([1, 0, 0, 1]), share=1.0)]
+    [Phase(round=3, groups=array([1, 0, 0, 1]), share=1.0, fresh=False)]
     """
 
     round: int = 10
@@ -85,7 +98,7 @@ class Abrupt(Drift):
     name: ClassVar[str] = "abrupt"
 
     def __post_init__(self) -> None:
-        _check(self, self.share)
+        _check(self, self.round, self.share)
 
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
         """One phase."""
@@ -111,7 +124,7 @@ class Gradual(Drift):
     name: ClassVar[str] = "gradual"
 
     def __post_init__(self) -> None:
-        _check(self, self.share)
+        _check(self, self.round, self.share)
         check_whole(over=(self.over, 2))
 
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
@@ -139,7 +152,7 @@ class Recurring(Drift):
     name: ClassVar[str] = "recurring"
 
     def __post_init__(self) -> None:
-        _check(self, self.share)
+        _check(self, self.round, self.share)
         check_whole(period=(self.period, 1), times=(self.times, 2))
 
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
@@ -163,7 +176,7 @@ class Appear(Drift):
     name: ClassVar[str] = "appear"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, self.round)
 
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
         """A phase before, and one after."""
@@ -175,7 +188,7 @@ class Vanish(Drift):
     """The last group vanishes: its clients hold samples of the other groups from then on.
 
     >>> Vanish(round=3).phases(np.array([0, 1]), np.random.default_rng(0))
-    [Phase(round=3, groups=array([0, 0]), share=1.0)]
+    [Phase(round=3, groups=array([0, 0]), share=1.0, fresh=False)]
     """
 
     round: int = 10
@@ -183,7 +196,7 @@ class Vanish(Drift):
     name: ClassVar[str] = "vanish"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, self.round)
 
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
         """One phase."""
@@ -207,7 +220,7 @@ class Sensor(Drift):
     name: ClassVar[str] = "sensor"
 
     def __post_init__(self) -> None:
-        _check(self, self.share)
+        _check(self, self.round, self.share)
         if self.how not in SENSOR_FAULTS:
             raise ConfigError(unknown("fault of a sensor", str(self.how), SENSOR_FAULTS))
 
@@ -218,8 +231,56 @@ class Sensor(Drift):
         return [Phase(self.round, after)]
 
 
+@dataclass(frozen=True, slots=True)
+class Staggered(Drift):
+    """Clients change group at different times, and all get new samples in each step (FedDrift).
+
+    A step lasts `every` rounds. The `schedule` says for each step and each client of which group it
+    is: a digit for each client, and a space between steps. ``two`` and ``four`` are those of
+    FedDrift, for ten clients. A client holds a part of its samples in each step, as many as there
+    are steps.
+
+    >>> phases = Staggered(5, "001 011").phases(np.array([0, 0, 1]), np.random.default_rng(0))
+    >>> [(phase.round, phase.groups.tolist()) for phase in phases]
+    [(1, [0, 0, 1]), (6, [0, 1, 1])]
+    """
+
+    every: int = 10
+    schedule: str = "two"
+
+    name: ClassVar[str] = "staggered"
+
+    def __post_init__(self) -> None:
+        check_whole(every=(self.every, 1))
+        steps = self._steps
+        if len(steps) < 2 or not all(map(str.isdecimal, steps)) or len(set(map(len, steps))) > 1:
+            raise ConfigError(
+                f"staggered: schedule must be {', '.join(SCHEDULES)}, or two steps or more with a "
+                f"digit for each client, such as '001 011', got {self.schedule!r}"
+            )
+
+    @property
+    def _steps(self) -> list[str]:
+        return SCHEDULES.get(str(self.schedule), str(self.schedule)).split()
+
+    def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
+        """One phase for each step."""
+        steps = np.array([[*map(int, step)] for step in self._steps])
+        if steps.shape[1] != len(groups):
+            raise PartitionError(
+                f"staggered: the schedule has {steps.shape[1]} clients, got {len(groups)}; ask for "
+                f"{steps.shape[1]} clients"
+            )
+        if missing := sorted({*steps.ravel().tolist()} - {*groups.tolist()}):
+            raise PartitionError(
+                f"staggered: the schedule has a group {missing[0]}, of which there are no clients "
+                f"to take samples from; ask for {steps.max() + 1} groups"
+            )
+        return [Phase(1 + step * self.every, now, fresh=True) for step, now in enumerate(steps)]
+
+
 DRIFTS: dict[str, type[Drift]] = {
-    kind.name: kind for kind in (Abrupt, Gradual, Recurring, Appear, Vanish, Sensor)
+    kind.name: kind for kind in (Abrupt, Gradual, Recurring, Appear, Vanish, Sensor, Staggered)
 }
 """Every drift by its name."""
 
@@ -241,8 +302,8 @@ def parsed(text: str) -> Drift:
     return DRIFTS[name](**options)
 
 
-def _check(drift: Drift, share: Any = 0.5) -> None:
-    check_whole(round=(drift.round, 2))
+def _check(drift: Drift, round: int, share: Any = 0.5) -> None:
+    check_whole(round=(round, 2))
     fits = isinstance(share, int | float) and not isinstance(share, bool)
     if not fits or not 0 < share <= 1:
         raise ConfigError(

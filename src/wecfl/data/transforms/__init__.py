@@ -16,6 +16,7 @@ does so is its setting, such as an angle. The option `by` says who shares a sett
 | affine | spread 0.5 | x ↦ exp(u) x + v per feature or colour | u, v ~ N(0, spread²) | the same |
 | permutation | | renames the classes | 0: none, others differ | random |
 | swap | pairs 1 | swaps the names of pairs of classes | 0: none, others differ | random |
+| concept | of sine | labels by another rule (`wecfl.data.rules`) | the g-th rule | a random one |
 | sign | | y ↦ ± y, for targets that are numbers | 0: +, 1: − | random |
 
 Pixels are in [−1, 1], so a contrast is one around a medium grey.
@@ -24,7 +25,7 @@ Pixels are in [−1, 1], so a contrast is one around a medium grey.
 from __future__ import annotations
 
 from wecfl.data.transforms.base import By, SampleKind, Transform
-from wecfl.data.transforms.concepts import Permutation, Sign, Swap
+from wecfl.data.transforms.concepts import Concept, Permutation, Sign, Swap
 from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
 from wecfl.errors import ConfigError, unknown
 from wecfl.named_values import check_options, read_value
@@ -34,6 +35,7 @@ __all__ = [
     "Affine",
     "Blur",
     "By",
+    "Concept",
     "Contrast",
     "Permutation",
     "Rotation",
@@ -47,7 +49,7 @@ __all__ = [
 
 TRANSFORMS: dict[str, type[Transform]] = {
     kind.name: kind
-    for kind in (Rotation, Contrast, Blur, SensorNoise, Affine, Permutation, Swap, Sign)
+    for kind in (Rotation, Contrast, Blur, SensorNoise, Affine, Permutation, Swap, Concept, Sign)
 }
 """Every transform by its name."""
 

@@ -10,15 +10,20 @@ from typing import ClassVar
 import numpy as np
 
 from wecfl.core.types import F32
+from wecfl.data.rules import RULED
 from wecfl.data.targets import Targets
 from wecfl.data.transforms.base import By, SampleKind, check_by
-from wecfl.errors import PartitionError
+from wecfl.errors import ConfigError, PartitionError, unknown
 from wecfl.limits import check_whole
 
-__all__ = ["Permutation", "Sign", "Swap"]
+__all__ = ["Concept", "Permutation", "Sign", "Swap"]
 
 MAX_FACTORIAL = 20
 """No one asks for more groups than 20! permutations."""
+MIN_JUDGED = 50
+"""So many samples tell whether labels follow a rule."""
+MIN_AGREEMENT = 0.6
+"""The share of labels that follow it at least, if some are wrong."""
 
 
 class _Renaming(ABC):
@@ -161,6 +166,64 @@ class Sign:
     ) -> tuple[F32, Targets]:
         """Multiply the targets."""
         return x, y * np.float32(setting)
+
+
+@dataclass(frozen=True, slots=True)
+class Concept:
+    """Labels by another rule: group g has concept g of the data set `of` (`wecfl.data.rules`).
+
+    A label changes where the rule says something else than the first rule. So labels that were
+    wrong stay wrong.
+
+    >>> x, y = np.array([[0.2, 0.1], [0.2, 0.9]], np.float32), np.array([1, 0])
+    >>> Concept(of="sine")(1, x, y, np.random.default_rng(0))[1]
+    array([0, 1])
+    """
+
+    of: str = "sine"
+    by: By = "group"
+
+    name: ClassVar[str] = "concept"
+
+    def __post_init__(self) -> None:
+        check_by(self)
+        if self.of not in RULED:
+            raise ConfigError(unknown("data set with concepts", str(self.of), RULED))
+
+    def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> range:
+        """The numbers of the rules."""
+        known = len(RULED[self.of].rules)
+        self._check(kind)
+        if groups > known:
+            raise PartitionError(
+                f"{self.of} has {known} concepts, but {groups} groups; ask for {known} groups"
+            )
+        return range(groups)
+
+    def of_client(self, kind: SampleKind, rng: np.random.Generator) -> int:
+        """The number of a random rule."""
+        self._check(kind)
+        return int(rng.integers(len(RULED[self.of].rules)))
+
+    def _check(self, kind: SampleKind) -> None:
+        expected = SampleKind((RULED[self.of].features,), 2)
+        if kind != expected:
+            raise PartitionError(
+                f"concept(of={self.of}) needs samples of shape {expected.shape} and two classes, "
+                f"got {kind.shape} and {kind.classes}; use dataset {self.of}"
+            )
+
+    def __call__(
+        self, setting: int, x: F32, y: Targets, rng: np.random.Generator
+    ) -> tuple[F32, Targets]:
+        """Change the labels on which the rules differ."""
+        first, own = (RULED[self.of].rules[number](x) for number in (0, setting))
+        if len(y) >= MIN_JUDGED and (y == first).mean() < MIN_AGREEMENT:
+            raise PartitionError(
+                f"concept(of={self.of}): the labels of a client do not follow the first rule of "
+                f"{self.of}; use dataset {self.of}, and let no partition rename its classes"
+            )
+        return x, np.where(first == own, y, 1 - y)
 
 
 def _check_labels(transform: _Renaming, kind: SampleKind) -> None:
