@@ -13,7 +13,7 @@ import pytest
 from helpers import same_folders
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.drift import UntilSettled, Watch
+from wecfl.bilevel.drift import UntilSettled, Watch, has_settled
 from wecfl.config import Config
 from wecfl.core.components import View
 from wecfl.core.program import Answers
@@ -34,11 +34,11 @@ def changed(**choices: Any) -> Config:
     return WORLD.model_copy(update=choices)
 
 
-def watched(watch: Watch, losses: Any, k: Any = 2) -> list[State]:
+def watched(watch: Watch, losses: Any, k: Any = 2, unchanged: float = 9.0) -> list[State]:
     """The states after rounds in which the clients' losses (rounds, m, K) are these."""
-    m = losses.shape[1]
-    state = State(0, None, np.eye(2, dtype=np.float32), np.zeros(m, np.int64),
-                  whole={"notes.unchanged": np.array([9.0])})  # fmt: skip
+    _, m, clusters = losses.shape
+    state = State(0, None, np.eye(clusters, 2, dtype=np.float32), np.zeros(m, np.int64),
+                  whole={"notes.unchanged": np.array([unchanged])})  # fmt: skip
     states = []
     for now in losses:
 
@@ -90,6 +90,15 @@ def test_clients_that_no_model_suits_make_a_cluster_if_k_is_open(k: Any, cluster
     assert len(at.centers) == clusters
     assert (at.labels[:9] == clusters - 1).all() == (k == "auto")
     assert not at.labels[9:].any()
+
+
+@pytest.mark.parametrize(("clusters", "found"), [(1, 2), (2, 2)])
+def test_one_cluster_need_not_have_settled_to_be_divided(clusters: int, found: int) -> None:
+    losses = noise(18, 30)[:, :, :clusters]
+    losses[15:, :9] *= 60
+    at = watched(Watch(), losses, "auto", unchanged=0)[15]
+    assert len(at.centers) == found
+    assert has_settled(at.notes) == (clusters == 1)
 
 
 def test_an_assignment_that_has_settled_stays() -> None:

@@ -121,17 +121,16 @@ def test_staggered_clients_follow_their_schedule_with_new_samples(
     fed = still.drifting(Staggered(every, " ".join(schedule)), seed=4)
     steps = [fed.at(1 + step * every) for step in range(len(schedule))]
     assert np.array_equal(fed.at(every * len(schedule)).train, steps[-1].train)
-    for held, groups, before in zip(steps, schedule, [None, *schedule], strict=False):
-        assert held.groups is not None
-        assert "".join(map(str, held.groups)) == groups
-        for own, group in zip((*held.train, *held.test), groups * 2, strict=True):
-            assert set(fed.y[own].tolist()) == {int(group)}
-        if before is not None:
-            changed = changed_clients(fed, 1 + every * steps.index(held)).tolist()
-            assert changed == [i for i in range(9) if groups[i] != before[i]]
+    for step, (held, now) in enumerate(zip(steps, schedule, strict=True)):
+        assert "".join(map(str, groups(held))) == now
+        for own, digit in zip((*held.train, *held.test), now * 2, strict=True):
+            assert set(fed.y[own].tolist()) == {int(digit)}
+        before = schedule[max(step - 1, 0)]
+        changed = changed_clients(fed, 1 + every * step).tolist()
+        assert changed == [i for i in range(9) if now[i] != before[i]]
     assert [len(rows) for rows in fed.train] == [30 // len(schedule)] * 9
     for group in range(3):  # each sample of a group is used once before any is used twice
-        rows = [own for held in steps for own, g in zip(held.train, held.groups, strict=True)
+        rows = [own for held in steps for own, g in zip(held.train, groups(held), strict=True)
                 if g == group]  # fmt: skip
         counts = np.bincount(np.concatenate([[], *rows]).astype(int), minlength=len(fed.y))
         pool = counts[np.concatenate([still.train[i] for i in range(group, 9, 3)])]

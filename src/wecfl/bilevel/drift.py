@@ -85,7 +85,7 @@ class Watch:
     losses of all clusters' models, and joins the cluster with the smallest. It is *new* if this
     takes back less than half of the rise, and if its loss is larger than that of every client that
     was not found. Two or more new clients make a cluster of their own, if K is "auto" and the
-    assignment had settled.
+    assignment had settled, or all clients were in one cluster; then it has settled.
 
     It is what the server learns from an `Ask` for `Risk`. In `State.known` are `loss`, the last
     loss of each client; `usual`, the one before its drift; `rises` (m, rounds), the e of the last
@@ -155,13 +155,14 @@ class Watch:
             origin = np.bincount(labels[new]).argmax()
             k = len(state.centers)
             labels[new] = k
-            state = state.grown(np.array([*range(k), origin], np.int64))
+            whole = {**state.whole, "notes.unchanged": np.array([float(PATIENCE)])}
+            state = replace(state.grown(np.array([*range(k), origin], np.int64)), whole=whole)
         return replace(state, labels=labels, replies=None)
 
     def _opens(self, new: Bool, state: State, setting: Setting) -> bool:
         """Whether the new clients make a cluster of their own."""
         grows = setting.method.k == "auto" and int(new.sum()) > 1
-        return grows and has_settled(state.notes)
+        return grows and (has_settled(state.notes) or len(state.centers) == 1)
 
     def _known(self, state: State, m: int) -> dict[str, Any]:
         """What is known of each client, or the start of it."""

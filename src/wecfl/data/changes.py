@@ -126,7 +126,7 @@ def changed_clients(clients: Federation, round: int) -> Int:
         return np.zeros(0, np.int64)
     before, after = clients.at(round - 1), clients.at(round)
     if changes[0].fresh:
-        return np.flatnonzero(np.not_equal(before.groups, after.groups))
+        return np.flatnonzero(np.asarray(before.groups != after.groups))
     pairs = zip(before.train, after.train, strict=True)
     return np.flatnonzero([not np.array_equal(*pair) for pair in pairs])
 

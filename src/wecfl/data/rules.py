@@ -42,19 +42,19 @@ class Ruled(NamedTuple):
 
 
 def _sine(x: F32) -> Bool:
-    return x[:, 1] <= np.sin(x[:, 0])
+    return np.asarray(x[:, 1] <= np.sin(x[:, 0]))
 
 
 def _waves(x: F32) -> Bool:
-    return x[:, 1] <= 0.5 + 0.3 * np.sin(3 * np.pi * x[:, 0])
+    return np.asarray(x[:, 1] <= 0.5 + 0.3 * np.sin(3 * np.pi * x[:, 0]))
 
 
 def _outside(x: float, y: float, radius: float) -> Rule:
-    return lambda points: np.hypot(points[:, 0] - x, points[:, 1] - y) > radius
+    return lambda points: np.asarray(np.hypot(points[:, 0] - x, points[:, 1] - y) > radius)
 
 
 def _above(threshold: float) -> Rule:
-    return lambda x: x[:, 0] + x[:, 1] > threshold
+    return lambda x: np.asarray(x[:, 0] + x[:, 1] > threshold)
 
 
 RULED = {
