@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 
-__all__ = ["RefusedFileError", "check_fits", "check_regular", "usable_memory"]
+from wecfl.errors import ConfigError
+
+__all__ = ["RefusedFileError", "check_fits", "check_regular", "check_room", "usable_memory"]
 
 FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -48,6 +50,21 @@ def check_fits(needed: int) -> None:
     if needed > usable:
         raise RefusedFileError(
             f"it needs {needed} bytes of memory, but this process may use {usable} ({bound})"
+        )
+
+
+def check_room(what: str, needed: int, remedy: str) -> None:
+    """Raise an error for a choice that needs more bytes than this process may use.
+
+    >>> check_room("a table", 10**18, "choose a smaller one")
+    Traceback (most recent call last):
+    wecfl.errors.ConfigError: a table needs 1000000000.0 GB, but this process may use ...
+    """
+    usable, bound = min(usable_memory())
+    if needed > usable:
+        raise ConfigError(
+            f"{what} needs {needed / 1e9:.1f} GB, but this process may use {usable / 1e9:.1f} GB "
+            f"({bound}): {remedy}"
         )
 
 

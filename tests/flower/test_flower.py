@@ -118,13 +118,7 @@ def same_result(one: Result, two: Result) -> None:
 # The same numbers as a simulation
 
 
-REFUSED = ("pacfl", "k-fed")
-"""Methods whose clients tell something as large as a sample: the server does not know how large."""
-
-
-@pytest.mark.parametrize(
-    "method", [*(name for name in METHODS if name not in REFUSED), "wecfl auto"]
-)
+@pytest.mark.parametrize("method", [*METHODS, "wecfl auto"])
 def test_every_method_comes_to_what_the_simulation_does(
     fed: Federation, served: Served, method: str
 ) -> None:
@@ -246,14 +240,18 @@ def test_several_models_and_trials_over_a_network(name: str, fed: Federation, no
     assert not any("restarted" in record.get("network", {}) for record in over.records)
 
 
-def test_a_server_that_does_not_know_how_large_samples_are(nodes: Nodes) -> None:
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
-    runner.enrol(M, 5)
-    roster.sort()
-    for method in (method_named(name, k=2) for name in REFUSED):
-        with pytest.raises(ConfigError, match="over a network"):
-            run_flat(roster, method, model=make_model(), engine=runner, rounds=1, objectives=False)
+def test_one_client_that_lies_about_the_shape_of_samples_changes_nothing(
+    fed: Federation, nodes: Nodes, served: Served
+) -> None:
+    """The server takes what most of them say, also where the liar is the first in the roster."""
+
+    def lie(message: Message) -> Message:
+        if message.metadata.message_type == "query.hello":
+            message.content.config_records["config"]["shape"] = "7,7"
+        return message
+
+    nodes[90].tamper = lie
+    same_result(served(method="k-fed", rounds=2), simulated(fed, "k-fed", rounds=2))
 
 
 @pytest.mark.parametrize("name", ["ditto", "local", "fedper", "lg-fedavg", "fedrep"])
@@ -432,8 +430,11 @@ def test_another_model_and_other_classes_are_refused(
         ({"protocol": PROTOCOL_VERSION + 1}, "other programs"),
         ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
         ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
+        ({"shape": "8,0"}, "shape must be"),
+        ({"shape": "9" * 5000}, "shape must be"),
+        ({"shape": "100000,100000"}, "at most"),
     ],
-    ids=["programs", "earlier", "later", "type", "first edition"],
+    ids=["programs", "earlier", "later", "type", "first edition", "zero", "long", "huge"],
 )
 def test_a_client_of_another_version_is_refused_at_the_greeting(
     nodes: Nodes, served: Served, said: dict[str, Any], reason: str

@@ -27,7 +27,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
-from wecfl.inputs import usable_memory
+from wecfl.inputs import check_room
 from wecfl.layout import Layout
 
 __all__ = ["Apart", "FitsInMemory", "HyperNetwork", "Parameters", "hyper_update"]
@@ -141,15 +141,12 @@ class FitsInMemory:
 
     def __call__(self, plan: LocalPlan, layout: Layout) -> None:
         """Raise an error if they do not."""
-        needed = 4 * 4 * (self.hidden + 1) * layout.trainable
-        usable, bound = min(usable_memory())
-        if needed > usable:
-            raise ConfigError(
-                f"a hyper-network with {self.hidden} hidden units for a model of "
-                f"{layout.trainable} parameters needs {needed / 1e9:.1f} GB, but this process may "
-                f"use {usable / 1e9:.1f} GB ({bound}): choose a smaller model, or fewer units "
-                f"(hidden)"
-            )
+        units, parameters = self.hidden, layout.trainable
+        check_room(
+            f"a hyper-network with {units} hidden units for a model of {parameters} parameters",
+            4 * 4 * (units + 1) * parameters,
+            "choose a smaller model, or fewer units (hidden)",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

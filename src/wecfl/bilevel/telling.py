@@ -321,8 +321,8 @@ def inputs_of(engine: Engine, name: str) -> int:
     """How many numbers a sample has; an error where the server does not know that."""
     if not engine.shape:
         raise ConfigError(
-            f"clients would tell '{name}' of their samples, and over a network the server does not "
-            f"know how large these are: choose another representation or method"
+            f"clients would tell '{name}' of their samples, and none of them has said how large "
+            f"these are: begin a new run, or choose another representation or method"
         )
     return prod(engine.shape)
 

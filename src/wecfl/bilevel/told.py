@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.core.types import F64, Bool, Real
 from wecfl.errors import ConfigError
+from wecfl.inputs import check_room
 from wecfl.layout import Layout
 
 __all__ = ["Told"]
@@ -57,6 +59,12 @@ class Told:
         if self.tells.reads_model:
             start = engine.starts([setting.member], setting.seed)
             own = {"model": np.repeat(start, len(who), axis=0)}
+        row = job.program.replies["told"].sized(job.sizes(engine.layout))
+        check_room(
+            f"what {m} clients tell ('{self.tells.name}')",
+            3 * 4 * m * prod(row),
+            "choose another representation or method",
+        )
         answers = engine.ask(job, Sent(own), who)
         rows = answers.rows["told"]
         finite = np.isfinite(rows.reshape(len(who), -1)).all(axis=1)

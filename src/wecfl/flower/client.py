@@ -78,6 +78,7 @@ def client_app(
         about: dict[str, Any] = {
             "name": client.name, "samples": samples, "key": client.key,
             "tests": client.guard.told_tests(config, client.tests),
+            "shape": ",".join(map(str, client.federation.shape)),
             "classes": known_task.outputs, "task": described(known_task),
             "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
             "programs": digest(),

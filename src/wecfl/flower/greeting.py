@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
+
 from flwr.app import Message
 
 from wecfl.bilevel.programs import digest
@@ -13,12 +16,17 @@ from wecfl.tasks import described
 
 __all__ = ["read_hello"]
 
+SHAPE_PATTERN = r"([1-9][0-9]{0,8}(,[1-9][0-9]{0,8}){0,7})?"
+"""The shape of a sample: at most eight numbers."""
+MAX_INPUTS = 10**8
+"""The largest number of numbers in a sample."""
+
 
 def read_hello(message: Message, node: int, layout: Layout, task: Task) -> Place:
     """The place that a client asks for; raise `Refused` if it has other code, model or task."""
     hello = read_config(
-        message, name=str, samples=int, tests=int, key=int, classes=int, layout=str, protocol=int,
-        programs=str, task=str,
+        message, name=str, samples=int, tests=int, key=int, shape=str, classes=int, layout=str,
+        protocol=int, programs=str, task=str,
     )  # fmt: skip
     if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
         raise Refused("it knows other programs than the server: install the same version of wecfl")
@@ -28,4 +36,9 @@ def read_hello(message: Message, node: int, layout: Layout, task: Task) -> Place
         raise Refused(f"it has {hello['classes']} classes, expected {task.outputs}")
     if hello["task"] != described(task):
         raise Refused(f"its task is {hello['task']}, expected {described(task)}")
-    return Place(hello["name"], node, hello["key"], hello["samples"], hello["tests"])
+    if not re.fullmatch(SHAPE_PATTERN, hello["shape"], re.ASCII):
+        raise Refused(f"shape must be like 28,28, got {hello['shape'][:40]!r}")
+    shape = tuple(int(axis) for axis in hello["shape"].split(",") if axis)
+    if prod(shape) > MAX_INPUTS:
+        raise Refused(f"a sample may have at most {MAX_INPUTS} numbers, got {prod(shape)}")
+    return Place(hello["name"], node, hello["key"], hello["samples"], hello["tests"], shape)

@@ -48,7 +48,7 @@ __all__ = [
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """The type and the shape of each array that a reply must have, by name."""
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """The version of requests and replies; it must be the same on both sides."""
 
 ALL_STEPS = -1

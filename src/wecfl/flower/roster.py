@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
@@ -47,6 +48,8 @@ class Place:
     """|D_i|."""
     tests: int | None = 0
     """How many test samples it holds; None in the roster of a run of an earlier version."""
+    shape: tuple[int, ...] | None = ()
+    """The shape of its samples; None as for `tests`."""
 
 
 class Roster:
@@ -98,11 +101,12 @@ node keys: pin-nodes = false)
                 f"clients = {m}"
             )
         roster = cls(m, **options)
-        roster.run = written["run"]
-        roster.places = [
-            Place(**{field.name: place.get(field.name) for field in fields(Place)})
-            for place in written["places"]
-        ]
+        roster.run, roster.shape = written["run"], tuple(written.get("shape", ()))
+        for place in written["places"]:
+            about = {field.name: place.get(field.name) for field in fields(Place)}
+            shape = about["shape"]
+            about["shape"] = None if shape is None else tuple(shape)
+            roster.places.append(Place(**about))
         return roster
 
     def join(self, place: Place) -> int:
@@ -127,11 +131,13 @@ node keys: pin-nodes = false)
                 f"the name {place.name} belongs to another node (for trials without node keys: "
                 f"pin-nodes = false)"
             )
-        if known.tests is None:
-            known = self.places[row] = replace(known, tests=place.tests)
+        if known.tests is None or known.shape is None:
+            tests = place.tests if known.tests is None else known.tests
+            known = self.places[row] = replace(known, tests=tests, shape=place.shape)
             self._changed = True
         about, before = (
-            f"{each.samples} samples and {each.tests} for tests (key {each.key})"
+            f"{each.samples} samples of shape {each.shape} and {each.tests} for tests (key "
+            f"{each.key})"
             for each in (place, known)
         )
         if about != before:
@@ -140,8 +146,13 @@ node keys: pin-nodes = false)
         return row
 
     def sort(self) -> None:
-        """Sort the places by key before the first round: the order of joining has no effect."""
+        """Sort the places by key before the first round: the order of joining has no effect.
+
+        The shape of samples is what most clients say, so that a single one can't decide it.
+        """
         self.places.sort(key=lambda place: place.key)
+        if not self.shape and self.places:
+            self.shape = Counter(place.shape or () for place in self.places).most_common(1)[0][0]
         rows = {place.name: i for i, place in enumerate(self.places)}
         nodes = {place.node: rows[place.name] for place in self.places if place.node in self._nodes}
         self._nodes = nodes
@@ -230,7 +241,9 @@ class RosterWriter:
     def _write(self) -> None:
         roster = self.roster
         places = [asdict(place) for place in roster.places]
-        written = {"run": roster.run, "clients": len(roster), "places": places}
+        written = {
+            "run": roster.run, "clients": len(roster), "shape": roster.shape, "places": places
+        }  # fmt: skip
         text = json.dumps(written, indent=2) + "\n"
         replace_file(self.folder / ROSTER_FILE, [text.encode()])
         roster._changed = False

@@ -16,9 +16,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from wecfl.bilevel.told import Told
 from wecfl.config import Config
 from wecfl.config_keys import METHOD_OPTIONS
 from wecfl.core.clients import Clients
+from wecfl.core.program import Job
 from wecfl.core.state import Reply, State
 from wecfl.core.task import Task
 from wecfl.enrolment import Enrolment
@@ -170,20 +172,24 @@ def serve(
             "(wecfl deploy enrol)"
         )
     else:
-        _check_fits(engine, enrolment.max_reply)
+        counts = prod(engine.task.shape(engine.outputs))
+        _check_fits("this model", reply_bytes(engine.layout.width, counts), enrolment)
     engine.enrol(network.min_clients, network.enrolment)
     if not known:
         roster.sort()
+    if enrolment is not None and isinstance(method.representation, Told):
+        program = method.representation.tells.sized(engine)
+        told = program.replies["told"].sized(Job(program).sizes(engine.layout))
+        _check_fits(f"'{program.name}'", reply_bytes(prod(told), 0), enrolment)
     return experiment().run()
 
 
-def _check_fits(engine: FlowerEngine, max_reply: int) -> None:
-    """Refuse a model whose replies the proxy would not let through."""
-    size = reply_bytes(engine.layout.width, prod(engine.task.shape(engine.outputs)))
-    if size > max_reply:
+def _check_fits(what: str, size: int, enrolment: Enrolment) -> None:
+    """Refuse replies that the proxy would not let through."""
+    if size > enrolment.max_reply:
         raise ConfigError(
-            f"a reply with this model takes {size} bytes, but the proxy lets only {max_reply} "
-            f"through: wecfl deploy up (or host) --max-reply {size}"
+            f"a reply with {what} takes {size} bytes, but the proxy lets only "
+            f"{enrolment.max_reply} through: wecfl deploy up (or host) --max-reply {size}"
         )
 
 

@@ -374,6 +374,7 @@ class ClientPlaceSchema(Schema):
     key: Count
     samples: Annotated[Count, Field(ge=1)]
     tests: Count | None = None
+    shape: list[Count] | None = None
 
 
 class RosterSchema(Schema):
@@ -381,4 +382,5 @@ class RosterSchema(Schema):
 
     run: str
     clients: Annotated[Count, Field(ge=1)]
+    shape: list[Count] = []
     places: list[ClientPlaceSchema]
