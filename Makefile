@@ -4,6 +4,7 @@ PYTHON    ?= python3
 BIN       := .venv/bin
 INSTALLED := .venv/.installed
 READY     := .venv/.ready
+export PYTHONDONTWRITEBYTECODE :=  # the tests start hundreds of processes: modules are compiled once
 INSTALL   := $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt
 
 .DEFAULT_GOAL := help

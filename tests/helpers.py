@@ -244,7 +244,7 @@ class _Columnwise:
 def workers() -> list[int]:
     """The processes of all engines that are alive."""
     children = multiprocessing.active_children()
-    return [child.pid or 0 for child in children if child.name.startswith("wecfl-worker")]
+    return sorted(child.pid or 0 for child in children if child.name.startswith("wecfl-worker"))
 
 
 @contextmanager

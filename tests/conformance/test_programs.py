@@ -1,6 +1,6 @@
 """Programs: row by row, as declared, and known by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,17 @@ def module() -> nn.Module:
     return reinitialized(made, seed=0, which=0)
 
 
+@pytest.fixture(scope="module")
+def engines(fed: Federation) -> Iterator[Mapping[str, LocalEngine]]:
+    """Each kind of engine, made once: to start its processes takes longer than a test."""
+    with (
+        make_engine("native", fed, module(), workers=2) as native,
+        make_engine("torch", fed, module(), workers=2) as torch,
+    ):
+        assert isinstance(native, LocalEngine) and isinstance(torch, LocalEngine)
+        yield {"native": native, "torch": torch}
+
+
 def asked(engine: LocalEngine, program: Program, shared: str, parts: list[Any]) -> list[Any]:
     """Two exchanges, the clients asked in parts: all that is replied and kept."""
     start = row_of(module())
@@ -107,14 +118,12 @@ def asked(engine: LocalEngine, program: Program, shared: str, parts: list[Any]) 
     ids=str,
 )
 def test_any_partition_of_the_clients_gives_the_same_bits(
-    program: Program, shared: str, kind: Any, fed: Federation
+    program: Program, shared: str, kind: str, engines: Mapping[str, LocalEngine]
 ) -> None:
-    with make_engine(kind, fed, module(), workers=2) as engine:
-        assert isinstance(engine, LocalEngine)
-        whole, pairs, each = (
-            asked(engine, program, shared, parts)
-            for parts in ([range(5)], [[0, 3], [1, 2], [4]], [[i] for i in range(5)])
-        )
+    whole, pairs, each = (
+        asked(engines[kind], program, shared, parts)
+        for parts in ([range(5)], [[0, 3], [1, 2], [4]], [[i] for i in range(5)])
+    )
     assert len(whole) == len(pairs) == len(each) > 0
     for a, b, c in zip(whole, pairs, each, strict=True):
         assert a.tobytes() == b.tobytes() == c.tobytes()

@@ -114,7 +114,10 @@ def rows_of(x: Any) -> list[Any]:
 def test_they_are_trained_predicted_and_loaded(case: str, tmp_path: Path) -> None:
     xs, net = CASES[case]
     fed = Federation.from_arrays(xs, YS)
-    result = wecfl.run(fed, methods.wecfl(k=2), model=net, rounds=2, plan=PLAN, folder=tmp_path)
+    result = wecfl.run(
+        fed, methods.wecfl(k=2), model=net, rounds=2, plan=PLAN, folder=tmp_path,
+        engine=wecfl.Compute(workers=1),
+    )  # fmt: skip
     own = net()
     own.load_state_dict(result.model(client="1").state_dict())
     expected = called(own, xs[1])

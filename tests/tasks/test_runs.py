@@ -22,7 +22,11 @@ from wecfl.tasks import Binary, Classification, MultiLabel, Regression
 if TYPE_CHECKING:
     from helpers import Wecfl
 
-QUICK: dict[str, Any] = {"model": "logistic", "plan": wecfl.Plan(lr=0.05)}
+QUICK: dict[str, Any] = {
+    "model": "logistic",
+    "plan": wecfl.Plan(lr=0.05),
+    "engine": wecfl.Compute(workers=1),
+}
 FLAGS = ["--model", "logistic", "--lr", "0.05", "--clusters", "2", "--workers", "1"]
 
 

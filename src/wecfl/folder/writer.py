@@ -32,6 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -363,13 +364,18 @@ def _json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=lambda array: array.tolist())
 
 
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in RECORDED_PACKAGES}
+
+
 def environment() -> dict[str, Any]:
     """The machine, the versions and the command of this process, for `env.json`."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in RECORDED_PACKAGES},
+        "packages": _versions(),
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": os.cpu_count(),
