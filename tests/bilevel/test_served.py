@@ -160,6 +160,30 @@ def test_two_looks_must_agree_before_clients_are_divided() -> None:
     assert "loss" not in after.notes
 
 
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_client_between_two_clusters_says_which_one_serves_it(wanted: int) -> None:
+    """K-means gives it to the smaller cluster, whose mean follows a single client more."""
+    truth = np.repeat([0, 1], [14, 8])
+    points = 10.0 * truth[:, None] + np.random.default_rng(0).normal(size=(22, 1)) * 0.01
+    points[0] = 4.98
+    wants = np.where(np.arange(22) == 0, wanted, truth)
+
+    def judge(labels: Int | None, who: Bool) -> F64:
+        """The loss is 0 where half of a client's companions are of the group that it wants."""
+        own = np.arange(22) if labels is None else labels
+        together = (own[:, None] == own) & ~np.eye(22, dtype=bool)
+        alike = (together & (truth == wants[:, None])).sum(axis=1)
+        served = together.any(axis=1) & (alike >= together.sum(axis=1) / 2)
+        return np.where(who, 1.0 - served, np.nan)
+
+    first = looked(view_of(points, judge=judge))
+    found = looked(view_of(points, judge=judge, notes=first.notes, round=2))
+    assert found.notes["k"].tolist() == [2.0]
+    assert (adjusted_rand_score(found.labels, truth) == 1.0) == (wanted == 0)
+    means = cluster_means(points, found.labels, np.ones(22))
+    np.testing.assert_allclose(found.centers, means)
+
+
 def test_after_three_looks_without_groups_there_is_a_pause() -> None:
     points = np.random.default_rng(0).normal(size=(30, 6))
     judge, validates = judge_of(points, noise=9.0), []

@@ -140,7 +140,8 @@ class Served:
 
     All clients start in one cluster. A look (`Look.best`) is taken in each round until the same
     K > 1 was found in two looks in a row, or some K > 1 in `patience` looks in a row. Then the
-    clients are divided, and K has settled. After `patience` looks in a row that found K = 1, the
+    clients are divided, those between two clusters say which of them serves them better, and K has
+    settled. After `patience` looks in a row that found K = 1, the
     next looks are taken `pause` rounds later. Clients are looked at if they were heard in this
     round.
 
@@ -188,6 +189,8 @@ class Served:
                 if notes["settled"][0]:
                     division = cluster_means(points, look.labels[look.best - 1], weight)
             found = self._continued(view, heard, division, rng)
+            if division is not None:
+                found = _better_placed(view, found, heard)
         validate = not _number(notes, "settled") and view.round + 1 >= _number(notes, "next")
         placed = None if division is None or heard.all() else heard
         return Clusters(found.labels, found.centers, notes, validate, placed)
@@ -238,6 +241,35 @@ class Served:
             "grouped": grouped, "next": round + (self.pause if pauses else 1),
         }  # fmt: skip
         return {name: np.array([float(number)]) for name, number in numbers.items()}
+
+
+def _better_placed(view: View, found: Clusters, heard: Bool) -> Clusters:
+    """The clusters, after clients between two of them were asked which one serves them better.
+
+    A client is between two clusters if the center of another cluster is nearer to it than that of
+    its own would be without it, ‖g_i − G_l‖² < ‖g_i − G_k‖² / (1 − λ_i / Σ_{j∈k} λ_j)². All of them
+    try the other cluster at the same time. A cluster that all its clients would leave is kept.
+    """
+    who, centers = np.flatnonzero(heard), found.centers.copy()
+    points, weight, own = view.points[who], view.importance[who], found.labels[who]
+    rest, inhabited = 1 - weight / np.bincount(own, weight)[own], np.unique(own)
+    far = np.full((len(who), len(centers)), np.inf)
+    far[:, inhabited] = squared_euclidean(points, centers[inhabited])
+    without = np.take_along_axis(far, own[:, None], axis=1)[:, 0]
+    without = np.divide(without, rest**2, out=np.zeros(len(who)), where=rest > 0)
+    np.put_along_axis(far, own[:, None], np.inf, axis=1)
+    between = heard.copy()
+    between[who] = far.min(axis=1) < without
+    if not between.any():
+        return found
+    assert view.judge
+    tried = found.labels.copy()
+    tried[between] = far.argmin(axis=1)[between[who]]
+    better = view.judge(tried, between) < view.judge(found.labels, between)
+    labels = np.where(better, tried, found.labels)
+    labels = np.where(np.isin(found.labels, labels[who]), labels, found.labels)
+    centers[inhabited] = cluster_means(points, labels[who], weight)[inhabited]
+    return Clusters(labels, centers)
 
 
 def _number(notes: Mapping[str, F64], name: str) -> float:
