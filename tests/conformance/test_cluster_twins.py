@@ -98,7 +98,7 @@ def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: 
         momentum=plan.momentum, weight_decay=plan.weight_decay, present=present,
     )  # fmt: skip
     expected = twin(inputs.double(), partial(drawn, channel))
-    with make_engine(kind, fed, module, workers=2) as engine:
+    with make_engine(kind, fed, module, workers=1) as engine:
         setting = Setting(method, engine, plan, SEED, channel=channel)
         path = iterate(setting, opening(setting))
         for _ in range(ROUNDS):
@@ -125,7 +125,7 @@ def outcome(
         momentum=plan.momentum, weight_decay=plan.weight_decay, present=present,
     )  # fmt: skip
     expected = twin(inputs.double())
-    with make_engine(kind, fed, module, workers=2) as engine:
+    with make_engine(kind, fed, module, workers=1) as engine:
         setting = Setting(method, engine, plan, SEED, channel=channel)
         path = iterate(setting, opening(setting))
         for _ in range(ROUNDS):

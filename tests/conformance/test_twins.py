@@ -137,7 +137,7 @@ def test_a_method_is_its_naive_twin(name: str, conditions: str, kind: Any, fed: 
         weight_decay=plan.weight_decay, present=present, done=done,
     ).double()  # fmt: skip
     expected = twin(inputs)
-    with make_engine(kind, fed, module, workers=2) as engine:
+    with make_engine(kind, fed, module, workers=1) as engine:
         setting = Setting(method, engine, plan, SEED, channel=channel)
         path = iterate(setting, opening(setting))
         for _ in range(ROUNDS):

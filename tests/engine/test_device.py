@@ -139,7 +139,7 @@ def compared(
     device: str,
     **options: Any,
 ) -> DeviceEngine:
-    with TorchEngine(fed, model, workers=2, **options) as loop:
+    with TorchEngine(fed, model, workers=1, **options) as loop:
         theirs = asked(loop, program, plan, model)
     with DeviceEngine(fed, model, device=device, **options) as engine:
         close(asked(engine, program, plan, model), theirs)
@@ -150,7 +150,7 @@ def runs(fed: Federation, method: Method, device: str) -> list[wecfl.Result]:
     """The same run by the loop and on the device."""
     model, plan = made(mlp), wecfl.Plan(steps=4, batch=4, lr=0.1)
     with (
-        TorchEngine(fed, model, workers=2) as loop,
+        TorchEngine(fed, model, workers=1) as loop,
         DeviceEngine(fed, model, device=device) as ours,
     ):
         return [
@@ -213,7 +213,7 @@ def test_samples_have_weights_and_biases(device: str, fed: Federation) -> None:
     bias = draw.normal(size=(total, 3)).astype(np.float32)
     found = []
     with (
-        TorchEngine(fed, model, workers=2) as loop,
+        TorchEngine(fed, model, workers=1) as loop,
         DeviceEngine(fed, model, device=device) as ours,
     ):
         for engine in (loop, ours):
