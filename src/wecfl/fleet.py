@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, final
 
@@ -25,7 +24,7 @@ from wecfl.engine.kept_rows import KeptRows
 from wecfl.errors import ConfigError, DataError
 from wecfl.experiment import Experiment
 from wecfl.fleet_rounds import FleetRecorder, OpenFleet, PresentEngine
-from wecfl.folder.writer import LARGE_STATE_BYTES, RunFolder
+from wecfl.folder.writer import RunFolder
 from wecfl.from_config import federation_of
 from wecfl.limits import check_whole
 from wecfl.models import Model
@@ -94,23 +93,23 @@ class FleetExperiment:
         replace(self.one, federation=self.fleet.federation(who)).check()
 
     @contextmanager
-    def open(self, round: int = 1, folder: RunFolder | None = None) -> Iterator[OpenFleet]:
-        """Load the clients of this round, and yield the fleet ready to be trained."""
+    def open(self, round: int = 1, *, stored: bool = False) -> Iterator[OpenFleet]:
+        """Load the clients of this round, and yield the fleet ready to be trained.
+
+        Its states hold what clients keep only if they are `stored`.
+        """
         one = self.one
         engine = PresentEngine(
             self.fleet, self.active, one.seed,
             lambda clients: replace(one, federation=clients, folder=None, watch=()),
         )  # fmt: skip
         kept = KeptRows(len(self.fleet), self.memory * 1e9)
-        copied = None
-        if folder:  # a round waits for a checkpoint of more bytes, if there is one in each round
-            copied = LARGE_STATE_BYTES if folder.every == 1 else inf
         try:
             engine.move_to(round)
             about = {
                 "registered": len(self.fleet), "active": self.active, "task": self.fitted.text
             }  # fmt: skip
-            yield OpenFleet(self.fleet, one, engine, kept, FleetRecorder(one), about, copied)
+            yield OpenFleet(self.fleet, one, engine, kept, FleetRecorder(one), about, stored)
         finally:
             engine.close()
             kept.close()
@@ -130,7 +129,7 @@ class FleetExperiment:
                     )
                 )
             done = folder.saved.round if folder and folder.saved else 0
-            opened = stack.enter_context(self.open(done + 1, folder))
+            opened = stack.enter_context(self.open(done + 1, stored=folder is not None))
             result = train(self.one, opened, folder, observe)
         assert isinstance(result, FleetResult)
         return result

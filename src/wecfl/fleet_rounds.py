@@ -141,9 +141,8 @@ class OpenFleet:
     kept: KeptRows
     recorder: FleetRecorder
     about: Mapping[str, Any]
-    copied_bytes: float | None
-    """Up to how many bytes the clients' rows are copied into each state, so that a state stays what
-    it is. Above, they are those of the last round. None: states hold no rows."""
+    stored: bool
+    """Whether states hold the rows of what clients keep, for checkpoints."""
     newcomer_engine: None = None
 
     @property
@@ -188,18 +187,21 @@ class OpenFleet:
         return (replace(first, labels=np.zeros(m, np.int64), known=known),)
 
     def paths(
-        self, states: Sequence[State], observers: Sequence[Observer]
+        self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
         """The states of the fleet after each further round; observers see those who take part."""
         [state] = states
         if "client" in state.memory:  # the run is resumed
             self.kept.put(state.memory["client"], without(["client"], state.memory))
-        return [self._path(replace(state, memory={}), observers)]
+        return [self._path(replace(state, memory={}), observers, in_place_above)]
 
-    def _path(self, state: State, observers: Sequence[Observer]) -> Iterator[State]:
+    def _path(
+        self, state: State, observers: Sequence[Observer], in_place_above: float
+    ) -> Iterator[State]:
         while True:
             self.engine.move_to(state.round + 1)
-            yield (state := self._round(state, observers))
+            state = self._round(state, observers)
+            yield replace(state, memory=self.kept.rows(in_place_above) if self.stored else {})
 
     def _round(self, fleet: State, observers: Sequence[Observer]) -> State:
         """The state of the fleet after one round of the clients that take part."""
@@ -267,7 +269,6 @@ class OpenFleet:
             replies=None,
             labels=labels,
             known={"met": met, "weight": weight, "samples": samples},
-            memory={} if self.copied_bytes is None else self.kept.rows(self.copied_bytes),
         )
 
     def _recorded(self, record: Record, fleet: State) -> Record:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,7 @@ from wecfl.errors import ConfigError
 from wecfl.folder.distance_trace import MAX_TRACED_CLIENTS, DistanceTrace
 from wecfl.folder.newcomer_reference import write_reference
 from wecfl.folder.readers import read_metrics, read_summary
-from wecfl.folder.writer import RunFolder, environment
+from wecfl.folder.writer import LARGE_STATE_BYTES, RunFolder, environment
 from wecfl.methods import component_words, components, structure
 from wecfl.models import is_logistic, unpacked_parts
 from wecfl.options import Rounds
@@ -77,9 +78,12 @@ class Opened(Protocol):
         """The states before the first round, one for each run of a soft vote."""
 
     def paths(
-        self, states: Sequence[State], observers: Sequence[Observer]
+        self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
-        """The states after each further round, without end; observers see the first run."""
+        """The states after each further round, without end; observers see the first run.
+
+        Clients' memory of more bytes than `in_place_above` is overwritten (`Setting`).
+        """
 
     def reference(self, state: State, setup: NewcomerSetup) -> Reference:
         """What newcomers are compared with."""
@@ -113,12 +117,13 @@ class OpenExperiment:
         return tuple(map(opening, self.settings))
 
     def paths(
-        self, states: Sequence[State], observers: Sequence[Observer]
+        self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
-        """The states after each further round; of a soft vote, observers see the first run."""
+        """The states after each further round (`Opened`)."""
+        settings = [replace(each, in_place_above=in_place_above) for each in self.settings]
         return [
             iterate(setting, state, self.recorder.step, *([] if j else observers))
-            for j, (setting, state) in enumerate(zip(self.settings, states, strict=True))
+            for j, (setting, state) in enumerate(zip(settings, states, strict=True))
         ]
 
     def reference(self, state: State, setup: NewcomerSetup) -> Reference:
@@ -159,7 +164,9 @@ def train(
         trace = experiment.measure.trace
         if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
             observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
-    paths = opened.paths(states, observers)
+    # A failed round leaves large rows half overwritten, so the last state must be on the disk.
+    safe = not diagnostics and (folder is None or folder.every == 1)
+    paths = opened.paths(states, observers, LARGE_STATE_BYTES if safe else inf)
     begun: list[Watcher] = []  # the watchers whose `end` must be called
     status: Status = "failed"
     asked, stopped = None, _reason(rounds, records, recorder)

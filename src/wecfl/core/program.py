@@ -219,6 +219,8 @@ class Job:
     """Whether the new memory replaces the old one. An evaluation never changes it."""
     met: Bool | None = None
     """(n,), the clients that should have memory from an earlier exchange; None: none of them."""
+    in_place: bool = False
+    """Whether the new memory may be written into the arrays of the old one."""
 
     def keeps(self, layout: Layout) -> dict[str, Field]:
         """What stays at a client: what the program keeps, and the private columns."""

@@ -43,6 +43,9 @@ class Setting:
     """Gives a factor of the plan's η for each round; None: η stays as it is."""
     labels: Int | None = field(default=None, compare=False)
     """(m,), the cluster of each client at the start; None: all are in the first one."""
+    in_place_above: float = inf
+    """Bytes of the clients' memory above which a local update overwrites it. States of earlier
+    rounds then hold the memory of the last one."""
 
     @property
     def importance(self) -> F64:

@@ -178,7 +178,9 @@ class LocalEngine(BaseEngine):
                     kept[name] = made
                     continue
                 if name not in kept:
-                    kept[name] = table_for(made, m, memory.get(name))
+                    before = memory.get(name)
+                    reused = job.in_place and before is not None and before.flags.writeable
+                    kept[name] = before if reused else table_for(made, m, before)
                 kept[name][clients[part]] = made
         if not n:
             rows = _empty_replies(job, self.layout, sent, self.task.shape(self.outputs))

@@ -18,6 +18,7 @@ __all__ = ["AfterRound", "OnRound", "Watcher"]
 OnRound = Callable[[Record, Sequence[State]], str | None]
 """Called after each round with its record and the states (one for each run of a soft vote). If it
 returns a text, the reason, the run ends: after this round, or the next one with a test of clients.
+Of more than 256 MB of clients' memory the next round overwrites what is in these states.
 """
 
 
