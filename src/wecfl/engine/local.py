@@ -179,8 +179,9 @@ class LocalEngine(BaseEngine):
                     continue
                 if name not in kept:
                     before = memory.get(name)
-                    reused = job.in_place and before is not None and before.flags.writeable
-                    kept[name] = before if reused else table_for(made, m, before)
+                    if before is None or not (job.in_place and before.flags.writeable):
+                        before = table_for(made, m, before)
+                    kept[name] = before
                 kept[name][clients[part]] = made
         if not n:
             rows = _empty_replies(job, self.layout, sent, self.task.shape(self.outputs))
