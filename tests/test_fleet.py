@@ -24,6 +24,7 @@ from wecfl.errors import ConfigError, DataError, RunFolderError
 from wecfl.experiment import Experiment, run_config
 from wecfl.fleet import run_fleet
 from wecfl.folder.readers import read_assignments, read_summary
+from wecfl.metrics import agreement
 from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Plan
 from wecfl.runs.fleet_result import FleetResult
 
@@ -227,3 +228,18 @@ def test_what_a_fleet_refuses() -> None:
     uneven = Fleet(["a"], lambda name: (np.zeros((3, 2)), np.zeros(2, np.int64)), classes=2)
     with pytest.raises(DataError, match="client a"):
         uneven.federation(np.zeros(1, np.int64))
+
+
+def test_clients_heard_before_clusters_were_found_are_placed_then(tmp_path: Path) -> None:
+    """Clients of two kinds take turns; the first ones are not heard again."""
+    many = Fleet(range(400), load, classes=3, groups=np.arange(400) % 2)
+    how: Any = {"active": 20, "model": "mlp", "plan": replace(PLAN, lr=0.2), "rounds": 4}
+    found = run_fleet(many, methods.wecfl(k="auto"), **how, folder=tmp_path / "whole")
+    first = found.records[0]
+    assert first["clusters"] == 1 and found.records[-1]["clusters"] > 1
+    early = np.array(first["clients"]["number"])
+    assert agreement(found.labels[early], early % 2)["ari"] == 1
+    run_fleet(many, methods.wecfl(k="auto"), **how | {"rounds": 1}, folder=tmp_path / "two")
+    again = Folder(tmp_path / "two", resume=True)
+    resumed = run_fleet(many, methods.wecfl(k="auto"), **how, folder=again)
+    assert resumed.labels.tolist() == found.labels.tolist()

@@ -9,7 +9,7 @@ a row for every registered client would give, up to rounding and the numbers of 
 
 The state of a fleet is a `State` whose labels, and `met`, `weight` (λ_i) and `samples` of `known`,
 have a value for every registered client. Its `memory` has rows for the clients that keep something:
-`client` are their numbers.
+`client` are their numbers, and `sketch` is what the server keeps of them (`Sketches`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, final
 
 import numpy as np
 
+from wecfl.bilevel.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
 from wecfl.core.program import Answers, Job, Sent
@@ -30,7 +31,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.traffic import Metered
 from wecfl.core.turns import participants
-from wecfl.core.types import F64, Int, Table, without
+from wecfl.core.types import F32, F64, Bool, Int, Table, without
 from wecfl.data.federation import Federation
 from wecfl.data.fleet import AnyFleet
 from wecfl.engine.kept_rows import KeptRows
@@ -45,7 +46,10 @@ from wecfl.runs.newcomers import NewcomerSetup
 from wecfl.runs.record import Record, Recorder
 from wecfl.training import OpenExperiment
 
-__all__ = ["OpenFleet", "PresentEngine"]
+__all__ = ["FleetRecorder", "OpenFleet", "PresentEngine"]
+
+SKETCHES = Sketches()
+"""What is kept of absent clients where the server chooses K."""
 
 
 @final
@@ -230,13 +234,20 @@ class OpenFleet:
         if fleet.round:
             recorder.begin(fleet.labels[who])
 
+        sketched: F32 | None = None
+
         def observe(step: str, whole: State, seconds: float) -> None:
+            nonlocal sketched
             here = whole.take(slice(n))
+            if step == "L" and setting.method.k == "auto" and here.heard.any():
+                sketched = SKETCHES.of(here, present.method, present.engine, setting.seed)
             for each in (recorder.step, *observers):
                 each(step, here, seconds)
 
         state = next(iterate(setting, state, observe))
         after = self._remembered(fleet, state, clusters, own)
+        if sketched is not None:
+            after = self._placed(fleet, after, sketched, state.heard[:n])
         self.recorder.record = self._recorded(recorder.round([state.take(slice(n))]), after)
         return after
 
@@ -270,6 +281,18 @@ class OpenFleet:
             labels=labels,
             known={"met": met, "weight": weight, "samples": samples},
         )
+
+    def _placed(self, before: State, after: State, sketches: F32, heard: Bool) -> State:
+        """The state after clusters were divided: absent clients go where their sketch points."""
+        who, known, labels = self.engine.who[heard], len(before.centers), after.labels
+        absent = before.known["met"].copy()
+        absent[self.engine.who] = False
+        if len(after.centers) > known and absent.any():
+            others, labels = np.flatnonzero(absent), labels.copy()
+            kept = self.kept.take(others, ["sketch"])["sketch"]
+            labels[others] = SKETCHES.placed(kept, labels[others], sketches, labels[who], known)
+        self.kept.put(who, {"sketch": sketches})
+        return replace(after, labels=labels)
 
     def _recorded(self, record: Record, fleet: State) -> Record:
         """The record of those who took part, with what is known of all that were heard."""

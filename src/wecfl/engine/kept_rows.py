@@ -72,6 +72,8 @@ class KeptRows:
         client = np.empty(self._count, np.int64)
         numbers = np.flatnonzero(self._row >= 0)
         client[self._row[numbers]] = numbers
+        for name, table in self._tables.items():
+            self._tables[name] = self._with_room(name, table)
         tables = {name: table[: self._count] for name, table in self._tables.items()}
         if self.nbytes <= copied_bytes:
             tables = {name: table.copy() for name, table in tables.items()}

@@ -1,0 +1,76 @@
+"""Sketches: what the server keeps of an absent client, to place it when its cluster is divided.
+
+Where the server chooses K, it does so once it has seen enough. A client that was heard before would
+stay in the cluster that was divided until it takes part again, which may be 1,000 rounds later. So
+the server keeps a sketch of its last update: the change of g_i in its local update, less the mean
+change of the clients that were sent the same model, in `width` random directions. Clients of a
+group change alike in every round, so a sketch points to the clients it belongs to, also of a later
+round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from wecfl import rng
+from wecfl.bilevel.means import cluster_means
+from wecfl.core.engine import Engine
+from wecfl.core.method import Method
+from wecfl.core.state import State
+from wecfl.core.types import F32, F64, Int
+
+__all__ = ["Sketches"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sketches:
+    """Makes sketches of `width` numbers, and compares them by the angle between them.
+
+    >>> groups = np.array([0, 1, 0, 1, 1, 0])
+    >>> sketches = np.array([[1.0, 0.1], [-1, 0.3]])[groups] * np.arange(1, 7)[:, None]
+    >>> Sketches().placed(sketches[:2], np.array([0, 0]), sketches[2:], groups[2:], known=1)
+    array([0, 1])
+    """
+
+    width: int = 64
+
+    def of(self, state: State, method: Method, engine: Engine, seed: int) -> F32:
+        """(n, width), the sketches of the clients that were heard; `state` is that after L."""
+        shown, heard = method.representation, state.heard
+        sent = np.asarray(shown.centers(state, engine), np.float64)[state.labels]
+        never = np.zeros(len(heard), np.bool_) if state.met is None else ~state.met
+        if never.any() and "stranger" in state.whole:
+            alone = replace(state, centers=state.whole["stranger"][None], labels=state.labels * 0)
+            sent[never] = shown.centers(alone, engine)
+        change = (shown.clients(state, engine, seed) - sent)[heard]
+        if change.shape[1] > self.width:
+            draws = rng.stream(seed, "sketches")
+            change = change @ draws.standard_normal((change.shape[1], self.width))
+        alike = np.unique(np.where(never, -1, state.labels)[heard], return_inverse=True)[1]
+        means = cluster_means(change, alike, np.ones(len(change)))
+        return (change - means[alike]).astype(np.float32)
+
+    def placed(self, sketches: F32, labels: Int, heard: F32, found: Int, known: int) -> Int:
+        """(n,), the clusters of absent clients, after new ones were found in a round.
+
+        `sketches` and `labels` are theirs, `heard` and `found` those of the clients of the round.
+        They stay, or join a cluster that is not among the first `known` ones.
+        """
+        k = max(int(labels.max()), int(found.max())) + 1
+        filled = np.bincount(found, minlength=k) > 0
+        means = cluster_means(heard.astype(np.float64), found, np.ones(len(heard)), k)
+        near: F64 = np.where(filled & (np.arange(k) >= known), sketches @ _unit(means).T, -np.inf)
+        own = np.einsum("ij,ij->i", sketches, _unit(means)[labels])
+        # Of a cluster that nobody of the round is in, nothing can be said: its clients stay.
+        near[np.arange(len(labels)), labels] = np.where(filled[labels], own, np.inf)
+        return np.asarray(near.argmax(axis=1))
+
+
+def _unit(rows: F64) -> F64:
+    """The rows with length 1; those of zeros stay zero."""
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(np.divide(rows, length, out=np.zeros_like(rows), where=length > 0))
