@@ -11,6 +11,7 @@ from wecfl.folder.schema import (
     AgreementScore,
     ClusterCount,
     Count,
+    DriftSchema,
     FiniteNumber,
     Fraction,
     NewcomersSchema,
@@ -125,7 +126,8 @@ class ResultSchema(Schema):
 
     Some keys are there only where they apply: `error` if training diverged, `before` if clients
     adapt models, `traffic` and `cpu_seconds` since they are counted, `attack` if clients lied,
-    `newcomers` if clients were kept out of the training, `trace` if figures need it.
+    `newcomers` if clients were kept out of the training, `drift` if their data change or it is
+    looked for, `trace` if figures need it.
     """
 
     config: ResultConfigSchema
@@ -146,4 +148,5 @@ class ResultSchema(Schema):
     traffic: Traffic | None = None
     cpu_seconds: NonNegativeNumber | None = None
     newcomers: NewcomersSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]
+    drift: DriftSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]
     trace: PicturesSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from wecfl.bilevel.auto import Auto, Criterion
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
 from wecfl.bilevel.common_pull import PULLED_TOGETHER
 from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
-from wecfl.bilevel.drift import Recluster, rescheduled
+from wecfl.bilevel.drift import Recluster, WatchedBy, rescheduled
 from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
 from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
@@ -81,6 +81,7 @@ def wecfl(
     *,
     recluster: Recluster = "every",
     alarm: float | None = None,
+    watch: WatchedBy | None = None,
 ) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
@@ -90,8 +91,8 @@ def wecfl(
     (`wecfl.bilevel.auto`). `pull` is the μ of a pull towards the mean of all
     clients, which is in the authors' code but not in the paper (`wecfl.bilevel.common_pull`).
     `recluster` says when clients are clustered: in every round, until the assignment has settled,
-    or so and again where their data drift, with `alarm` as the rate of false alarms
-    (`wecfl.bilevel.drift`).
+    or so and again where their data drift, with `alarm` as the rate of false alarms, and `watch`
+    for what tells a drift, the loss or the distance (`wecfl.bilevel.drift`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -106,7 +107,7 @@ def wecfl(
         method = method.replace(clustering=Served(kmeans), judge=Risk("validation"))
     if pull != 0:
         method = method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
-    return rescheduled(method, recluster, alarm)
+    return rescheduled(method, recluster, alarm, watch)
 
 
 def fesem(
@@ -117,13 +118,14 @@ def fesem(
     *,
     recluster: Recluster = "every",
     alarm: float | None = None,
+    watch: WatchedBy | None = None,
 ) -> Method:
     """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
     """
-    like = wecfl(k, warm, criterion, pull, recluster=recluster, alarm=alarm)
+    like = wecfl(k, warm, criterion, pull, recluster=recluster, alarm=alarm, watch=watch)
     return like.replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
 
 

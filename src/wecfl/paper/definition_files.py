@@ -6,6 +6,7 @@ of its values, and a set for all their combinations. `[base]` holds what the set
 
     priority   sets run by rising priority, over all definitions that were asked for
     seeds      seeds 0 … N−1 (0: nothing is run, as for a picture of the partitions)
+    first_seed the first of these seeds, in place of 0
     label      a name for the cells of the set, if the method does not tell them apart
     tune       learning rates to choose from, or lists of choices and of the method's options, all
                of whose combinations are tried; the best one on a fifth of the training data that
@@ -102,6 +103,7 @@ class _Set(BaseModel):
     label: str = ""
     tune: list[Annotated[float, Field(ge=0)]] | dict[str, list[Any]] = []
     tune_seed: Annotated[int, Field(ge=0)] = 0
+    first_seed: Annotated[int, Field(ge=0)] = 0
     trace: bool = False
     theirs: dict[str, Annotated[list[float], Field(min_length=1, max_length=2)]] = {}
     adapt: Annotated[int, Field(ge=1)] | None = None
@@ -177,7 +179,7 @@ def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
         configs = [_adapting(config, written.adapt) for config in configs]
     return tuple(
         Cell(config, written.label, tune, written.trace, pool, written.tune_seed,
-             _published(written, config.method))
+             written.first_seed, _published(written, config.method))
         for config in configs
     )  # fmt: skip
 

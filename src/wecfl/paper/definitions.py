@@ -27,7 +27,7 @@ __all__ = [
 
 TableLayout = Literal[
     "robustness", "defences", "defended", "newcomers", "found", "gallery", "external",
-    "leaderboard", "methods",
+    "leaderboard", "methods", "drift",
 ]  # fmt: skip
 """The layout of a table that is not shown beside one of the paper."""
 
@@ -151,6 +151,7 @@ class Cell:
     trace: bool = False
     pool: str = ""
     tune_seed: int = 0
+    first_seed: int = 0
     theirs: Published | None = None
 
     @property
@@ -217,7 +218,9 @@ def ordered(definitions: Iterable[Definition], seeds: int | None = None) -> list
         level = [(asked and (seeds or asked), cells) for p, asked, cells in sets if p == priority]
         for seed in range(max(count for count, _ in level)):
             for count, cells in level:
-                pairs |= dict.fromkeys((cell, seed) for cell in cells if seed < count)
+                pairs |= dict.fromkeys(
+                    (cell, cell.first_seed + seed) for cell in cells if seed < count
+                )
     return list(pairs)
 
 

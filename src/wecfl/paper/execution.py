@@ -77,8 +77,8 @@ def _train(
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
     traced = {"trace": figure_data.data(result.records)} if figure_data else {}
-    newcomers = {key: found for key, found in result.summary.items() if key == "newcomers"}
-    return {"engine": result.engine, **_scores(result.records), **newcomers, **traced}
+    told = {key: result.summary[key] for key in ("newcomers", "drift") if key in result.summary}
+    return {"engine": result.engine, **_scores(result.records), **told, **traced}
 
 
 def _vote(run: PlannedRun, store: ResultStore, federation: Federation) -> StoredResult | None:

@@ -14,6 +14,7 @@ from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.paper.tables import (
     beside_paper,
     defences,
+    drift,
     external,
     found_clusters,
     gallery,
@@ -41,6 +42,7 @@ LAYOUTS: dict[TableLayout, tuple[MakeFrame, MakeTables]] = {
     "external": (external.frame, external.tables),
     "leaderboard": (leaderboard.frame, leaderboard.tables),
     "methods": (methods.frame, methods.tables),
+    "drift": (drift.frame, drift.tables),
 }
 """Tables that are not compared with the paper's, by the name in their definition."""
 
