@@ -173,25 +173,14 @@ def test_a_mixture_is_found_again(module: Callable[[str], ModuleType]) -> None:
     assert found["spread"].to_numpy() == pytest.approx(gap.to_numpy() * 0.1875**0.5)
 
 
-def test_a_run_has_recovered_when_it_is_as_accurate_as_before(
-    module: Callable[[str], ModuleType],
-) -> None:
-    drift = module("drift")
-
-    def after(*accuracy: float) -> list[dict[str, float]]:
-        return [{"accuracy": value} for value in [0.9] * (drift.CHANGE - 1) + [*accuracy]]
-
-    assert drift.rounds_to_recover(after(0.9, 0.9)) == 0
-    assert drift.rounds_to_recover(after(0.5, 0.87, 0.885, 0.9)) == 2
-    assert drift.rounds_to_recover(after(0.5, 0.87)) is None
-
-
 def test_a_drifted_client_is_found_in_the_round_of_the_change(
     module: Callable[[str], ModuleType],
 ) -> None:
     drift = module("drift")
-    world = drift.ROTATED | drift.WAYS["looks for drift"]
-    result = drift.result_of(20, drift=f"abrupt(round={drift.CHANGE})", **world, score_every=30)
-    told = result.records[drift.CHANGE - 1]["drift"]
+    result = drift.result_of(
+        20, drift="abrupt(round=12)", options=(("recluster", "drift"),), score_every=30,
+        **drift.WORLDS["rotation"],
+    )  # fmt: skip
+    told = result.records[11]["drift"]
     assert {*told["changed"]} <= {*told["found"]}
     assert result.records[-1]["ari"] == 1.0

@@ -787,6 +787,51 @@ def test_the_gallery_shows_every_cell_of_the_taxonomy() -> None:
     assert any(config.mixture for config in worlds.values())
 
 
+DRIFT = f"""
+title = "Drift"
+table = "drift"
+together = true
+{BASE}
+priority = 1
+seeds = 2
+first_seed = 20
+partition = "iid"
+transform = ["permutation"]
+
+[[sets]]
+label = "looks"
+drift = ["abrupt(round=3)", "staggered(schedule='01 10')"]
+options = {{ recluster = "drift" }}
+"""
+
+
+def test_a_table_of_drift_says_how_soon_runs_recover(wecfl: Wecfl, defined: Path) -> None:
+    (defined / "drift.toml").write_text(DRIFT)
+    store = ResultStore(Path("docs/results"))
+    definition = read_definitions(defined)["drift"]
+    assert [seed for _, seed in ordered([definition])] == [20, 20, 21, 21]
+    abrupt, staggered = definition.cells
+    found = {"rounds": [3], "changed": 3, "found": 2, "at_once": 1, "alarms": 1, "looks": 50}
+    for seed, low in ((20, [0.5, 0.8, 0.9]), (21, [0.5, 0.6, 0.7])):
+        scores = [0.9, 0.9, *low]
+        curve = {"round": [1, 2, 3, 4, 5], "accuracy": scores, "macro_f1": scores, "ari": [0.5] * 5}
+        made_up(store, abrupt.run(seed), curve, ari=1.0, drift=found)
+        made_up(store, staggered.run(seed), curve, ari=1.0)
+    wecfl("reproduce", "drift", "--definitions", defined, "--show")
+    text = Path("docs/results/drift.md").read_text()
+    for row in (
+        "| what | abrupt |",
+        "| looks | 2, never |",
+        "| looks | 1.00 ± 0.00 |",
+        "| looks | 2.0 of 3 |",
+        "| looks | 2.0 |",
+        "| what | digits |",
+        "| looks | 76.0 ± 5.7 |",
+        "| looks | 0.50 ± 0.00 |",
+    ):
+        assert row in text, text
+
+
 NEWCOMERS = f"""
 title = "Late"
 table = "newcomers"

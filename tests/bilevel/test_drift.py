@@ -92,6 +92,53 @@ def test_clients_that_no_model_suits_make_a_cluster_if_k_is_open(k: Any, cluster
     assert not at.labels[9:].any()
 
 
+def walked(lengths: Any, losses: Any, alarm: float = 0.01) -> list[tuple[State, State]]:
+    """The states after local updates of these lengths (rounds, m), watched, and as they were sent.
+
+    `losses` (K,) are those of the clusters' models for whoever is asked.
+    """
+    m = lengths.shape[1]
+    whole = {"notes.unchanged": np.array([9.0])}
+    state = State(0, None, np.eye(2, dtype=np.float32), np.zeros(m, np.int64), whole=whole)
+    by_model = SimpleNamespace(asks=False, tells=None, clients=lambda state, *_: state.models)
+    setting: Any = SimpleNamespace(
+        engine=SimpleNamespace(
+            ask=lambda job, sent, who, memory: Answers(
+                {"losses": np.tile(losses, (len(who), 1))}, np.zeros(len(who), np.int8)
+            )
+        ),
+        seed=0, method=SimpleNamespace(k=2, representation=by_model),
+    )  # fmt: skip
+    states = []
+    for length in lengths:
+        trained = state.sent + np.array([[0, 1]]) * length[:, None].astype(np.float32)
+        after = replace(state, replies={"model": trained}, round=state.round + 1)
+        found = Watch(alarm, by="distance")(state, after, {}, setting)
+        states.append((found, after))
+        state = replace(found, replies=None)
+    return states
+
+
+def test_by_distance_alarms_are_as_rare_as_stated() -> None:
+    states = walked(noise(60, 60)[:, :, 0], np.array([1.0, 2.0]), alarm=0.05)
+    found = np.stack([state.known["drifted"] for state, _ in states[10:]])
+    assert 0.01 < found.mean() <= 0.05
+    for state, after in states:  # nobody moves, and nobody's update is touched
+        assert not state.labels.any()
+        assert np.array_equal(state.models, after.models)
+
+
+def test_clients_whose_update_is_long_move_and_their_update_is_dropped() -> None:
+    lengths = noise(18, 30)[:, :, 0]
+    lengths[15, :9] *= 60
+    before, (at, after), (later, _) = walked(lengths, np.array([2.0, 1.0]))[14:17]
+    assert not before[0].known["drifted"][:9].any()
+    assert np.flatnonzero(at.known["drifted"]).tolist() == list(range(9))
+    assert at.labels.tolist() == later.labels.tolist() == [1] * 9 + [0] * 21
+    assert np.array_equal(at.models[:9], np.tile(at.centers[1], (9, 1)))
+    assert np.array_equal(at.models[9:], after.models[9:])
+
+
 @pytest.mark.parametrize(("clusters", "found"), [(1, 2), (2, 2)])
 def test_one_cluster_need_not_have_settled_to_be_divided(clusters: int, found: int) -> None:
     losses = noise(18, 30)[:, :, :clusters]
@@ -147,13 +194,25 @@ def test_a_stopped_run_finds_the_same(tmp_path: Path) -> None:
     "options",
     [
         (("recluster", "never"),), (("recluster", "drift"), ("alarm", 0.0)),
-        (("recluster", "drift"), ("alarm", 2.0)), (("alarm", 0.1),),
+        (("recluster", "drift"), ("alarm", 2.0)), (("alarm", 0.1),), (("watch", "loss"),),
+        (("recluster", "drift"), ("watch", "angle")),
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         run_config(changed(options=options))
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_watches_distances_finds_most_and_sends_less() -> None:
+    options = (*WORLD.options, ("watch", "distance"))
+    far, by_loss = run_config(changed(options=options)), run_config(WORLD)
+    assert far.summary["drift"]["at_once"] >= 4
+    assert far.records[-1]["ari"] > 0.7
+    down = [sum(record["traffic"]["down"] for record in run.records) for run in (far, by_loss)]
+    assert down[0] < 0.75 * down[1]
+    with pytest.raises(ConfigError, match="watch by loss"):
+        run_config(changed(options=options, representation="moments", distance="squared-euclidean"))
 
 
 def test_under_privacy_no_loss_leaves_a_client() -> None:

@@ -287,6 +287,25 @@ def _robustness(found: Found) -> AnyChart:
     return styled(alt.concat(*panels, columns=3, spacing=24))
 
 
+def _drift(found: Found) -> AnyChart:
+    """Accuracy over the rounds where data change once, for each kind of drift."""
+    records = pd.DataFrame(
+        [
+            {"drift": cell.config.drift, "name": cell.label, "round": t, "accuracy": accuracy}
+            for cell, results in found
+            if "round=" in (cell.config.drift or "")
+            for stored in results
+            for t, accuracy in zip(*map(stored["curve"].get, ("round", "accuracy")), strict=True)
+        ]
+    )
+    panels = []
+    for text, rows in records.groupby("drift", sort=False):
+        change = pd.DataFrame({"round": [int(str(text).partition("round=")[2].rstrip(")"))]})
+        rule = alt.Chart(change).mark_rule(color="#888", strokeDash=[4, 4]).encode(x="round:Q")
+        panels.append(curves_panel(rows, "accuracy", title=str(text)) + rule)
+    return styled(alt.concat(*panels, columns=2, spacing=30).resolve_scale(color="shared"))
+
+
 def _map(values: pd.DataFrame, title: str, low: int) -> alt.LayerChart:
     across, down = ([*dict.fromkeys(values[key])] for key in ("aggregation", "attack"))
     base = alt.Chart(values, title=title).encode(
@@ -327,5 +346,6 @@ FIGURES: dict[str, Callable[[Found], AnyChart]] = {
     "objectives": _objectives,
     "rate": _rate,
     "robustness": _robustness,
+    "drift": _drift,
 }
 """The figures by name. Beside them there is `partition`, which needs no run."""

@@ -23,10 +23,17 @@ ROUNDS_BEFORE = 3
 """The number of rounds before the change whose mean accuracy is to be reached again."""
 COUNTED = ("changed", "found", "at_once", "alarms", "looks")
 """What is shown of `wecfl.runs.drift_summary.last_drift`."""
+NOT_KNOWN = "–"
+"""Stands for what a method does not look for."""
 HEADS = {
-    "recover": "rounds to recover", "mean_accuracy": "accuracy in all rounds %",
-    "mean_ari": "ARI in all rounds", "accuracy": "accuracy at the end %", "ari": "ARI at the end",
+    "recover": "rounds to recover", "accuracy": "accuracy at the end %", "ari": "ARI at the end",
+    "mean_accuracy": "accuracy in all rounds %", "mean_ari": "ARI in all rounds",
+    "found": "found, on average", "alarms": "false alarms %",
 }  # fmt: skip
+"""What is shown, with its head."""
+ONCE = ("recover", "accuracy", "ari", "found", "alarms")
+STAGGERED = ("mean_accuracy", "mean_ari", "found", "alarms")
+"""What is shown of changes that happen once, and of staggered ones."""
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
@@ -67,27 +74,35 @@ def rounds_to_recover(curve: Mapping[str, Sequence[Any]], change: int) -> int | 
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """One table for each data set and kind of drift."""
-    for (dataset, drift), rows in frame.groupby(["dataset", "drift"], sort=False):
-        staggered = drift == Staggered.name
-        shown = ["mean_accuracy", "mean_ari"] if staggered else ["recover", "accuracy", "ari"]
-        heads = ["what", *(HEADS[name] for name in shown), "found", "at once", "alarms %", "n"]
-        lines = [_line(row, shown) for row in rows.to_dict("records")]
-        yield TextTable(f"{dataset}, {drift}", heads, lines)
+    """A table of each score, with a row for each method and a column for each world."""
+    late = frame["drift"] == Staggered.name
+    parts = (("one change", ~late, "drift", ONCE), ("staggered", late, "dataset", STAGGERED))
+    for title, which, column, shown in parts:
+        rows = frame[which]
+        worlds = list(dict.fromkeys(rows[column]))
+        for name in shown:
+            texts = [
+                [str(label), *_texts(found.set_index(column), worlds, name)]
+                for label, found in rows.groupby("label", sort=False)
+            ]
+            told = [line for line in texts if set(line[1:]) != {NOT_KNOWN}]
+            if told:
+                yield TextTable(f"{title}, {HEADS[name]}", ["what", *worlds], told)
 
 
-def _line(row: Row, shown: Sequence[str]) -> list[str]:
+def _texts(found: pd.DataFrame, worlds: Sequence[str], name: str) -> list[str]:
+    rows: dict[Any, Row] = found.to_dict("index")
+    return [_text(rows[world], name) if world in rows else NOT_RUN for world in worlds]
+
+
+def _text(row: Row, name: str) -> str:
     if not row["n"]:
-        return [row["label"], *[NOT_RUN] * (len(shown) + 3), "0"]
-    scores = [
-        row[name]
-        if name == "recover"
-        else score(row[name], row[f"{name}_std"], digits=2 if name.endswith("ari") else 1)
-        for name in shown
-    ]
-    looked = ["–"] * 3
-    if row["looks"] > 0:
-        of = f"{row['changed']:.0f}"
+        return NOT_RUN
+    if name == "recover":
+        return str(row[name])
+    if name in COUNTED:
+        if not row["looks"] > 0:
+            return NOT_KNOWN
         alarms = f"{100 * row['alarms'] / row['looks']:.1f}"
-        looked = [f"{row['found']:.1f} of {of}", f"{row['at_once']:.1f} of {of}", alarms]
-    return [row["label"], *scores, *looked, str(row["n"])]
+        return alarms if name == "alarms" else f"{row[name]:.1f} of {row['changed']:.0f}"
+    return score(row[name], row[f"{name}_std"], digits=2 if name.endswith("ari") else 1)
