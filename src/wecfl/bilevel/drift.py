@@ -245,7 +245,7 @@ def _update_lengths(before: State, after: State, setting: Setting) -> F64:
             "representation, or watch by loss"
         )
     start, end = (chosen.clients(state, engine, setting.seed) for state in (before, after))
-    return np.sqrt(((end.astype(np.float64) - start) ** 2).sum(axis=1))
+    return np.asarray(np.sqrt(((end.astype(np.float64) - start) ** 2).sum(axis=1)))
 
 
 def _excess(now: F64, last: F64) -> F64:
@@ -254,7 +254,7 @@ def _excess(now: F64, last: F64) -> F64:
     if np.isnan(rise).all():
         return rise
     low, median = np.nanquantile(rise, [0.25, 0.5])
-    return (rise - low) / max(median - low, LEAST_LOSS)
+    return np.asarray((rise - low) / max(median - low, LEAST_LOSS))
 
 
 def _losses(who: Bool, state: State, setting: Setting) -> F64:

@@ -77,7 +77,7 @@ def _train(
     if result.method.k == 1:
         store.write_models(run, np.concatenate(last))
     traced = {"trace": figure_data.data(result.records)} if figure_data else {}
-    told = {key: result.summary[key] for key in ("newcomers", "drift") if key in result.summary}
+    told = {key: found for key, found in result.summary.items() if key in ("newcomers", "drift")}
     return {"engine": result.engine, **_scores(result.records), **told, **traced}
 
 
