@@ -163,3 +163,14 @@ def test_nearest_takes_the_least_loss() -> None:
 def test_other_distances_are_refused() -> None:
     with pytest.raises(ConfigError, match="squared Euclidean"):
         clustered(KMeans(), np.eye(2), np.eye(2), np.ones(2), 0, d=component)
+
+
+def test_of_very_many_clients_a_sample_finds_what_all_would() -> None:
+    draws = np.random.default_rng(3)
+    groups = draws.integers(0, 4, 10_500)
+    points = np.array([[0.0, 0], [9, 0], [0, 9], [9, 9]])[groups] + draws.normal(size=(10_500, 2))
+    weight, start = draws.integers(1, 9, len(points)).astype(float), np.zeros((4, 2))
+    labels, centers = clustered(KMeans(warm=False), points, start, weight, 2)
+    found = inertia(points, centers, labels, weight)
+    best = Reference(4, n_init=10, random_state=0).fit(points, sample_weight=weight)
+    assert found == pytest.approx(best.inertia_, rel=1e-6)

@@ -27,6 +27,11 @@ __all__ = [
     "medoids",
 ]
 
+SAMPLED_ABOVE = 10_000
+"""The number of distinct clients above which the fresh starts of K-means see a sample of them."""
+SAMPLE_SIZE = 2000
+"""The number of clients in this sample, if that is at least ten for each cluster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
@@ -65,6 +70,9 @@ class KMeans:
     raise F) and `fresh` k-means++ starts (which escape bad local optima). So F never rises in the
     E-step (Lemma 1), whatever is drawn. New clusters are matched to the previous centers by linear
     sum assignment, so that a label means the same cluster in every round.
+
+    Above 10,000 distinct clients, fresh starts are made on 2,000 of them, drawn at random, and the
+    best one goes on with all.
 
     Special cases: clients with equal g_i always share a cluster. With at most K distinct clients,
     each distinct client is a cluster of its own. Clusters that are left over stay empty and keep
@@ -107,20 +115,28 @@ class KMeans:
         starts = []
         if self.warm:
             starts.append(Lloyd(len(centers), init=centers, n_init=1))
+        some, counted, seed = points, weight, 0
         if self.fresh:
-            starts.append(
-                Lloyd(
-                    len(centers),
-                    init=lambda moved, k, random_state: moved[
-                        spread_seeds(moved, k, weight, random_state)
-                    ],
-                    n_init=self.fresh,
-                    random_state=int(rng.integers(2**31)),
-                )
-            )
+            seed = int(rng.integers(2**31))
+            if len(points) > SAMPLED_ABOVE:
+                size = min(max(SAMPLE_SIZE, 10 * len(centers)), len(points))
+                drawn = rng.choice(len(points), size, replace=False)
+                some, counted = points[drawn], weight[drawn]
+        fresh = Lloyd(
+            len(centers),
+            init=lambda moved, k, random_state: moved[
+                spread_seeds(moved, k, counted, random_state)
+            ],
+            n_init=max(self.fresh, 1),
+            random_state=seed,
+        )
         # Nearly equal clients may fill fewer than K clusters, which is allowed here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
+            if self.fresh and some is not points:
+                begun = fresh.fit(some, sample_weight=counted).cluster_centers_
+                fresh = Lloyd(len(centers), init=begun, n_init=1)
+            starts += [fresh] * bool(self.fresh)
             fits = [start.fit(points, sample_weight=weight) for start in starts]
         best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
         return np.unique(best.labels_, return_inverse=True)[1]
