@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
@@ -100,10 +101,16 @@ def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
     """
     if groups is None:
         return {"ari": None, "nmi": None}
-    return {
-        "ari": float(adjusted_rand_score(groups, labels)),
-        "nmi": float(normalized_mutual_info_score(groups, labels)),
-    }
+    ari, nmi = _agreement(tuple(labels.tolist()), tuple(groups.tolist()))
+    return {"ari": ari, "nmi": nmi}
+
+
+@lru_cache(maxsize=8)  # in most rounds nobody changes cluster, and scikit-learn takes a millisecond
+def _agreement(labels: tuple[int, ...], groups: tuple[int, ...]) -> tuple[float, float]:
+    return (
+        float(adjusted_rand_score(groups, labels)),
+        float(normalized_mutual_info_score(groups, labels)),
+    )
 
 
 def churn(labels: Int, before: Int) -> float:
