@@ -34,7 +34,7 @@ test-deploy: $(READY)  ## a Flower federation of real processes on loopback, kil
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
 fuzz: $(READY)  ## bad input, random networks, engines and hostile clients: twenty times as much, and other, than in make test
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto
+	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto --dist worksteal
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \

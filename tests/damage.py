@@ -22,6 +22,9 @@ Damage = Callable[[bytes, Random], bytes]
 
 ZIP_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)
 
+MAX_EXACT = 2.0**53
+"""Above it a whole number can't be changed by a half."""
+
 HOSTILE_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-308, 1e308, -1e308, 2**31, 2**63, -(2**63), 2**64,
     10**400, float("nan"), float("inf"), float("-inf"), "", "0", "nan", "a\x00b", "é\n\r\u2028💥",
@@ -74,7 +77,7 @@ def of_tree(tree: Any, rnd: Random) -> Any:
                 inside.insert(key, copy.deepcopy(inside[key]))
             case 3 if isinstance(inside, list):
                 rnd.shuffle(inside)
-            case 4 if isinstance(inside[key], int | float):
+            case 4 if isinstance(inside[key], int | float) and abs(inside[key]) < MAX_EXACT:
                 inside[key] = rnd.choice((-inside[key], inside[key] * 1000, inside[key] + 0.5))
             case 5:
                 inside[key] = copy.deepcopy(rnd.choice(rnd.choice(places)[:1]))

@@ -195,6 +195,7 @@ def test_bad_requests_are_one_line(
         ('title = "t"\n[[sets]]\nseeds = 1', "'priority'"),
         ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\ncluters = 3', "did you mean 'clusters'?"),
         ('title = "t"\nsets = 3', "small.toml"),
+        ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\nmethod = true', "method"),
     ],
 )
 def test_bad_definitions_are_one_line(wecfl: Wecfl, defined: Path, text: str, fact: str) -> None:

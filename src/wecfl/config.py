@@ -106,6 +106,11 @@ class Config(MethodChoices):
         description="How the data set's test samples are used: divided like those for training; "
         "merged with them, and each client holds out a share; or common to all clients.",
     )
+    test_order: Literal["drawn", "class"] = Field(
+        "drawn",
+        description="The order of each client's test samples: as drawn, or class by class. It only "
+        "counts where BatchNorm takes the statistics of each batch.",
+    )
     copies: int = Field(
         1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
     )

@@ -28,7 +28,7 @@ from wecfl.data import partition as partitions
 from wecfl.data.datasets import SOURCES, load, load_table
 from wecfl.data.downloads import DownloadProgress
 from wecfl.data.federation import Federation
-from wecfl.data.protocols import commonly_tested, limited, merged, repeated
+from wecfl.data.protocols import commonly_tested, limited, merged, repeated, tested_by_class
 from wecfl.data.source import TABLE_ENDINGS, Dataset
 from wecfl.data.tables import TABLES
 from wecfl.data.targets import count_targets
@@ -54,6 +54,7 @@ __all__ = [
 
 DATA_KEYS = {
     *PARTITION_KEYS, *WORLD_KEYS, "dataset", "data_dir", "holdout", "validation", "seed",
+    "test_order",
     "client_column", "target", "features", "scale", "scale_by", "impute", "samples", "registered",
 }  # fmt: skip
 """The choices that decide which clients there are and what they hold."""
@@ -76,6 +77,8 @@ def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
         federation = federation.mixed(config.mixture, config.seed)
     if config.test_set == "common":
         federation = commonly_tested(federation)
+    if config.test_order == "class":
+        federation = tested_by_class(federation)
     if config.samples and config.registered is None:  # registered clients draw so many
         federation = limited(federation, config.samples, config.seed)
     if config.validation:

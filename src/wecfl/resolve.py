@@ -37,6 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warm_start": True,
         "loss_batches": 3,
         "batchnorm": "batch",
+        "test_order": "class",
     },
 }
 """Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""

@@ -3,7 +3,8 @@
 By default the data set's test samples are divided among clients like those for training. Some test
 one model on all of them (`commonly_tested`), or merge both sets, so that each client holds out a
 share of its own (`merged`, then `Federation.validating`). Some give every group the whole data set
-(`repeated`), or few samples to each client (`limited`).
+(`repeated`), or few samples to each client (`limited`). Some take test samples class by class
+(`tested_by_class`), which is seen where BatchNorm takes the statistics of each batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
 from wecfl.limits import check_whole
 
-__all__ = ["commonly_tested", "limited", "merged", "repeated"]
+__all__ = ["commonly_tested", "limited", "merged", "repeated", "tested_by_class"]
 
 
 def merged(data: Dataset) -> Dataset:
@@ -69,3 +70,15 @@ def commonly_tested(federation: Federation) -> Federation:
     """
     everything = np.sort(np.concatenate(federation.test))
     return replace(federation, test=(everything,) * federation.m)
+
+
+def tested_by_class(federation: Federation) -> Federation:
+    """The same clients, whose test samples are in the order of their classes.
+
+    >>> fed = Federation.from_arrays([np.zeros((6, 1))], [[1, 0, 1, 0, 1, 0]], test=0.5)
+    >>> fed.y[tested_by_class(fed).test[0]]
+    array([0, 0, 1])
+    """
+    labels = federation.y
+    by_class = (rows[np.lexsort(np.atleast_2d(labels[rows].T)[::-1])] for rows in federation.test)
+    return replace(federation, test=tuple(by_class))

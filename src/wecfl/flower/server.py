@@ -47,7 +47,7 @@ __all__ = ["NetworkOptions", "serve", "server_app"]
 SIMULATION_KEYS = (
     "dataset", "data_dir", "partition", "alpha", "classes_per", "groups", "transform", "mixture",
     "drift", "holdout", "test_set", "copies", "samples", "validation", "attack", "attackers",
-    "attack_strength", "engine", "workers", "model", "task",
+    "attack_strength", "test_order", "engine", "workers", "model", "task",
     "joining", "joining_round",
     "client_column", "target", "features", "scale", "scale_by", "impute",
 )  # fmt: skip

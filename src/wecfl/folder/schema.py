@@ -80,6 +80,14 @@ class ComponentsSchema(Schema):
     """What folders of format 1 hold in place of `steps`."""
 
 
+class StructureSchema(Schema):
+    """The table `structure`: the same parts as values, where `wecfl check` looks."""
+
+    clustering: dict[str, Any] | str
+    importance: dict[str, Any] | str
+    aggregation: dict[str, Any] | str
+
+
 class PlanSchema(Schema):
     """The table `plan`: how clients train."""
 
@@ -127,7 +135,7 @@ class ConfigSchema(Schema):
     rounds: Count = 1
     clusters: ClusterCount = 1
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
-    structure: dict[str, Any] = {}
+    structure: StructureSchema | None = None
     further: FurtherSchema | None = None
     components: ComponentsSchema | None = None
     plan: PlanSchema | None = None

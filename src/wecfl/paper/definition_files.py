@@ -146,8 +146,8 @@ def _base(written: _Written, keys: dict[str, Any]) -> dict[str, Any]:
 
 def _rest(sets: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Gives, for a set of the rest, the methods that no other set names."""
-    named = [keys.get("method", ()) for keys in sets]
-    taken = {name for each in named for name in ([each] if isinstance(each, str) else each)}
+    named = [keys.get("method") for keys in sets]
+    taken = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name for name in METHODS if name not in taken]
     return lambda keys: {"method": left} if keys.get("method") == REST_OF_METHODS else {}
 
@@ -167,7 +167,7 @@ def _cells(written: _Set, pool: str) -> tuple[Cell, ...]:
     cells = [dict(zip(choices, values, strict=True)) for values in product(*lists)]
     configs = [
         resolve(
-            preset=written.preset, flags={**cell, **written.but.get(cell.get("method", ""), {})}
+            preset=written.preset, flags={**cell, **written.but.get(str(cell.get("method")), {})}
         )
         for cell in cells
     ]

@@ -151,7 +151,7 @@ def _plain_steps(run: RunEvidence) -> Assumption:
     ]
     if run.structure and "local" in run.structure:
         plain = run.structure["local"] == {"is": "Train", "mu": 0.0}
-        local = run.components["local"]
+        local = run.components.get("local", str(run.structure["local"]))
     else:  # an early folder
         local = run.components.get("objective", "empirical")
         plain = local == "empirical"
