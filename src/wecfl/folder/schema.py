@@ -127,6 +127,7 @@ class ConfigSchema(Schema):
     dataset: str = ""
     partition: str = ""
     model: str = ""
+    task: str = ""
     alpha: list[FiniteNumber] = []
     classes_per: list[Count] = []
     transform: list[str] = []
