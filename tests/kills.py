@@ -47,6 +47,9 @@ from wecfl.models import build, make
 OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkdir": Path}
 """The operations that write a run folder, except those that write the content of files."""
 
+TWO_LAYERS = ("moon", "hermes", "ifca+")
+"""Methods that look at more than the last layer, besides those that keep a layer from the server."""
+
 OWNERS = ("memory", "cluster", "known", "whole")
 """Those who keep something between rounds."""
 
@@ -207,13 +210,16 @@ def kill_and_resume(case: Case, times: int, seed: int, place: Path) -> dict[str,
 
 
 def configured(method: str, engine: str, rounds: int) -> Config:
-    """A small run, with a linear model unless the method keeps a layer from the server."""
+    """A small run, with a linear model where the method can do with one layer.
+
+    The engine is `auto` in place of native, which can't carry every method.
+    """
     config = Config(
-        method=method, engine=engine, clusters=2, clients=6, groups=2, rounds=rounds, steps=3,
-        workers=1, **CHOICES.get(method, {}),
+        method=method, engine="torch" if engine == "torch" else "auto", clusters=2, clients=6,
+        groups=2, rounds=rounds, steps=3, workers=1, **CHOICES.get(method, {}),
     )  # fmt: skip
-    whole = method_of(config).shared == "all"
-    return config.model_copy(update={"model": "logistic" if whole else "mlp"})
+    linear = method not in TWO_LAYERS and method_of(config).shared == "all"
+    return config.model_copy(update={"model": "logistic" if linear else "mlp"})
 
 
 def warm(config: Config) -> None:
