@@ -48,7 +48,7 @@ OPERATIONS = {"fsync": os, "truncate": os, "replace": Path, "unlink": Path, "mkd
 """The operations that write a run folder, except those that write the content of files."""
 
 TWO_LAYERS = ("moon", "hermes", "ifca+")
-"""Methods that look at more than the last layer, besides those that keep a layer from the server."""
+"""Methods that look at more than the last layer, besides those that keep one from the server."""
 
 OWNERS = ("memory", "cluster", "known", "whole")
 """Those who keep something between rounds."""
