@@ -78,7 +78,7 @@ def client_app(
         about: dict[str, Any] = {
             "name": client.name, "samples": samples, "key": client.key,
             "tests": client.guard.told_tests(config, client.tests),
-            "shape": ",".join(map(str, client.federation.shape)),
+            "shape": ",".join(map(str, client.shape)),
             "classes": known_task.outputs, "task": described(known_task),
             "layout": fingerprint(client.layout), "protocol": PROTOCOL_VERSION,
             "programs": digest(),
@@ -171,6 +171,7 @@ class _LocalClient:
         self.samples = int(self.federation.sizes[0])
         self.tests = len(self.federation.test[0])
         parts = own.pipeline.parts if own.pipeline else ()
+        self.shape = () if parts else own.shape  # packed samples are not one array
         self.model = make(make_model, shape=own.shape, classes=task.outputs, seed=0, parts=parts)
         self.layout = layout_of(self.model)
 
