@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -112,34 +112,38 @@ class KMeans:
 
         if len(points) <= len(centers):
             return np.arange(len(points))
-        starts = []
-        if self.warm:
-            starts.append(Lloyd(len(centers), init=centers, n_init=1))
-        some, counted, seed = points, weight, 0
-        if self.fresh:
-            seed = int(rng.integers(2**31))
-            if len(points) > SAMPLED_ABOVE:
-                size = min(max(SAMPLE_SIZE, 10 * len(centers)), len(points))
-                drawn = rng.choice(len(points), size, replace=False)
-                some, counted = points[drawn], weight[drawn]
-        fresh = Lloyd(
-            len(centers),
-            init=lambda moved, k, random_state: moved[
-                spread_seeds(moved, k, counted, random_state)
-            ],
-            n_init=max(self.fresh, 1),
-            random_state=seed,
-        )
+        fits = []
         # Nearly equal clients may fill fewer than K clusters, which is allowed here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            if self.fresh and some is not points:
-                begun = fresh.fit(some, sample_weight=counted).cluster_centers_
-                fresh = Lloyd(len(centers), init=begun, n_init=1)
-            starts += [fresh] * bool(self.fresh)
-            fits = [start.fit(points, sample_weight=weight) for start in starts]
+            if self.warm:
+                warm = Lloyd(len(centers), init=centers, n_init=1)
+                fits.append(warm.fit(points, sample_weight=weight))
+            if self.fresh:
+                fits.append(self._fresh_fit(points, len(centers), weight, rng))
         best = min(fits, key=lambda fit: fit.inertia_)  # ties: the warm start
         return np.unique(best.labels_, return_inverse=True)[1]
+
+    def _fresh_fit(self, points: F64, k: int, weight: F64, rng: np.random.Generator) -> Any:
+        """The best of the fresh starts; of very many clients, as a sample of them chooses it."""
+        from sklearn.cluster import KMeans as Lloyd  # noqa: PLC0415  (slow to load)
+
+        seed, some, counted = int(rng.integers(2**31)), points, weight
+        if len(points) > SAMPLED_ABOVE:
+            size = min(max(SAMPLE_SIZE, 10 * k), len(points))
+            drawn = rng.choice(len(points), size, replace=False)
+            some, counted = points[drawn], weight[drawn]
+        best = Lloyd(
+            k,
+            init=lambda moved, k, random_state: moved[
+                spread_seeds(moved, k, counted, random_state)
+            ],
+            n_init=self.fresh,
+            random_state=seed,
+        ).fit(some, sample_weight=counted)
+        if some is points:
+            return best
+        return Lloyd(k, init=best.cluster_centers_, n_init=1).fit(points, sample_weight=weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
