@@ -165,6 +165,11 @@ def test_large_rows_are_not_copied_and_small_ones_stay() -> None:
     assert shared["momentum"].sum() == 3
 
 
+def test_more_active_than_registered_clients_are_refused(wecfl: Wecfl) -> None:
+    refused = wecfl("run", "--registered", "10", "--active", "20")
+    assert refused.code == 2 and "20" in refused.err and refused.err.count("\n") == 1
+
+
 def test_registered_clients_draw_from_those_of_a_data_set(tmp_path: Path, wecfl: Wecfl) -> None:
     source = Federation.from_arrays(*zip(*map(load, range(4)), strict=True), groups=[0, 1, 0, 1])
     drawn = DrawnFleet(source, 1_000, samples=4).federation(np.array([6, 7, 998]))

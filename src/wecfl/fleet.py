@@ -201,6 +201,11 @@ def prepared(
         if isinstance(clients, Federation):
             samples = {} if config.samples is None else {"samples": config.samples}
             clients = DrawnFleet(clients, config.registered or 1, seed=config.seed, **samples)
+        if config.active is not None and config.active > len(clients):
+            raise ConfigError(
+                f"active is {config.active}, but only {len(clients)} clients are registered: "
+                f"lower it"
+            )
         given = {"active": config.active, "memory": config.memory}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
         return FleetExperiment.of(
