@@ -1,23 +1,8 @@
-"""The reference engine: any `nn.Module`, trained by eager torch in worker processes.
-
-Workers are forked once and stay alive. So they see the clients' data without a copy. Each works
-with one thread, takes clients from a common queue, and exchanges models through shared memory. It
-does not matter which worker runs a client, because everything that a client's computation depends
-on is keyed by (seed, round, client). So any number of workers gives the same bits. Processes
-exchange rows of numbers and short JSON messages, and no pickles.
-"""
+"""The reference engine: any `nn.Module`, trained by eager torch (`wecfl.engine.torch_crew`)."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing as mp
-import os
-import signal
-import warnings
 from dataclasses import asdict
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from multiprocessing.util import Finalize
 from typing import Any, Unpack, final
 
 import numpy as np
@@ -27,7 +12,8 @@ from wecfl.core.types import F32, Int
 from wecfl.data.federation import Federation
 from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.local import EngineOptions, LocalEngine
-from wecfl.engine.torch_worker import Board, Worker, serve
+from wecfl.engine.torch_crew import Crew, ForkedCrew, LoneCrew
+from wecfl.engine.torch_worker import Board, Worker
 from wecfl.errors import EngineError
 from wecfl.models.rows import row_of
 
@@ -57,8 +43,6 @@ class TorchEngine(LocalEngine):
         model: nn.Module,
         **options: Unpack[EngineOptions],
     ) -> None:
-        if not hasattr(os, "fork"):
-            raise EngineError("the torch engine forks its workers and needs Linux or macOS")
         super().__init__(federation, model, **options)
         federation = self._drifting
         self._board = Board.shared(federation, self.layout, self.outputs)
@@ -71,30 +55,9 @@ class TorchEngine(LocalEngine):
             batch=self._batch,
             task=self.task,
         )
-        fork = mp.get_context("fork")
-        # Only workers take the lock, so the engine does not hang if one dies while it holds it.
-        self._next, lock = fork.RawValue("q", 0), fork.Lock()
-        self._pipes: list[Connection] = []
-        self._processes: list[ForkProcess] = []
-        self._owner = os.getpid()
-        # At exit, multiprocessing would send workers SIGTERM, which they ignore.
-        Finalize(self, _end, (self._owner, self._pipes, self._processes), exitpriority=0)
-        for number in range(self.workers):
-            ours, theirs = fork.Pipe()
-            process = fork.Process(
-                target=serve,
-                args=(worker, theirs, self._next, lock, [*self._pipes, ours]),
-                name=f"wecfl-worker-{number}",
-                daemon=True,
-            )
-            with warnings.catch_warnings():
-                # Python ≥ 3.12 warns that threads, of torch or of a progress bar, don't survive a
-                # fork. A worker needs none of them.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        self._crew: Crew = (
+            LoneCrew(worker) if self.workers == 1 else ForkedCrew(worker, self.workers)
+        )
         self._check_fit()
 
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
@@ -143,8 +106,8 @@ class TorchEngine(LocalEngine):
         return np.concatenate([firsts[i] + np.arange(self.sizes[i]) for i in clients])
 
     def close(self) -> None:
-        """End the workers; the engine can't be used afterwards."""
-        _end(self._owner, self._pipes, self._processes)
+        """End what computes; the engine can't be used afterwards."""
+        self._crew.close()
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         return self._evaluated("logits", models, which, samples, clients)
@@ -181,62 +144,12 @@ class TorchEngine(LocalEngine):
         raise self._misfit(problem)
 
     def _each(self, work: str, clients: Int, **message: Any) -> None:
-        """Let the workers run `work` for these clients; return when all are done."""
+        """Do `work` for these clients."""
         if problem := self._run(work, clients, **message):
             raise EngineError(problem)
 
-    def _run(self, work: str, clients: Int, **message: Any) -> str:
-        """Let the workers run `work` for these clients; return what went wrong."""
-        if not self._processes:
-            raise EngineError("the engine is closed; make a new one")
-        if self._owner != os.getpid():
-            raise EngineError(
-                f"the engine and its workers belong to process {self._owner}, of which this one is "
-                f"a fork; make a new one"
-            )
-        self._next.value, count = 0, len(clients)
-        self._board.clients[:count] = clients
-        message |= {"work": work, "count": count, "channels_last": self._channels_last}
-        message |= {"round": self._round}
-        order = json.dumps(message, default=lambda number: number.item()).encode()
-        problems = []
-        try:
-            pending = {}
-            for number, pipe in enumerate(self._pipes):
-                pending[pipe] = number
-                pipe.send_bytes(order)
-            while pending:
-                for pipe in [pipe for pipe in wait(list(pending)) if isinstance(pipe, Connection)]:
-                    number = pending.pop(pipe)
-                    if problem := pipe.recv_bytes().decode():
-                        problems.append(problem)
-                        self._next.value = count  # the others stop at their next client
-        except (EOFError, OSError):
-            raise self._death(number, work) from None
-        except BaseException:  # Ctrl-C: a late answer must not be taken for that of a later order
-            self.close()
-            raise
-        return problems[0] if problems else ""
-
-    def _death(self, number: int, work: str) -> EngineError:
-        """End the engine because a worker died, and return the error to raise."""
-        process = self._processes[number]
-        process.join(timeout=5)
-        pid, code = process.pid, process.exitcode
-        end = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
-        self.close()
-        return EngineError(
-            f"worker {number} (process {pid}) died with {end} during '{work}'; "
-            f"if the machine is short of memory, lower workers"
-        )
-
-
-def _end(owner: int, pipes: list[Connection], processes: list[ForkProcess]) -> None:
-    for pipe in pipes:
-        pipe.close()
-    for process in processes if owner == os.getpid() else ():  # a fork must not end its parent's
-        process.kill()  # whatever it is doing: a worker has nothing to clean up
-        process.join()
-        process.close()
-    pipes.clear()
-    processes.clear()
+    def _run(self, work: str, clients: Int, **given: Any) -> str:
+        """Do `work` for these clients; return what went wrong."""
+        self._board.clients[: len(clients)] = clients
+        order = {"work": work, "round": self._round, "channels_last": self._channels_last, **given}
+        return self._crew.run(order, len(clients))

@@ -1,17 +1,12 @@
-"""What a worker process of the torch engine does, and the memory it shares with the engine."""
+"""What a worker of the torch engine does, and the memory that it shares with the engine."""
 
 from __future__ import annotations
 
-import json
 import mmap
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +26,7 @@ from wecfl.layout import Layout
 from wecfl.models.features import with_features
 from wecfl.models.rows import layout_of, named_tensors
 
-__all__ = ["Board", "Worker", "serve"]
+__all__ = ["Board", "Worker"]
 
 Made = TypeVar("Made")
 """What a forward pass gives."""
@@ -117,6 +112,23 @@ class Worker:
             for split in ("train", "test")
         }
         self.model = model
+
+    def perform(self, order: dict[str, Any], turns: Iterable[int]) -> str:
+        """Do what the order says for the clients of these turns; return what went wrong."""
+        given = dict(order)
+        work = getattr(self, given.pop("work"))
+        self.channels_last = given.pop("channels_last")
+        self.federation = self.drifting.at(given.pop("round"))
+        for turn in turns:
+            client = int(self.board.clients[turn])
+            try:
+                work(client, turn, **given)
+            except Exception as error:
+                name = self.federation.names[client]
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                problem = f"client {name} failed in {work.__name__}: {reason}"
+                return problem.encode(errors="replace").decode()
+        return ""
 
     def bind(self) -> None:
         """Make all tensors of the model views of one flat row, and their gradients of another.
@@ -273,38 +285,3 @@ class Worker:
         for first in range(0, len(chosen), self.batch):
             rows = chosen[first : first + self.batch]
             yield rows, forward(rows)
-
-
-def serve(
-    worker: Worker, pipe: Connection, next_turn: Any, lock: Lock, others: list[Connection]
-) -> None:
-    """Run a worker until the pipe closes: wait for an order, take clients one by one, report."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them
-        signal.signal(number, signal.SIG_IGN)
-    for inherited in others:
-        inherited.close()
-    torch.set_num_threads(1)
-    worker.bind()
-    with suppress(EOFError, OSError):  # the parent is gone
-        while True:
-            order = json.loads(pipe.recv_bytes())
-            work, count = getattr(worker, order.pop("work")), order.pop("count")
-            worker.channels_last = order.pop("channels_last")
-            worker.federation = worker.drifting.at(order.pop("round"))
-            problem = ""
-            while not (
-                problem or pipe.poll()
-            ):  # before the answer, only the closing of the pipe can come
-                with lock:
-                    turn = next_turn.value
-                    next_turn.value += 1
-                if turn >= count:
-                    break
-                client = int(worker.board.clients[turn])
-                try:
-                    work(client, turn, **order)
-                except Exception as error:
-                    name = worker.federation.names[client]
-                    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    problem = f"client {name} failed in {work.__name__}: {reason}"
-            pipe.send_bytes(problem.encode(errors="replace"))
