@@ -413,6 +413,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("model", [Fickle(), Fickle().eval(), Tied()])
 def test_what_a_trace_can_not_tell_is_left_to_torch(model: nn.Module) -> None:
     fed = federation((1, 8, 8), 3, [20])
+    NativeEngine(fed, nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))  # the layers of one trace
     with pytest.raises(Unsupported, match=r"self-check|share|sub"):
         NativeEngine(fed, model)
 
@@ -454,9 +455,13 @@ def test_wrong_corrections_are_said_alike(kind: Any, correction: Correction, sai
 
 
 def test_the_self_check_finds_what_the_kernels_compute_otherwise() -> None:
-    """A hook changes what the module computes, and a trace does not see it."""
+    """A hook changes what the module computes, and a trace does not see it.
+
+    That the same layers have passed the self-check without it changes nothing.
+    """
     fed = federation((1, 8, 8), 3, [20])
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    NativeEngine(fed, model)
     model[1].register_forward_hook(lambda _module, _inputs, output: 1.1 * output)
     with pytest.raises(Unsupported, match="self-check"):
         NativeEngine(fed, model)
