@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from wecfl.config import Config
-from wecfl.config_keys import is_own
+from wecfl.config.keys import is_own
 from wecfl.core.method import Method
 from wecfl.core.rounds import Observer
 from wecfl.core.task import Task

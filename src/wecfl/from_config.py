@@ -18,7 +18,7 @@ from wecfl.bilevel.serving import Center, Tuned
 from wecfl.bilevel.told import Told
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
-from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
+from wecfl.config.keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup

@@ -12,6 +12,7 @@ import numpy as np
 
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.state import State
@@ -38,7 +39,6 @@ from wecfl.folder.stored_clients import StoredClients
 from wecfl.from_config import federation_of, options_of
 from wecfl.methods import rebuilt
 from wecfl.models import MODELS, Model, Module, layout_of, make
-from wecfl.resolve import resolve
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.fleet_result import FleetResult, no_reference
 from wecfl.runs.member_reference import Reference, compared_columns

@@ -10,11 +10,11 @@ import pytest
 import wecfl
 from helpers import Wecfl
 from wecfl import Config, Experiment, Federation, Method, methods
-from wecfl.config_keys import METHOD_OPTIONS
+from wecfl.config.keys import METHOD_OPTIONS
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, method_of
 from wecfl.methods import METHODS
-from wecfl.resolve import resolve
 
 TINY: dict[str, Any] = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 1, "model": "logistic", "workers": 1

@@ -19,9 +19,9 @@ from wecfl.cli.flags import (
     check_figure,
     config_from_flags,
 )
-from wecfl.config_keys import PAPER_PARTITIONS
+from wecfl.config.keys import PAPER_PARTITIONS
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
 
 if TYPE_CHECKING:
     import altair as alt

@@ -22,8 +22,8 @@ from wecfl.cli.flags import (
     config_from_flags,
     config_per_method,
 )
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
 
 if TYPE_CHECKING:
     from wecfl.config import Config
@@ -93,7 +93,7 @@ def run(
         further = [name for name in BASELINES if name not in asked]
         chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
-    from wecfl.config_keys import is_own
+    from wecfl.config.keys import is_own
     from wecfl.data.federation import Federation
     from wecfl.fleet import FleetExperiment, prepared
     from wecfl.folder.run_list import write_run_list
@@ -255,7 +255,7 @@ def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
 
 def _check_same_code(folder: Path, key: str, was: str, given: str | None) -> None:
     """What is in the user's own code must be given again, and be what the run began with."""
-    from wecfl.config_keys import is_own
+    from wecfl.config.keys import is_own
 
     if is_own(was) and given is None:
         raise ConfigError(

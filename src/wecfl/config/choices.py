@@ -1,4 +1,4 @@
-"""The configuration of an experiment: a flat list of choices."""
+"""`Config`, the choices of an experiment: a flat list, each with a description."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from wecfl.config_keys import KEY_OF_OPTION, PAPER_PARTITIONS
+from wecfl.config.keys import KEY_OF_OPTION, PAPER_PARTITIONS
+from wecfl.config.method_choices import MethodChoices
 from wecfl.limits import MAX_COUNT, MAX_SEED
-from wecfl.method_choices import MethodChoices
 
 __all__ = ["Config"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from wecfl.config import Config
-from wecfl.config_keys import KEY_OF_OPTION, is_own
+from wecfl.config.keys import KEY_OF_OPTION, is_own
 from wecfl.errors import ConfigError, unknown
 from wecfl.validation import one_line
 
