@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from wecfl.data.federation import Federation
     from wecfl.data.fleet import AnyFleet
     from wecfl.experiment import Experiment
-    from wecfl.fleet import FleetExperiment
+    from wecfl.experiment.fleet import FleetExperiment
     from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -95,7 +95,7 @@ def run(
     configs = config_per_method(chosen, flags, options)
     from wecfl.config.keys import is_own
     from wecfl.data.federation import Federation
-    from wecfl.fleet import FleetExperiment, prepared
+    from wecfl.experiment.fleet import FleetExperiment, prepared
     from wecfl.folder.run_list import write_run_list
     from wecfl.from_config import holds_clients
     from wecfl.models.own import own_model
@@ -203,7 +203,7 @@ def resume(
         "checkpoint_every": checkpoint_every,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    from wecfl.fleet import prepared
+    from wecfl.experiment.fleet import prepared
     from wecfl.folder.readers import config_of, is_begun, is_finished
     from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list
     from wecfl.from_config import DATA_KEYS

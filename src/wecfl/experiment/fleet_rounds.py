@@ -36,7 +36,8 @@ from wecfl.data.federation import Federation
 from wecfl.data.fleet import AnyFleet
 from wecfl.engine.kept_rows import KeptRows
 from wecfl.engine.stand_ins import StandInEngine
-from wecfl.experiment import Experiment
+from wecfl.experiment.assembly import Experiment
+from wecfl.experiment.training import OpenExperiment
 from wecfl.folder.stored_clients import StoredClients
 from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
@@ -44,7 +45,6 @@ from wecfl.runs.fleet_result import FleetResult, no_reference
 from wecfl.runs.member_reference import Reference
 from wecfl.runs.newcomers import NewcomerSetup
 from wecfl.runs.record import Record, Recorder
-from wecfl.training import OpenExperiment
 
 __all__ = ["FleetRecorder", "OpenFleet", "PresentEngine"]
 
@@ -136,7 +136,7 @@ class FleetRecorder:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenFleet:
-    """A fleet that is ready to be trained (`wecfl.training.Opened`)."""
+    """A fleet that is ready to be trained (`wecfl.experiment.training.Opened`)."""
 
     fleet: AnyFleet
     experiment: Experiment

@@ -38,13 +38,13 @@ from wecfl.runs.simulated_newcomers import newcomer_table
 from wecfl.runs.watcher import AfterRound, OnRound, Watcher
 
 if TYPE_CHECKING:
-    from wecfl.experiment import Experiment
+    from wecfl.experiment.assembly import Experiment
 
 __all__ = ["OpenExperiment", "Opened", "train"]
 
 
 class Opened(Protocol):
-    """What is ready to be trained: an open experiment, or an open fleet (`wecfl.fleet`)."""
+    """What can be trained: an open experiment, or an open fleet (`wecfl.experiment.fleet`)."""
 
     @property
     def measured(self) -> Setting:

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
-from wecfl import cluster_scaling, rng
+from wecfl import rng
 from wecfl.bilevel.clustering import AtLeast
 from wecfl.bilevel.combinations import check_combination
 from wecfl.bilevel.learning_rate import check_theory, theory
@@ -39,6 +39,8 @@ from wecfl.data.pipeline import Pipeline
 from wecfl.engine import check_engine, local, make_engine
 from wecfl.engine.ray import ClientProgress
 from wecfl.errors import ConfigError
+from wecfl.experiment import cluster_scaling
+from wecfl.experiment.training import OpenExperiment, train
 from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
 from wecfl.limits import check_kinds, check_whole
@@ -62,7 +64,6 @@ from wecfl.runs.simulated_attack import SimulatedAttack
 from wecfl.runs.simulated_newcomers import separated
 from wecfl.runs.watcher import OnRound, Watcher
 from wecfl.tasks import Classification, FittedTask, described, fitted
-from wecfl.training import OpenExperiment, train
 
 __all__ = ["Experiment", "run", "run_config"]
 
@@ -338,8 +339,7 @@ class Experiment:
             raise ConfigError(
                 "newcomers are compared with members, whose data are elsewhere: use a federation"
             )
-        local_run = replace(self, engine=self._local, folder=None)
-        with local_run.open(members=[member]) as opened:
+        with replace(self, engine=self._local, folder=None).open(members=[member]) as opened:
             return opened.reference(state, self.newcomer_setup(opened.measured))
 
     def newcomer_setup(self, setting: Setting) -> NewcomerSetup:

@@ -22,8 +22,9 @@ from wecfl.data.fleet import AnyFleet, DrawnFleet, Fleet
 from wecfl.data.source import Dataset
 from wecfl.engine.kept_rows import KeptRows
 from wecfl.errors import ConfigError, DataError
-from wecfl.experiment import Experiment
-from wecfl.fleet_rounds import FleetRecorder, OpenFleet, PresentEngine
+from wecfl.experiment.assembly import Experiment
+from wecfl.experiment.fleet_rounds import FleetRecorder, OpenFleet, PresentEngine
+from wecfl.experiment.training import train
 from wecfl.folder.writer import RunFolder
 from wecfl.from_config import federation_of
 from wecfl.limits import check_whole
@@ -33,7 +34,6 @@ from wecfl.options import Compute, Conditions, Folder, Measure, Plan, Rounds
 from wecfl.runs.fleet_result import FleetResult
 from wecfl.runs.watcher import OnRound, Watcher
 from wecfl.tasks import Binary, Classification, FittedTask
-from wecfl.training import train
 
 __all__ = ["FleetExperiment", "clients_of", "prepared", "run_fleet"]
 

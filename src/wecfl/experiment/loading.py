@@ -20,7 +20,7 @@ from wecfl.core.task import Task
 from wecfl.data.pipeline import Pipeline
 from wecfl.engine import local
 from wecfl.errors import ConfigError, ModelError, RunFolderError
-from wecfl.experiment import Experiment
+from wecfl.experiment.assembly import Experiment
 from wecfl.folder import checkpoint
 from wecfl.folder.cluster_models import ClusterModels
 from wecfl.folder.newcomer_reference import REFERENCE_FILE, read_reference, write_reference

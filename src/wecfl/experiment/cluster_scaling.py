@@ -31,7 +31,7 @@ from wecfl.folder import checkpoint
 from wecfl.options import Folder, Rounds
 
 if TYPE_CHECKING:
-    from wecfl.experiment import Experiment
+    from wecfl.experiment.assembly import Experiment
 
 __all__ = ["check", "held_labels", "held_method", "resolved"]
 
