@@ -22,7 +22,7 @@ from typing import Any, final
 
 import numpy as np
 
-from wecfl.bilevel.sketches import Sketches
+from wecfl.bilevel.representation.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
 from wecfl.core.program import Answers, Job, Sent

@@ -16,7 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.bilevel.told import Told
+from wecfl.bilevel.representation.told import Told
 from wecfl.config import Config
 from wecfl.config.keys import METHOD_OPTIONS
 from wecfl.config.resolve import resolve

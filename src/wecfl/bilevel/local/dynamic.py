@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.ask import Ask

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.core.components import Aggregation
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int

@@ -15,11 +15,11 @@ from typing import Literal, Self
 
 import numpy as np
 
-from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
+from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
+from wecfl.bilevel.clustering.ward import silhouettes
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
-from wecfl.bilevel.ward import silhouettes
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError

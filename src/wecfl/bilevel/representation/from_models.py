@@ -1,4 +1,4 @@
-"""Representations g_i and G_k: what stands for clients and clusters when they are compared."""
+"""Representations that follow from models: their columns, their losses, weights in a mixture."""
 
 from __future__ import annotations
 

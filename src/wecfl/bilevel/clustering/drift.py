@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from wecfl.bilevel.evaluation import losses
-from wecfl.bilevel.local import Risk
+from wecfl.bilevel.local.evaluating import Risk
 from wecfl.core.ask import Ask, Steps
 from wecfl.core.components import Clustering, Clusters, Distance, View
 from wecfl.core.method import Method

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from wecfl.bilevel.clustering import joined, medoids
+from wecfl.bilevel.clustering.kmeans import joined, medoids
 from wecfl.bilevel.distance import distances
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Clusters, Distance, View

@@ -1,4 +1,4 @@
-"""Clusterings, the lower level of the problem: K-means, nearest center, and a minimum size."""
+"""K-means and the nearest center, and clusterings around others: done once, of a minimum size."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
-from wecfl.bilevel.clustering import DistinctClients, KMeans, isometric
+from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
+from wecfl.bilevel.clustering.ward import silhouettes, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
-from wecfl.bilevel.ward import silhouettes, weighted_ward
 from wecfl.core.components import Clusters, Distance, Judge, View
 from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError

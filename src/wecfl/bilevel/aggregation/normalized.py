@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.core.ask import Ask
 from wecfl.core.plan import LocalPlan
 from wecfl.core.setting import Setting

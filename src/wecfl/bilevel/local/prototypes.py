@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local import MODEL_REPLY, kept, momentum_field
-from wecfl.bilevel.representation import FromModels, to_own_center
+from wecfl.bilevel.local.training import MODEL_REPLY, kept, momentum_field
+from wecfl.bilevel.representation.from_models import FromModels, to_own_center
 from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
 from wecfl.core.plan import FeatureTerm, LocalPlan

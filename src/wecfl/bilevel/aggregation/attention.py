@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local import MODEL_REPLY, PERSONAL_FIELD, kept
-from wecfl.bilevel.meta import check_inner_lr
+from wecfl.bilevel.local.meta import check_inner_lr
+from wecfl.bilevel.local.training import MODEL_REPLY, PERSONAL_FIELD, kept
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table

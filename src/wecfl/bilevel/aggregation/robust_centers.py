@@ -1,6 +1,6 @@
-"""The M-step: the center of a cluster from the models of its members.
+"""Aggregations that limit what a minority of a cluster can do, and all aggregations by name.
 
-`Mean` is the paper's aggregation, and a single member can move it anywhere. The others limit what a
+`Mean` is the paper's aggregation, and a single member can move it anywhere. These limit what a
 minority can do. They do so inside each cluster, where honest clients are alike, and not over all
 clients. A member of a cluster is a client with its label and λ_i > 0. A cluster without members
 keeps its center, and a cluster with one member takes that member's model. Up to rounding, the
@@ -19,7 +19,8 @@ from math import floor
 
 import numpy as np
 
-from wecfl.bilevel.column_order import EQUAL_SHARE, in_order, weighted_median
+from wecfl.bilevel.aggregation.column_order import EQUAL_SHARE, in_order, weighted_median
+from wecfl.bilevel.aggregation.mean import Mean, own_importance
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Aggregation, Importance
 from wecfl.core.state import State
@@ -31,60 +32,11 @@ __all__ = [
     "AGGREGATIONS",
     "GeometricMedian",
     "Krum",
-    "Mean",
     "Median",
     "NormClip",
-    "Stay",
     "TrimmedMean",
     "robust",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """The weighted mean of each cluster, Ω_k = Σ_{i∈k} λ_i ω_i / Σ_{i∈k} λ_i (Lemma 2).
-
-    The aggregation may weigh clients differently from the clustering: FeSEM clusters them uniformly
-    and averages by data size. So `importance`, if it is given, replaces the method's λ here.
-
-    >>> models = {"model": np.array([[0.0], [4.0]], np.float32)}
-    >>> state = State(1, models, np.full((2, 1), 9, np.float32), labels=np.array([0, 0]))
-    >>> Mean()(state, np.array([3.0, 1.0]), sizes=np.array([3, 1])).centers.tolist()
-    [[1.0], [9.0]]
-    """
-
-    importance: Importance | None = None
-
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers, by one matrix product."""
-        weight = _own(self.importance, importance, sizes)
-        share = np.zeros((len(state.centers), len(weight)))
-        share[state.labels, np.arange(len(weight))] = weight
-        total = share.sum(axis=1)
-        inhabited = total > 0
-        share[inhabited] /= total[inhabited, None]
-        centers = state.centers.copy()
-        with one_thread():
-            centers[inhabited] = share[inhabited].astype(np.float32) @ state.models
-        return state.replace(centers=centers)
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Nothing is aggregated: every center stays as it is (for local training only).
-
-    >>> state = State(1, None, np.ones((1, 1), np.float32), np.array([0, 0]))
-    >>> Stay()(state, np.ones(2), sizes=np.ones(2, int)).centers.tolist()
-    [[1.0]]
-    """
-
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with a copy of the same centers."""
-        return state.replace(centers=state.centers.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +63,8 @@ class Median:
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
         """The state with the new centers."""
-        return _by_cluster(state, _own(self.importance, importance, sizes), weighted_median)
+        weight = own_importance(self.importance, importance, sizes)
+        return _by_cluster(state, weight, weighted_median)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +97,8 @@ class TrimmedMean:
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
         """The state with the new centers."""
-        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
+        weight = own_importance(self.importance, importance, sizes)
+        return _by_cluster(state, weight, self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
@@ -197,7 +151,8 @@ class Krum:
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
         """The state with the new centers."""
-        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
+        weight = own_importance(self.importance, importance, sizes)
+        return _by_cluster(state, weight, self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
@@ -247,7 +202,8 @@ class GeometricMedian:
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
         """The state with the new centers."""
-        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
+        weight = own_importance(self.importance, importance, sizes)
+        return _by_cluster(state, weight, self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
@@ -302,7 +258,8 @@ class NormClip:
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
     ) -> State:
         """The state with the new centers."""
-        return _by_cluster(state, _own(self.importance, importance, sizes), self._center)
+        weight = own_importance(self.importance, importance, sizes)
+        return _by_cluster(state, weight, self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
@@ -339,11 +296,6 @@ def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
     if name not in AGGREGATIONS:
         raise ConfigError(unknown("aggregation", name, AGGREGATIONS))
     return AGGREGATIONS[name](importance=getattr(like, "importance", None), **options)
-
-
-def _own(own: Importance | None, importance: F64, sizes: Int) -> F64:
-    """(m,), the λ that the aggregation uses: its own if it has one, else the method's."""
-    return importance if own is None else own(sizes)
 
 
 def _by_cluster(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:

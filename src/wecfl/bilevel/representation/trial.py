@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from wecfl.bilevel.local import MODEL_REPLY
+from wecfl.bilevel.local.training import MODEL_REPLY
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table

@@ -1,4 +1,4 @@
-"""The representation of a client by what it has told about its data (`wecfl.bilevel.telling`)."""
+"""The representation of a client by what it has told about its data (`telling.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.telling import Telling
+from wecfl.bilevel.representation.telling import Telling
 from wecfl.core.assignment import has_told
 from wecfl.core.components import Distance
 from wecfl.core.engine import Engine
@@ -31,7 +31,7 @@ class Told:
     just before it trains for the first time, and then joins a cluster. So is one whose answer was
     lost.
 
-    >>> from wecfl.bilevel.telling import Directions
+    >>> from wecfl.bilevel.representation.telling import Directions
     >>> Told(Directions(3)).asks
     False
     """

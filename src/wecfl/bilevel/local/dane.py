@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local import MODEL_REPLY, Gradients, Train, kept, momentum_field
+from wecfl.bilevel.local.evaluating import Gradients
+from wecfl.bilevel.local.training import MODEL_REPLY, Train, kept, momentum_field
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.ask import Ask

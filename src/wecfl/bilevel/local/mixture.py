@@ -12,8 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
-from wecfl.bilevel.local import MODEL_REPLY, MOMENTUM_FIELD, PERSONAL_FIELD, kept, momentum_field
+from wecfl.bilevel.aggregation.mean import Mean
+from wecfl.bilevel.local.training import (
+    MODEL_REPLY,
+    MOMENTUM_FIELD,
+    PERSONAL_FIELD,
+    kept,
+    momentum_field,
+)
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.serving import shares_of
 from wecfl.bilevel.threads import one_thread

@@ -1,7 +1,7 @@
 """k-FED: the server's part, which clusters the centers that clients have found among their samples.
 
 A client tells its local centers, and which share of its samples belongs to each
-(`wecfl.bilevel.telling.LocalCenters`).
+(`wecfl.bilevel.representation.telling.LocalCenters`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.bilevel.clustering import joined
+from wecfl.bilevel.clustering.kmeans import joined
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local import MODEL_REPLY, kept, momentum_field
+from wecfl.bilevel.local.training import MODEL_REPLY, kept, momentum_field
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F32, Table

@@ -1,8 +1,8 @@
 """What clients tell about their data, once, so that they can be clustered by it.
 
 The paper's first challenge asks for other representations than models. Each program here replies
-one array, `told`, which is g_i (`wecfl.bilevel.told`). It is not an update of a model, so no noise
-protects it, and under privacy it is refused.
+one array, `told`, which is g_i (`wecfl.bilevel.representation.told`). It is not an update of a
+model, so no noise protects it, and under privacy it is refused.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wecfl.bilevel.clustering import DistinctClients, KMeans
+from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans
 from wecfl.bilevel.evaluation import losses
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local import MODEL_REPLY, PERSONAL_FIELD, kept, momentum_field
+from wecfl.bilevel.local.training import MODEL_REPLY, PERSONAL_FIELD, kept, momentum_field
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site

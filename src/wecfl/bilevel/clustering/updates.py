@@ -1,7 +1,7 @@
 """Clusterings of the clients' updates of one fixed model: FedGroup's and StoCFL's.
 
-Clients tell the update once (`wecfl.bilevel.telling.InitialUpdate`), so that updates of clients
-that come at different times can be compared.
+Clients tell the update once (`wecfl.bilevel.representation.telling.InitialUpdate`), so that updates
+of clients that come at different times can be compared.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.aggregation import Mean
-from wecfl.bilevel.clustering import DistinctClients, KMeans, joined
-from wecfl.bilevel.local import MODEL_REPLY, kept, momentum_field
+from wecfl.bilevel.aggregation.mean import Mean
+from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, joined
+from wecfl.bilevel.local.training import MODEL_REPLY, kept, momentum_field
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Aggregation, Clusters, Distance, View
