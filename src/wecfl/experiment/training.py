@@ -27,7 +27,7 @@ from wecfl.folder.newcomer_reference import write_reference
 from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.folder.writer import LARGE_STATE_BYTES, RunFolder, environment
 from wecfl.methods import component_words, components, structure
-from wecfl.models import is_logistic, unpacked_parts
+from wecfl.models import Module, is_logistic, unpacked_parts
 from wecfl.options import Rounds
 from wecfl.runs.diagnostics import Diagnostics
 from wecfl.runs.member_reference import Reference
@@ -151,19 +151,13 @@ def train(
     newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     diagnostics = None
     if experiment.measure.diagnostics:
-        diagnostics = Diagnostics(
-            setting, states[0], records[-1] if records else None,
-            logistic=is_logistic(newcomer_setup.module)
-            and engine.task.kernel == {"loss": "cross-entropy"},
-        )  # fmt: skip
+        last = records[-1] if records else None
+        diagnostics = _diagnostics(setting, states[0], last, newcomer_setup.module)
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
-    observers = [observer for observer in (observe, diagnostics and diagnostics.step) if observer]
+    trace = _distance_trace(experiment.measure.trace, opened, folder)
+    observers = [each for each in (observe, diagnostics and diagnostics.step, trace) if each]
     watchers = _watchers(experiment.watch, folder)
-    if folder:
-        trace = experiment.measure.trace
-        if len(clients) <= MAX_TRACED_CLIENTS if trace is None else trace:
-            observers.append(DistanceTrace(folder.path, setting.method, engine, setting.seed).step)
     # A failed round leaves large rows half overwritten, so the last state must be on the disk.
     safe = not diagnostics and (folder is None or folder.every == 1)
     paths = opened.paths(states, observers, LARGE_STATE_BYTES if safe else inf)
@@ -214,6 +208,26 @@ def train(
         for watcher in begun:
             watcher.end(result)
     return result
+
+
+def _diagnostics(
+    setting: Setting, state: State, last: Record | None, module: Module
+) -> Diagnostics:
+    """What measures the quantities of the theory, from the state after the record `last`."""
+    cross_entropy = setting.engine.task.kernel == {"loss": "cross-entropy"}
+    return Diagnostics(setting, state, last, logistic=is_logistic(module) and cross_entropy)
+
+
+def _distance_trace(
+    wanted: bool | None, opened: Opened, folder: RunFolder | None
+) -> Observer | None:
+    """What records the distances between clients, if they are `wanted`; None: of not too many."""
+    if folder is None or wanted is False:
+        return None
+    if wanted is None and len(opened.clients) > MAX_TRACED_CLIENTS:
+        return None
+    setting = opened.measured
+    return DistanceTrace(folder.path, setting.method, opened.engine, setting.seed).step
 
 
 def _received(
