@@ -9,8 +9,8 @@ import numpy as np
 from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int
-from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["Attentive"]
 
@@ -35,8 +35,7 @@ class Attentive:
     step: float = 1.2
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < np.inf:
-            raise ConfigError(f"server_lr must be positive and finite, got {self.step}")
+        check_positive(server_lr=self.step)
 
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None

@@ -29,6 +29,7 @@ from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.inputs import check_room
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["Apart", "FitsInMemory", "HyperNetwork", "Parameters", "hyper_update"]
 
@@ -78,8 +79,7 @@ class HyperNetwork:
             raise ConfigError(f"embedding must be at least 1, got {self.embedding}")
         if self.hidden < 1:
             raise ConfigError(f"hidden must be at least 1, got {self.hidden}")
-        if not 0 < self.lr < np.inf:
-            raise ConfigError(f"server_lr must be positive and finite, got {self.lr}")
+        check_positive(server_lr=self.lr)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with the models that the hyper-network makes after a step for each reply."""

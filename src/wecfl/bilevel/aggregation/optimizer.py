@@ -19,6 +19,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["Adaptive", "Momentum", "adagrad", "adam", "yogi"]
 
@@ -103,8 +104,7 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         _check(self.lr, beta1=self.beta1, beta2=self.beta2)
-        if not 0 < self.tau < np.inf:
-            raise ConfigError(f"tau must be positive and finite, got {self.tau}")
+        check_positive(tau=self.tau)
 
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
@@ -147,8 +147,7 @@ def _stepped(
 
 
 def _check(lr: float, **betas: float) -> None:
-    if not 0 < lr < np.inf:
-        raise ConfigError(f"server_lr must be positive and finite, got {lr}")
+    check_positive(server_lr=lr)
     for name, beta in betas.items():
         if not 0 <= beta < 1:
             raise ConfigError(f"{name} must lie in [0, 1), got {beta}")

@@ -18,6 +18,7 @@ from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
+from wecfl.limits import check_positive
 
 __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
 
@@ -122,8 +123,7 @@ class Agglomerative:
         first = 0 if self.metric == "method" else 1
         if self.round < first:
             raise ConfigError(f"clusters can be formed from round {first} on, got {self.round}")
-        if not 0 < self.threshold < inf:
-            raise ConfigError(f"threshold must be positive and finite, got {self.threshold}")
+        check_positive(threshold=self.threshold)
         if self.linkage == "ward" and self.metric != "euclidean":
             raise ConfigError("linkage ward needs Euclidean distances: set metric to euclidean")
 

@@ -25,6 +25,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative
 
 __all__ = ["BetweenGroups", "DecomposedCosines", "Merging", "PulledSteps", "keep_updates"]
 
@@ -114,8 +115,7 @@ class BetweenGroups:
     of: Aggregation = field(default_factory=Mean)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < np.inf:
-            raise ConfigError(f"between_rate must be finite and not negative, got {self.rate}")
+        check_not_negative(between_rate=self.rate)
 
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
@@ -233,8 +233,7 @@ class PulledSteps:
     replies: ClassVar[Mapping[str, Field]] = {**MODEL_REPLY, "common": Field(("P",))}
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+        check_not_negative(mu=self.mu)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """A momentum buffer for each of the two models."""

@@ -12,8 +12,9 @@ from wecfl.bilevel.local.training import MODEL_REPLY, PERSONAL_FIELD, kept, mome
 from wecfl.core.plan import FeatureTerm, LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F32, Table
-from wecfl.errors import ConfigError, ModelError
+from wecfl.errors import ModelError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative, check_positive
 
 __all__ = ["ContrastSteps"]
 
@@ -47,10 +48,8 @@ class ContrastSteps:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if not 0 <= self.contrast < np.inf:
-            raise ConfigError(f"contrast must be finite and not negative, got {self.contrast}")
-        if not 0 < self.temperature < np.inf:
-            raise ConfigError(f"temperature must be positive, got {self.temperature}")
+        check_not_negative(contrast=self.contrast)
+        check_positive(temperature=self.temperature)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The model after the previous update, and the momentum buffer."""

@@ -22,8 +22,8 @@ from wecfl.core.ask import Ask
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
-from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["Dynamic", "LearnDual", "dual_offset", "dynamic_update"]
 
@@ -70,8 +70,7 @@ class Dynamic:
     strength: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.strength < np.inf:
-            raise ConfigError(f"strength must be positive and finite, got {self.strength}")
+        check_positive(strength=self.strength)
 
     def __call__(
         self, state: State, importance: F64, sizes: Int, layout: Layout | None = None

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.bilevel.local.meta import check_inner_lr
 from wecfl.bilevel.local.training import MODEL_REPLY, PERSONAL_FIELD, kept
 from wecfl.core.plan import Correction, LocalPlan
 from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["MoreauSteps"]
 
@@ -40,11 +40,10 @@ class MoreauSteps:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if not 0 < self.lam < np.inf:
-            raise ConfigError(f"lam must be positive and finite, got {self.lam}")
+        check_positive(lam=self.lam)
         if self.inner_steps < 1:
             raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
-        check_inner_lr(self.inner_lr)
+        check_positive(inner_lr=self.inner_lr)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The personal model θ."""

@@ -24,6 +24,7 @@ from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_positive
 
 __all__ = ["MetaGradient", "MetaSteps", "batch_gradients", "hessian_products"]
 
@@ -50,7 +51,7 @@ class MetaSteps:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        check_inner_lr(self.inner_lr)
+        check_positive(inner_lr=self.inner_lr)
 
     @property
     def batches(self) -> int:
@@ -169,12 +170,3 @@ def hessian_products(site: Site, rows: F32, vectors: F32, plan: LocalPlan, part:
     ahead = batch_gradients(site, rows + step, plan, part)
     behind = batch_gradients(site, rows - step, plan, part)
     return (ahead - behind) / np.float32(2 * DIFFERENCE)
-
-
-def check_inner_lr(inner_lr: float) -> None:
-    """Raise an error unless the length of inner steps is positive and finite.
-
-    >>> check_inner_lr(0.1)
-    """
-    if not 0 < inner_lr < np.inf:
-        raise ConfigError(f"inner_lr must be positive and finite, got {inner_lr}")

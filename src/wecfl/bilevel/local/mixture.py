@@ -31,6 +31,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative
 
 __all__ = [
     "AddedSteps",
@@ -189,8 +190,7 @@ class SoftSteps:
     replies: ClassVar[Mapping[str, Field]] = {**MODEL_REPLY, "mixture": Field(("K",))}
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+        check_not_negative(mu=self.mu)
         if self.interval < 1:
             raise ConfigError(f"interval must be at least 1, got {self.interval}")
 
@@ -273,8 +273,7 @@ class AddedSteps:
     replies: ClassVar[Mapping[str, Field]] = {**MODEL_REPLY, "common": Field(("P",))}
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+        check_not_negative(mu=self.mu)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """A momentum buffer for each of the two models."""

@@ -23,6 +23,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Table
 from wecfl.errors import ConfigError, ModelError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative
 
 __all__ = ["PrototypeMeans", "PrototypeSteps", "Prototypes", "own_prototypes"]
 
@@ -71,8 +72,7 @@ class PrototypeSteps:
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < np.inf:
-            raise ConfigError(f"lam must be finite and not negative, got {self.lam}")
+        check_not_negative(lam=self.lam)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""

@@ -18,6 +18,7 @@ from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative
 
 __all__ = [
     "MODEL_REPLY",
@@ -67,8 +68,7 @@ class Train:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < np.inf:
-            raise ConfigError(f"mu must be finite and not negative, got {self.mu}")
+        check_not_negative(mu=self.mu)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""
@@ -132,8 +132,7 @@ class Ditto:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < np.inf:
-            raise ConfigError(f"lam must be finite and not negative, got {self.lam}")
+        check_not_negative(lam=self.lam)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The personal model, and a momentum buffer for each of the two models."""
