@@ -2,7 +2,7 @@
 
 A histogram, a vector and a subspace are compared by different distances, and a clustering may need
 one of them. `by_told` puts a representation into a method; `check_combination` refuses what does
-not go together, before anything is computed. docs/representations.md has the table.
+not go together, before anything is computed. docs/methods/representations.md has the table.
 """
 
 from __future__ import annotations
