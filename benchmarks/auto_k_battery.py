@@ -29,10 +29,10 @@ from scipy.ndimage import rotate
 from sklearn.metrics import adjusted_rand_score
 
 from wecfl import Federation, Measure, Plan, methods, partitions, run
-from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.clustering.auto import Curve
+from wecfl.bilevel.clustering.served import Look, Served
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.served import Look, Served
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.data.datasets import load
 from wecfl.data.source import Dataset

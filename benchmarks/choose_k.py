@@ -9,6 +9,7 @@ import argparse
 import json
 from time import process_time
 
+from wecfl.config.resolve import resolve
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import distribution, expectation, maximization, opening
@@ -18,7 +19,6 @@ from wecfl.engine import make_engine
 from wecfl.from_config import federation_of
 from wecfl.methods import wecfl
 from wecfl.models import make
-from wecfl.resolve import resolve
 
 
 def timed(step, state: State, setting: Setting, turns: int = 3) -> tuple[State, float]:

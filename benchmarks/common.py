@@ -32,13 +32,13 @@ from torch.utils.data import TensorDataset
 
 from wecfl import Config, Engine, Federation, Plan, State
 from wecfl.bilevel.local import Train
+from wecfl.config.resolve import resolve
 from wecfl.core.program import Job, Sent
 from wecfl.core.types import F32, Int
 from wecfl.data.datasets import SOURCES
 from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of
 from wecfl.models import build
-from wecfl.resolve import resolve
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from wecfl.bilevel.drift import WatchedBy
+from wecfl.bilevel.clustering.drift import WatchedBy
 from wecfl.config import Config
 from wecfl.experiment import run_config
 from wecfl.runs.result import Result

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.cluster import kmeans_plusplus
 
 from common import Line, main, measure, ratios
-from wecfl.bilevel.clustering import KMeans, isometric, spread_seeds
+from wecfl.bilevel.clustering.kmeans import KMeans, isometric, spread_seeds
 from wecfl.bilevel.threads import one_thread
 
 SIZES = ((200, 850), (200, 15_690), (10_000, 850))

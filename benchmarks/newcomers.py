@@ -17,6 +17,7 @@ import numpy as np
 from wecfl import rng
 from wecfl.bilevel import evaluation
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.core.engine import Engine
 from wecfl.core.exchange import exchange
 from wecfl.core.plan import LocalPlan
@@ -29,7 +30,6 @@ from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
 from wecfl.from_config import federation_of, method_of
 from wecfl.models import make
-from wecfl.resolve import resolve
 
 SIZES = (10, 30, 100, 300)
 """The numbers of samples of newcomers."""

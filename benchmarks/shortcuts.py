@@ -1,9 +1,9 @@
 """What two shortcuts of our own pay against the plain way, in seconds of one processor.
 
-The order of columns (`wecfl/bilevel/column_order.py`, for the median and the trimmed mean): numbers
-of members in unused bits and a plain sort, against `argsort`. Reused memory (`wecfl/memory.py`):
-a matrix of m × P is made, filled and dropped, against the same with `numpy.empty`. For 200 models
-of 59,134 columns, and for `--clients` models of 15,690.
+The order of columns (`wecfl/bilevel/aggregation/column_order.py`, for the median and the trimmed
+mean): numbers of members in unused bits and a plain sort, against `argsort`. Reused memory
+(`wecfl/memory.py`): a matrix of m × P is made, filled and dropped, against the same with
+`numpy.empty`. For 200 models of 59,134 columns, and for `--clients` models of 15,690.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from common import Line, main, measure, ratios
 from wecfl import memory
-from wecfl.bilevel.column_order import in_order
+from wecfl.bilevel.aggregation.column_order import in_order
 from wecfl.core.types import F32, F64
 
 

@@ -33,7 +33,7 @@ from torch import nn
 
 from helpers import same_folders
 from wecfl import methods
-from wecfl.bilevel.optimizer import Adaptive, adam
+from wecfl.bilevel.aggregation.optimizer import Adaptive, adam
 from wecfl.cli import app, terminal
 from wecfl.config import Config
 from wecfl.core.method import Method

@@ -24,6 +24,7 @@ from wecfl.bilevel.objectives import F
 from wecfl.channel.attacks import ATTACKS, choose
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.core.ask import Ask
 from wecfl.core.channel import Channel
 from wecfl.core.components import View
@@ -37,7 +38,6 @@ from wecfl.errors import ConfigError, DivergedError, EngineError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_summary
 from wecfl.options import Conditions
-from wecfl.resolve import resolve
 from wecfl.runs.summary import replies
 
 EVERY = pytest.mark.parametrize("name", methods.METHODS)

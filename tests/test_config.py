@@ -9,9 +9,9 @@ import pytest
 import wecfl
 from wecfl import Compute, Conditions, Federation, Folder, Measure, Plan, methods
 from wecfl.config import Config
+from wecfl.config.resolve import PRESETS, resolve
 from wecfl.data.partition import Iid
 from wecfl.errors import ConfigError
-from wecfl.resolve import PRESETS, resolve
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:

@@ -4,41 +4,14 @@ import doctest
 import inspect
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 
 import wecfl
-from wecfl import metrics
-from wecfl.bilevel import (
-    aggregation,
-    attention,
-    auto,
-    bounds,
-    clustering,
-    control_variates,
-    dane,
-    distance,
-    dynamic,
-    envelope,
-    evaluation,
-    hierarchy,
-    importance,
-    interpolated,
-    joint_means,
-    learning_rate,
-    local,
-    loss_clustering,
-    meta,
-    mixture,
-    normalized,
-    objectives,
-    optimizer,
-    programs,
-    serving,
-    trial,
-)
-from wecfl.bilevel import representation as representations
+from wecfl import bilevel, metrics
 from wecfl.channel import attacks
 from wecfl.cli import app
 from wecfl.config import Config
@@ -57,12 +30,11 @@ from wecfl.runs.record import (
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMPONENTS = [
+    import_module(module.name) for module in walk_packages(bilevel.__path__, "wecfl.bilevel.")
+]
 MODULES = [
-    aggregation, auto, bounds, clustering, distance, hierarchy, importance, local, objectives,
-    joint_means, loss_clustering, mixture, trial,
-    optimizer, evaluation, serving, control_variates, learning_rate, programs,
-    envelope, meta, attention, dane, dynamic, interpolated, normalized,
-    representations, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
+    *COMPONENTS, attacks, metrics, rounds, wecfl.methods, wecfl.models, samples, datasets,
     federation, partition, client_rows, source,
 ]  # fmt: skip
 MAX_WORDS = {"results.md": 2000}
@@ -76,8 +48,9 @@ WITHOUT_EXAMPLE = {
     "check", "confusion", "digest", "gradients", "centers_and_priors", "common_model",
     "check_effort", "dual_offset", "learn", "learn_effort", "learn_gradients", "mean_gradients",
     "losses", "offset", "register", "risk", "served_tallies", "tallies",
-    "Array", "Criterion", "Engine", "Linkage", "Metric", "Module", "NamedArray", "Observer",
-    "Package", "Partition", "Source",
+    "known_masks", "learn_masks", "logistic_bound", "own_prototypes",
+    "Array", "Criterion", "Engine", "Kind", "Linkage", "Metric", "Module", "NamedArray", "Observer",
+    "Package", "Partition", "Recluster", "Source", "Telling", "WatchedBy",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from wecfl.data.fleet import DrawnFleet, Fleet
 from wecfl.engine.kept_rows import KeptRows
 from wecfl.errors import ConfigError, DataError, RunFolderError
 from wecfl.experiment import Experiment, run_config
-from wecfl.fleet import run_fleet
+from wecfl.experiment.fleet import run_fleet
 from wecfl.folder.readers import read_assignments, read_summary
 from wecfl.metrics import agreement
 from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Plan

@@ -13,6 +13,8 @@ import pytest
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "wecfl"
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 70
+"""Of a function's body, without its docstring."""
 MAX_MATCH_LETTERS = 60
 
 RIDDLES = {
@@ -88,6 +90,18 @@ def test_no_module_is_too_long_to_be_read() -> None:
     )
 
 
+def test_no_function_is_too_long_to_be_read(source: dict[str, ast.Module]) -> None:
+    found = []
+    for file, tree in source.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first, last = node.body[ast.get_docstring(node) is not None :][:1], node.body[-1]
+                lines = (last.end_lineno or 0) - first[0].lineno + 1 if first else 0
+                if lines > MAX_FUNCTION_LINES:
+                    found.append(f"{file}:{node.lineno} {node.name} has {lines} lines")
+    nothing(found)
+
+
 def test_no_two_public_classes_have_one_name(source: dict[str, ast.Module]) -> None:
     places = defaultdict(list)
     for file, tree in source.items():
@@ -134,15 +148,36 @@ def exists(dotted: str, source: dict[str, ast.Module]) -> bool:
 
 
 def test_names_in_docstrings_and_pages_exist(source: dict[str, ast.Module]) -> None:
-    """`wecfl.room.module.name` in backticks: whoever reads it looks it up."""
+    """`wecfl.core.rounds.iterate` in backticks: whoever reads it looks it up."""
     root = TESTS.parent
-    files = [*sorted(SOURCE.rglob("*.py")), *sorted((root / "docs").rglob("*.md"))]
+    rooms = ("src", "examples", "benchmarks", "tests")
+    files = [file for room in rooms for file in sorted((root / room).rglob("*.py"))]
+    files += sorted((root / "docs").rglob("*.md"))
     nothing(
         [
             f"{file.relative_to(root)} {name}"
             for file in [*files, root / "README.md", root / "CONTRIBUTING.md"]
-            for name in re.findall(r"`(wecfl(?:\.(?!py`)\w+)+)`", file.read_text(encoding="utf-8"))
+            for name in re.findall(
+                r"`(wecfl(?:\.(?!py`)\w+)+)[`(]", file.read_text(encoding="utf-8")
+            )
             if not exists(name, source)
+        ]
+    )
+
+
+def test_files_in_docstrings_and_comments_exist() -> None:
+    """`docs/theory.md`, `benchmarks/shortcuts.py`, `native/loss.h`: whoever reads it opens it."""
+    root = TESTS.parent
+    rooms = ("src", "benchmarks", "examples")
+    files = [file for room in rooms for file in (root / room).rglob("*.py")]
+    files += [file for file in (root / "native").iterdir() if file.suffix in (".h", ".cpp")]
+    place = re.compile(r"\b(?:docs|benchmarks|tests|examples|native)/[\w/.-]+\.(?:md|py|h|cpp)\b")
+    nothing(
+        [
+            f"{file.relative_to(root)} {name}"
+            for file in sorted(files)
+            for name in place.findall(file.read_text(encoding="utf-8"))
+            if not (root / name).exists()
         ]
     )
 

@@ -50,7 +50,7 @@ def test_every_file_and_name_exists(file: str, name: str) -> None:
 
 
 def test_paths_in_the_text_exist() -> None:
-    """Those that stand beside the tables' own: `config.py`, `tests/twins.py`, `bilevel/`."""
+    """Those that stand beside the tables' own: `from_config.py`, `tests/twins.py`, `bilevel/`."""
     root = Path(__file__).parents[1]
     for path in re.findall(r"`([\w/]+(?:\.py|\.md|/))`", PAGE):
         assert (SOURCE / path).exists() or (root / path).exists(), path

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from wecfl.data.fleet import Fleet
     from wecfl.engine import NativeEngine, RayEngine, TorchEngine, make_engine
     from wecfl.experiment import Experiment, run, run_config
-    from wecfl.fleet import run_fleet
+    from wecfl.experiment.fleet import run_fleet
+    from wecfl.experiment.loading import load
     from wecfl.layout import Layout
-    from wecfl.loading import load
     from wecfl.options import Attack, Compute, Conditions, Folder, Measure, Newcomers, Plan, Rounds
     from wecfl.runs.result import Result
     from wecfl.runs.verdict import verdict
@@ -65,7 +65,7 @@ else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --hel
             "State": "wecfl.core.state:State",
             "TorchEngine": "wecfl.engine:TorchEngine",
             "errors": "wecfl.errors:",
-            "load": "wecfl.loading:load",
+            "load": "wecfl.experiment.loading:load",
             "make_engine": "wecfl.engine:make_engine",
             "methods": "wecfl.methods:",
             "models": "wecfl.models:",
@@ -73,7 +73,7 @@ else:  # torch, pandas and scikit-learn take seconds to load, which `wecfl --hel
             "partitions": "wecfl.data.partition:",
             "run": "wecfl.experiment:run",
             "run_config": "wecfl.experiment:run_config",
-            "run_fleet": "wecfl.fleet:run_fleet",
+            "run_fleet": "wecfl.experiment.fleet:run_fleet",
             "schedules": "wecfl.core.schedule:",
             "tasks": "wecfl.tasks:",
             "transforms": "wecfl.data.transforms:",

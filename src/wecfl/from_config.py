@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from wecfl.bilevel.aggregation import Stay, robust
+from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum
 from wecfl.bilevel.combinations import DISTANCES, TOLD, by_told, check_combination
 from wecfl.bilevel.importance import Batches, data_size, uniform
-from wecfl.bilevel.optimizer import Adaptive, Momentum
 from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.representation.told import Told
 from wecfl.bilevel.serving import Center, Tuned
-from wecfl.bilevel.told import Told
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
-from wecfl.config_keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
+from wecfl.config.keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
 from wecfl.core.components import Aggregation
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup

@@ -1,14 +1,22 @@
-"""The largest numbers that can be meant, and the check of whole numbers."""
+"""Which numbers can be meant: the largest ones, and checks of whole, positive and other numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from numbers import Integral
 from typing import Any
 
 from wecfl.errors import ConfigError
 
-__all__ = ["MAX_COUNT", "MAX_SEED", "check_kinds", "check_whole"]
+__all__ = [
+    "MAX_COUNT",
+    "MAX_SEED",
+    "check_kinds",
+    "check_not_negative",
+    "check_positive",
+    "check_whole",
+]
 
 MAX_COUNT = 1_000_000
 """The largest number of rounds, steps, clients and so on. A larger one must be a mistake."""
@@ -33,6 +41,32 @@ def check_whole(**numbers: tuple[Any, int]) -> None:
             raise ConfigError(
                 f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
             )
+
+
+def check_positive(**numbers: float) -> None:
+    """Raise an error for a number that is not positive and finite.
+
+    >>> check_positive(server_lr=0.0)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: server_lr must be positive and finite, got 0.0
+    """
+    for name, number in numbers.items():
+        if not 0 < number < inf:
+            raise ConfigError(f"{name} must be positive and finite, got {number}")
+
+
+def check_not_negative(**numbers: float) -> None:
+    """Raise an error for a number that is negative or not finite.
+
+    >>> check_not_negative(mu=float("nan"))
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: mu must be finite and not negative, got nan
+    """
+    for name, number in numbers.items():
+        if not 0 <= number < inf:
+            raise ConfigError(f"{name} must be finite and not negative, got {number}")
 
 
 def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[str, type]) -> None:

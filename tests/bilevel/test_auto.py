@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 
 import wecfl
-from wecfl.bilevel.auto import Auto, Criterion, Curve
 from wecfl.bilevel.clustering import AtLeast
+from wecfl.bilevel.clustering.auto import Auto, Criterion, Curve
+from wecfl.bilevel.clustering.hierarchy import Agglomerative, Bipartition
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
 from wecfl.core.components import Clusters, View
 from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError

@@ -13,7 +13,7 @@ from helpers import run_flat
 from wecfl import Config, Federation, methods
 from wecfl.bilevel.combinations import DISTANCES, TOLD
 from wecfl.bilevel.distance import cosine, jensen_shannon, kullback_leibler
-from wecfl.bilevel.telling import local_clusters
+from wecfl.bilevel.representation.telling import local_clusters
 from wecfl.core.program import Job, Sent
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError

@@ -12,8 +12,8 @@ import pytest
 
 from helpers import same_folders
 from wecfl.bilevel.clustering import KMeans
+from wecfl.bilevel.clustering.drift import UntilSettled, Watch, has_settled
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.drift import UntilSettled, Watch, has_settled
 from wecfl.config import Config
 from wecfl.core.components import View
 from wecfl.core.program import Answers

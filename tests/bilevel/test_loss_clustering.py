@@ -9,11 +9,11 @@ import pytest
 import wecfl
 from helpers import BowlEngine
 from wecfl import methods
+from wecfl.bilevel.aggregation.joint_means import PeerGroups, PeerMeans
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
+from wecfl.bilevel.clustering.losses import LossSpread, LossVectors
 from wecfl.bilevel.distance import component, squared_euclidean
 from wecfl.bilevel.evaluation import losses
-from wecfl.bilevel.joint_means import PeerGroups, PeerMeans
-from wecfl.bilevel.loss_clustering import LossSpread, LossVectors
 from wecfl.core.components import View
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import opening

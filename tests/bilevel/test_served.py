@@ -13,10 +13,10 @@ from sklearn.metrics import adjusted_rand_score, silhouette_samples
 
 import wecfl
 from wecfl.bilevel.clustering import AtLeast, KMeans
+from wecfl.bilevel.clustering.served import Look, Served
+from wecfl.bilevel.clustering.ward import silhouettes, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
-from wecfl.bilevel.served import Look, Served
-from wecfl.bilevel.ward import silhouettes, weighted_ward
 from wecfl.core.components import Clusters, Judge, View
 from wecfl.core.plan import LocalPlan, validation_part
 from wecfl.core.types import F64, Bool, Int

@@ -17,8 +17,8 @@ from fuzzing import tries
 from helpers import run_flat
 from wecfl import Federation, methods
 from wecfl.bilevel.aggregation import Mean, Median, TrimmedMean
-from wecfl.bilevel.attention import Attentive
-from wecfl.bilevel.optimizer import Adaptive, Momentum, yogi
+from wecfl.bilevel.aggregation.attention import Attentive
+from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum, yogi
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Tuned
 from wecfl.core.ask import Ask

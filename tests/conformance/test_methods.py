@@ -17,8 +17,8 @@ from fuzzing import FACTOR
 from helpers import engines_for, method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods, rng
 from wecfl.bilevel.aggregation import Mean
+from wecfl.bilevel.aggregation.optimizer import Momentum
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.bilevel.optimizer import Momentum
 from wecfl.bilevel.representation import Columns
 from wecfl.core.ask import Ask
 from wecfl.core.components import Clusters, View

@@ -10,10 +10,7 @@ from torch import nn
 
 from helpers import engines_for
 from wecfl import Federation, methods
-from wecfl.bilevel.contrast import ContrastSteps
-from wecfl.bilevel.dane import NewtonSteps
-from wecfl.bilevel.envelope import MoreauSteps
-from wecfl.bilevel.interpolated import InterpolatedSteps
+from wecfl.bilevel.clustering.updates import PulledSteps
 from wecfl.bilevel.local import (
     Alone,
     ClusterLosses,
@@ -25,13 +22,16 @@ from wecfl.bilevel.local import (
     Score,
     Train,
 )
-from wecfl.bilevel.masks import PrunedSteps
-from wecfl.bilevel.meta import MetaGradient, MetaSteps
-from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
+from wecfl.bilevel.local.contrast import ContrastSteps
+from wecfl.bilevel.local.dane import NewtonSteps
+from wecfl.bilevel.local.envelope import MoreauSteps
+from wecfl.bilevel.local.interpolated import InterpolatedSteps
+from wecfl.bilevel.local.masks import PrunedSteps
+from wecfl.bilevel.local.meta import MetaGradient, MetaSteps
+from wecfl.bilevel.local.mixture import AddedSteps, MixtureSteps, SoftSteps
+from wecfl.bilevel.local.prototypes import PrototypeSteps
 from wecfl.bilevel.programs import PROGRAMS, decoded, digest, encoded, register
-from wecfl.bilevel.prototypes import PrototypeSteps
-from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Pruned, Tuned
-from wecfl.bilevel.telling import (
+from wecfl.bilevel.representation.telling import (
     Directions,
     InitialUpdate,
     Labels,
@@ -39,8 +39,8 @@ from wecfl.bilevel.telling import (
     Moments,
     Predictions,
 )
-from wecfl.bilevel.trial import Trial
-from wecfl.bilevel.update_clustering import PulledSteps
+from wecfl.bilevel.representation.trial import Trial
+from wecfl.bilevel.serving import Mixed, NearestPrototype, Personal, Pruned, Tuned
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, Job, Program, Sent, needs_of, private_columns
 from wecfl.engine import LocalEngine, make_engine

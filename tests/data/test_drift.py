@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wecfl.config.named_values import write_value
 from wecfl.data.changes import changed_clients
 from wecfl.data.drift import (
     DRIFTS,
@@ -25,7 +26,6 @@ from wecfl.data.drift import (
 )
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError, DataError, PartitionError
-from wecfl.named_values import write_value
 
 rounds = st.integers(2, 12)
 shares = st.floats(0.2, 1)

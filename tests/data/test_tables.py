@@ -15,13 +15,13 @@ import pandas as pd
 import pytest
 
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.data.datasets import get, load, load_table
 from wecfl.data.rda import read_rda
 from wecfl.data.source import Package
 from wecfl.data.tables import TABLES
 from wecfl.errors import ConfigError, DataError
 from wecfl.from_config import federation_of
-from wecfl.resolve import resolve
 
 
 @pytest.fixture(autouse=True)

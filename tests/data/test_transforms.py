@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
+from wecfl.config.named_values import write_value
 from wecfl.core.types import F32
 from wecfl.data.federation import Federation
 from wecfl.data.partition import ClusterwiseDirichlet, ClusterwiseNClass, Iid
@@ -32,7 +33,6 @@ from wecfl.data.transforms import (
     parsed,
 )
 from wecfl.errors import ConfigError, PartitionError
-from wecfl.named_values import write_value
 
 IMAGES = SampleKind((2, 6, 6), 4)
 NUMBERS = SampleKind((3,), 0)

@@ -9,11 +9,11 @@ import pytest
 import wecfl
 from helpers import run_flat
 from wecfl import Config, Federation, methods, run_config
+from wecfl.config.resolve import resolve
 from wecfl.core.channel import Channel
 from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError
 from wecfl.folder.readers import config_of
-from wecfl.resolve import resolve
 
 if TYPE_CHECKING:
     from helpers import Wecfl

@@ -27,7 +27,7 @@ from wecfl.data.datasets import SOURCES, load
 from wecfl.data.targets import may_be_labels
 from wecfl.errors import DataError
 from wecfl.experiment import run_config
-from wecfl.loading import load as load_result
+from wecfl.experiment.loading import load as load_result
 
 Y = np.arange(30) % 3
 X = np.eye(3, dtype=np.float32)[Y]

@@ -18,8 +18,8 @@ from wecfl import methods
 from wecfl.config import Config
 from wecfl.errors import WecflError
 from wecfl.experiment import run_config
+from wecfl.experiment.loading import load
 from wecfl.from_config import federation_of
-from wecfl.loading import load
 from wecfl.paper.definition_files import read_definitions
 from wecfl.paper.definitions import ordered
 from wecfl.paper.execution import perform

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import wecfl
 from helpers import run_flat, same_bits
 from wecfl import Federation, Method, Result, State, methods
+from wecfl.config.resolve import resolve
 from wecfl.core.ask import Ask
 from wecfl.core.setting import Setting
 from wecfl.core.types import Table
@@ -26,7 +27,6 @@ from wecfl.errors import ConfigError, EngineError, ModelError, RunFolderError
 from wecfl.folder.readers import read_clients, read_metrics, read_states, read_summary
 from wecfl.models import Vote, fill, row_of
 from wecfl.models.rows import keyed
-from wecfl.resolve import resolve
 from wecfl.runs.record import RECORD_KEYS, Record
 
 QUICK: dict[str, Any] = {"model": "logistic", "steps": 3, "batch": 4, "lr": 0.05, "workers": 2}

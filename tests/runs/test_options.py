@@ -10,11 +10,11 @@ import pytest
 import wecfl
 from helpers import Wecfl
 from wecfl import Config, Experiment, Federation, Method, methods
-from wecfl.config_keys import METHOD_OPTIONS
+from wecfl.config.keys import METHOD_OPTIONS
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
 from wecfl.from_config import federation_of, method_of
 from wecfl.methods import METHODS
-from wecfl.resolve import resolve
 
 TINY: dict[str, Any] = {
     "clients": 6, "groups": 2, "clusters": 2, "rounds": 1, "model": "logistic", "workers": 1
@@ -57,6 +57,8 @@ def test_the_defaults_of_a_configuration_are_those_of_the_factories() -> None:
         (lambda: wecfl.Plan(**WRONG["lr"]), "lr"),
         (lambda: wecfl.Plan(lr=-1), "lr"),
         (lambda: wecfl.Plan(momentum=1), "momentum"),
+        (lambda: wecfl.Plan(weight_decay=float("nan")), "weight_decay"),
+        (lambda: wecfl.Plan(weight_decay=float("inf")), "weight_decay"),
         (lambda: wecfl.Conditions(participation=0), "participation"),
         (lambda: wecfl.Conditions(**WRONG["attack"]), "attack"),
         (lambda: wecfl.Attack("nois"), "did you mean 'noise'"),

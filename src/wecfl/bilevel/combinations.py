@@ -2,7 +2,7 @@
 
 A histogram, a vector and a subspace are compared by different distances, and a clustering may need
 one of them. `by_told` puts a representation into a method; `check_combination` refuses what does
-not go together, before anything is computed. docs/representations.md has the table.
+not go together, before anything is computed. docs/methods/representations.md has the table.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wecfl.bilevel.auto import Auto
-from wecfl.bilevel.clustering import AtLeast, KMeans, Nearest, Once
+from wecfl.bilevel.clustering.auto import Auto
+from wecfl.bilevel.clustering.farthest_centers import FarthestCenters, to_local_centers
+from wecfl.bilevel.clustering.hierarchy import Agglomerative, Bipartition
+from wecfl.bilevel.clustering.kmeans import AtLeast, KMeans, Nearest, Once
+from wecfl.bilevel.clustering.losses import LossVectors
+from wecfl.bilevel.clustering.served import Served
+from wecfl.bilevel.clustering.updates import DecomposedCosines, Merging
 from wecfl.bilevel.distance import (
     angle_sum,
     cosine,
@@ -20,11 +25,7 @@ from wecfl.bilevel.distance import (
     smallest_angle,
     squared_euclidean,
 )
-from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
-from wecfl.bilevel.hierarchy import Agglomerative, Bipartition
-from wecfl.bilevel.loss_clustering import LossVectors
-from wecfl.bilevel.served import Served
-from wecfl.bilevel.telling import (
+from wecfl.bilevel.representation.telling import (
     Directions,
     InitialUpdate,
     Kind,
@@ -33,8 +34,7 @@ from wecfl.bilevel.telling import (
     Predictions,
     Telling,
 )
-from wecfl.bilevel.told import Told
-from wecfl.bilevel.update_clustering import DecomposedCosines, Merging
+from wecfl.bilevel.representation.told import Told
 from wecfl.core.ask import Ask
 from wecfl.core.components import Distance
 from wecfl.core.method import Method

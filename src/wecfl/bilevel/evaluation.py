@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.local import ClusterLosses, Gradients, Risk, Score
+from wecfl.bilevel.local.evaluating import ClusterLosses, Gradients, Risk, Score
 from wecfl.bilevel.serving import Center
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method

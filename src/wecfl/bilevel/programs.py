@@ -10,27 +10,18 @@ from dataclasses import fields
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from wecfl.bilevel.contrast import ContrastSteps
-from wecfl.bilevel.dane import NewtonSteps
-from wecfl.bilevel.envelope import MoreauSteps
-from wecfl.bilevel.interpolated import InterpolatedSteps
-from wecfl.bilevel.local import (
-    Alone,
-    ClusterLosses,
-    Ditto,
-    Gradients,
-    Only,
-    Parts,
-    Risk,
-    Score,
-    Train,
-)
-from wecfl.bilevel.masks import PrunedSteps
-from wecfl.bilevel.meta import MetaGradient, MetaSteps
-from wecfl.bilevel.mixture import AddedSteps, MixtureSteps, SoftSteps
-from wecfl.bilevel.prototypes import PrototypeSteps
-from wecfl.bilevel.serving import SERVINGS
-from wecfl.bilevel.telling import (
+from wecfl.bilevel.clustering.updates import PulledSteps
+from wecfl.bilevel.local.contrast import ContrastSteps
+from wecfl.bilevel.local.dane import NewtonSteps
+from wecfl.bilevel.local.envelope import MoreauSteps
+from wecfl.bilevel.local.evaluating import ClusterLosses, Gradients, Risk, Score
+from wecfl.bilevel.local.interpolated import InterpolatedSteps
+from wecfl.bilevel.local.masks import PrunedSteps
+from wecfl.bilevel.local.meta import MetaGradient, MetaSteps
+from wecfl.bilevel.local.mixture import AddedSteps, MixtureSteps, SoftSteps
+from wecfl.bilevel.local.prototypes import PrototypeSteps
+from wecfl.bilevel.local.training import Alone, Ditto, Only, Parts, Train
+from wecfl.bilevel.representation.telling import (
     Directions,
     InitialUpdate,
     Labels,
@@ -38,8 +29,8 @@ from wecfl.bilevel.telling import (
     Moments,
     Predictions,
 )
-from wecfl.bilevel.trial import Trial
-from wecfl.bilevel.update_clustering import PulledSteps
+from wecfl.bilevel.representation.trial import Trial
+from wecfl.bilevel.serving import SERVINGS
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 

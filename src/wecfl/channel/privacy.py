@@ -29,6 +29,7 @@ from wecfl.core.method import Method
 from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_not_negative, check_positive
 
 __all__ = ["Privacy", "check_private", "check_same_privacy", "epsilon_of", "system_normals"]
 
@@ -57,10 +58,8 @@ class Privacy:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise ConfigError(f"delta must lie in (0, 1), got {self.delta}")
-        if not 0 < self.clip < np.inf:
-            raise ConfigError(f"clip must be positive and finite, got {self.clip}")
-        if not 0 <= self.noise < np.inf:
-            raise ConfigError(f"noise must be finite and not negative, got {self.noise}")
+        check_positive(clip=self.clip)
+        check_not_negative(noise=self.noise)
 
     def __call__(
         self, start: F32, trained: F32, clients: Bool, keys: Int, *, round: int, seed: int

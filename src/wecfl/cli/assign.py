@@ -52,8 +52,8 @@ def assign(
         raise ConfigError(f"give a .npz for each newcomer: wecfl assign {folder} client.npz")
     from wecfl.data.samples import read_npz
     from wecfl.data.source import TABLE_ENDINGS
+    from wecfl.experiment.loading import load
     from wecfl.folder.readers import read_config
-    from wecfl.loading import load
     from wecfl.models.own import own_model
     from wecfl.report.tables.newcomers import input_words, rich_newcomers
     from wecfl.runs.simulated_newcomers import newcomer_table

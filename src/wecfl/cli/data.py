@@ -19,13 +19,14 @@ from wecfl.cli.flags import (
     check_figure,
     config_from_flags,
 )
-from wecfl.config_keys import PAPER_PARTITIONS
+from wecfl.config.keys import PAPER_PARTITIONS
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
 
 if TYPE_CHECKING:
     import altair as alt
 
+    from wecfl.config import Config
     from wecfl.report.figures.partition import Panel
 
 __all__ = ["data", "partition"]
@@ -102,19 +103,7 @@ def partition(
     from wecfl.report.figures.samples import sample_panel
     from wecfl.report.sentences import client_words, partition_words
 
-    settings = [chosen]
-    if panels != "one":
-        if holds_clients(chosen):
-            raise ConfigError(
-                f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
-                f"leave out --panels {panels}"
-            )
-        paper = {"alpha": None, "classes_per": None}
-        names = {
-            "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
-            "four": list(PAPER_PARTITIONS),
-        }[panels]
-        settings = [resolve(flags={**chosen.model_dump(), **paper, "partition": n}) for n in names]
+    settings = [chosen] if panels == "one" else _paper_partitions(chosen, panels)
     drawn: list[Panel] = []
     beside: list[alt.Chart | alt.FacetChart] = []
     pool = None if holds_clients(chosen) else terminal.load(chosen)
@@ -139,3 +128,20 @@ def partition(
             f"{tests.mean():.0f} ± {tests.std():.0f} test samples{kinds}"
         )
     terminal.draw(bars(drawn, beside=beside), out)
+
+
+def _paper_partitions(chosen: Config, panels: Literal["pair", "four"]) -> list[Config]:
+    """The configurations of the paper's partitions, of which a figure shows two or four."""
+    from wecfl.from_config import holds_clients
+
+    if holds_clients(chosen):
+        raise ConfigError(
+            f"{chosen.dataset} holds one file per client, so there is nothing to partition: "
+            f"leave out --panels {panels}"
+        )
+    names = {
+        "pair": ["clientwise-dirichlet", "clusterwise-dirichlet"],
+        "four": list(PAPER_PARTITIONS),
+    }[panels]
+    choices = {**chosen.model_dump(), "alpha": None, "classes_per": None}
+    return [resolve(flags={**choices, "partition": name}) for name in names]

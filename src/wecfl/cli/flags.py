@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from wecfl.config import Config
-from wecfl.config_keys import METHOD_OPTIONS
+from wecfl.config.keys import METHOD_OPTIONS
+from wecfl.config.resolve import PRESETS, resolve
 from wecfl.errors import ConfigError, unknown
-from wecfl.resolve import PRESETS, resolve
 
 __all__ = [
     "ConfigFlags",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -22,15 +22,15 @@ from wecfl.cli.flags import (
     config_from_flags,
     config_per_method,
 )
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
-from wecfl.resolve import resolve
 
 if TYPE_CHECKING:
     from wecfl.config import Config
     from wecfl.data.federation import Federation
     from wecfl.data.fleet import AnyFleet
     from wecfl.experiment import Experiment
-    from wecfl.fleet import FleetExperiment
+    from wecfl.experiment.fleet import FleetExperiment
     from wecfl.runs.watcher import Watcher
 
 __all__ = ["resume", "run"]
@@ -93,13 +93,10 @@ def run(
         further = [name for name in BASELINES if name not in asked]
         chosen = chosen.model_copy(update={"method": ",".join([*asked, *further])})
     configs = config_per_method(chosen, flags, options)
-    from wecfl.config_keys import is_own
-    from wecfl.data.federation import Federation
-    from wecfl.fleet import FleetExperiment, prepared
+    from wecfl.config.keys import is_own
+    from wecfl.experiment.fleet import prepared
     from wecfl.folder.run_list import write_run_list
-    from wecfl.from_config import holds_clients
     from wecfl.models.own import own_model
-    from wecfl.report.sentences import client_words, partition_words
 
     stopping, bars = terminal.Stopping(), terminal.Bars()
     folders = _folders(out, configs)
@@ -116,21 +113,7 @@ def run(
     experiments = [experiment_on(held, model=model) for experiment_on in made]
     for experiment in experiments:
         experiment.check()
-    words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
-    several = client_words(held.sizes, held.groups) if isinstance(held, Federation) else "a fleet"
-    each = " each" if isinstance(held, Federation) else ""
-    terminal.show(f"{chosen.dataset}{words}: {several}{each}, seed {chosen.seed}")
-    if isinstance(first := experiments[0], FleetExperiment):
-        terminal.show(f"{len(first.fleet):,} clients are registered, {first.active:,} are active")
-    if reason := experiments[0].fitted.reason:
-        terminal.show(f"task: {reason}")
-    if newcomers := experiments[0].kept_out:
-        terminal.show(
-            f"{len(newcomers)} of them are kept out of the training and assigned afterwards"
-        )
-    if chosen.joining:
-        share = f"{100 * chosen.joining:g} % of them"
-        terminal.show(f"{share} join while it runs, in round {chosen.joining_round}")
+    _announce(chosen, held, experiments[0])
     if len(folders) > 1:
         runs = {
             path.name: experiment.written or {}
@@ -203,7 +186,7 @@ def resume(
         "checkpoint_every": checkpoint_every,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    from wecfl.fleet import prepared
+    from wecfl.experiment.fleet import prepared
     from wecfl.folder.readers import config_of, is_begun, is_finished
     from wecfl.folder.run_list import RUN_LIST_FILE, read_run_list
     from wecfl.from_config import DATA_KEYS
@@ -214,14 +197,9 @@ def resume(
     left: dict[Path, Config] = {}
     for path, config in listed.items():
         before = config_of(path) if config is None or is_begun(path) else config
-        choices = before.model_dump(exclude_unset=True)
         _check_same_code(path, "model", before.model, model)
         _check_same_code(path, "dataset", before.dataset, dataset)
-        if engine not in (None, "ray"):
-            choices.pop("ray_address", None)
-        if until == "rounds":
-            choices = {key: value for key, value in choices.items() if key not in UNTIL_KEYS}
-        chosen = resolve(flags={**choices, **given})
+        chosen = _continued(before, given)
         if not (several and is_begun(path) and is_finished(path, chosen)):
             left[path] = chosen
     if not left:
@@ -244,6 +222,32 @@ def resume(
     _run_all(experiments, [*left], bars, stopping)
 
 
+def _announce(
+    chosen: Config, held: Federation | AnyFleet, first: Experiment | FleetExperiment
+) -> None:
+    """Print on which clients all experiments run, of which `first` is one."""
+    from wecfl.data.federation import Federation
+    from wecfl.experiment.fleet import FleetExperiment
+    from wecfl.from_config import holds_clients
+    from wecfl.report.sentences import client_words, partition_words
+
+    words = "" if holds_clients(chosen) else f", {partition_words(chosen.model_dump())}"
+    several = client_words(held.sizes, held.groups) if isinstance(held, Federation) else "a fleet"
+    each = " each" if isinstance(held, Federation) else ""
+    terminal.show(f"{chosen.dataset}{words}: {several}{each}, seed {chosen.seed}")
+    if isinstance(first, FleetExperiment):
+        terminal.show(f"{len(first.fleet):,} clients are registered, {first.active:,} are active")
+    if reason := first.fitted.reason:
+        terminal.show(f"task: {reason}")
+    if newcomers := first.kept_out:
+        terminal.show(
+            f"{len(newcomers)} of them are kept out of the training and assigned afterwards"
+        )
+    if chosen.joining:
+        share = f"{100 * chosen.joining:g} % of them"
+        terminal.show(f"{share} join while it runs, in round {chosen.joining_round}")
+
+
 def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
     """What else records the run, by the names of the flag."""
     if not names:
@@ -253,9 +257,20 @@ def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
     return [tracker(name, folder) for name in names]
 
 
+def _continued(before: Config, given: Mapping[str, Any]) -> Config:
+    """The configuration with which a run goes on: as it was, but for what is given now."""
+    idle: tuple[str, ...] = ()  # choices that have no meaning beside those that are given
+    if given.get("engine", "ray") != "ray":
+        idle = ("ray_address",)
+    if given.get("until") == "rounds":
+        idle = (*idle, *UNTIL_KEYS)
+    choices = before.model_dump(exclude_unset=True, exclude={*idle})
+    return resolve(flags={**choices, **given})
+
+
 def _check_same_code(folder: Path, key: str, was: str, given: str | None) -> None:
     """What is in the user's own code must be given again, and be what the run began with."""
-    from wecfl.config_keys import is_own
+    from wecfl.config.keys import is_own
 
     if is_own(was) and given is None:
         raise ConfigError(

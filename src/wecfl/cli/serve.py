@@ -44,7 +44,7 @@ def serve(
         from wecfl.endpoint import make_app
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: pip install 'wecfl[serve]'") from None
-    from wecfl.loading import load
+    from wecfl.experiment.loading import load
     from wecfl.models.own import own_model
 
     result = load(folder, model=model and own_model(model), workers=workers)

@@ -139,8 +139,8 @@ def federation(config: Config) -> Federation:
 
 def clients(config: Config) -> Federation | AnyFleet:
     """The same, or the fleet that the code of the data set makes."""
-    from wecfl.config_keys import is_own
-    from wecfl.fleet import clients_of
+    from wecfl.config.keys import is_own
+    from wecfl.experiment.fleet import clients_of
 
     return clients_of(config) if is_own(config.dataset) else federation(config)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,7 +12,7 @@ from wecfl import rng
 from wecfl.core.types import F32, Int
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_whole
+from wecfl.limits import check_not_negative, check_positive, check_whole
 
 __all__ = ["Correction", "FeatureTerm", "LocalPlan", "OptimizerName", "validation_part"]
 
@@ -72,18 +71,16 @@ class LocalPlan:
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+        check_not_negative(weight_decay=self.weight_decay)
         if self.optimizer not in (known := get_args(OptimizerName)):
             raise ConfigError(f"optimizer must be one of {', '.join(known)}, got {self.optimizer}")
         if self.optimizer == "nesterov" and not self.momentum:
             raise ConfigError("nesterov needs momentum: set it above 0, or optimizer to sgd")
         if not 0 <= self.adam_beta2 < 1:
             raise ConfigError(f"adam_beta2 must lie in [0, 1), got {self.adam_beta2}")
-        if not 0 < self.adam_eps < inf:
-            raise ConfigError(f"adam_eps must be positive, got {self.adam_eps}")
-        if self.max_gradient is not None and not 0 < self.max_gradient < inf:
-            raise ConfigError(f"max_gradient must be positive, got {self.max_gradient}")
+        check_positive(adam_eps=self.adam_eps)
+        if self.max_gradient is not None:
+            check_positive(max_gradient=self.max_gradient)
 
     @property
     def adaptive(self) -> bool:

@@ -27,10 +27,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from wecfl.config.named_values import check_options, read_value
 from wecfl.core.types import Int
 from wecfl.errors import ConfigError, PartitionError, unknown
 from wecfl.limits import check_whole
-from wecfl.named_values import check_options, read_value
 
 __all__ = [
     "DRIFTS",

@@ -65,15 +65,7 @@ def client_tables(
     >>> held.names, [len(table) for table in held.tables], held.labels, held.classes
     (('a', 'b'), [1, 2], [array([1]), array([0, 0])], ('n', 'y'))
     """
-    given: Any = frame
-    if not isinstance(given, pd.DataFrame) and hasattr(given, "to_pandas"):
-        frame = given.to_pandas()  # a data set of Hugging Face, or a table of Arrow
-    if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"expected a DataFrame of pandas, got {type(frame).__name__}")
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
-        raise DataError(f"the table has two columns of the name {twice!r}; rename one")
-    frame = frame.rename(columns=str)
+    frame = _pandas(frame)
     targets = [target] if isinstance(target, str) else list(target)
     if not targets or len({client, *targets}) <= len(targets):
         raise DataError(
@@ -82,6 +74,41 @@ def client_tables(
         )
     special = [("client", client), *(("target", each) for each in targets)]
     special += [("group", group)] if group else []
+    used = _feature_columns(frame, special, features)
+    labels, classes = (
+        (several_targets(frame, targets), None) if len(targets) > 1 else _classes(frame[targets[0]])
+    )
+    owners, values = pd.factorize(frame[client], sort=True)
+    names = tuple(str(value) for value in values)
+    rows = [np.flatnonzero(owners == i) for i in range(len(names))]
+    groups = _groups(frame[group], names, rows) if group else None
+    chosen = frame[used]
+    several = tuple(targets) if len(targets) > 1 else ()
+    return ClientTables(
+        names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, several,
+        groups,
+    )  # fmt: skip
+
+
+def _pandas(given: Any) -> pd.DataFrame:
+    """A table as pandas has it, with texts for the names of its columns."""
+    if not isinstance(given, pd.DataFrame) and hasattr(given, "to_pandas"):
+        given = given.to_pandas()  # a data set of Hugging Face, or a table of Arrow
+    if not isinstance(given, pd.DataFrame):
+        raise DataError(f"expected a DataFrame of pandas, got {type(given).__name__}")
+    if not given.columns.is_unique:
+        twice = given.columns[given.columns.duplicated()][0]
+        raise DataError(f"the table has two columns of the name {twice!r}; rename one")
+    return given.rename(columns=str)
+
+
+def _feature_columns(
+    frame: pd.DataFrame, special: Sequence[tuple[str, str]], features: Sequence[str] | None
+) -> list[str]:
+    """The columns to predict from: those that are asked for, or all that are not `special`.
+
+    `special` are the other columns, each with what it is, which may not lack a value.
+    """
     for what, name in special:
         if name not in frame:
             raise DataError(f"{what}: " + unknown("column", str(name), frame.columns))
@@ -97,25 +124,16 @@ def client_tables(
         used = list(features)
     if not used or not len(frame):
         raise DataError("the table has no features or no rows; expected at least one of each")
-    labels, classes = (
-        (several_targets(frame, targets), None) if len(targets) > 1 else _classes(frame[targets[0]])
-    )
-    owners, values = pd.factorize(frame[client], sort=True)
-    names = tuple(str(value) for value in values)
-    rows = [np.flatnonzero(owners == i) for i in range(len(names))]
-    groups = None
-    if group:
-        numbers, _ = pd.factorize(frame[group], sort=True)
-        for name, own in zip(names, rows, strict=True):
-            if len(set(numbers[own])) > 1:
-                raise DataError(f"client {name}: its rows are of several groups; expected one")
-        groups = [int(numbers[own[0]]) for own in rows]
-    chosen = frame[used]
-    several = tuple(targets) if len(targets) > 1 else ()
-    return ClientTables(
-        names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, several,
-        groups,
-    )  # fmt: skip
+    return used
+
+
+def _groups(column: pd.Series[Any], names: Sequence[str], rows: Sequence[Int]) -> list[int]:
+    """The hidden group of each client, from the column that names it in each of its rows."""
+    numbers, _ = pd.factorize(column, sort=True)
+    for name, own in zip(names, rows, strict=True):
+        if len(set(numbers[own])) > 1:
+            raise DataError(f"client {name}: its rows are of several groups; expected one")
+    return [int(numbers[own[0]]) for own in rows]
 
 
 def several_targets(frame: pd.DataFrame, targets: Sequence[str]) -> Any:

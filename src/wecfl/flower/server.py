@@ -16,9 +16,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wecfl.bilevel.told import Told
+from wecfl.bilevel.representation.told import Told
 from wecfl.config import Config
-from wecfl.config_keys import METHOD_OPTIONS
+from wecfl.config.keys import METHOD_OPTIONS
+from wecfl.config.resolve import resolve
 from wecfl.core.clients import Clients
 from wecfl.core.program import Job
 from wecfl.core.state import Reply, State
@@ -37,7 +38,6 @@ from wecfl.models import make
 from wecfl.options import Folder
 from wecfl.printing import log
 from wecfl.report.sentences import round_words
-from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 from wecfl.validation import one_line

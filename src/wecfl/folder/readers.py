@@ -11,6 +11,7 @@ import pandas as pd
 from safetensors import safe_open
 
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.core.state import State
 from wecfl.core.types import Int
 from wecfl.data.pipeline import Pipeline
@@ -33,7 +34,6 @@ from wecfl.folder.schema import (
     RoundSchema,
     SummarySchema,
 )
-from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 
 __all__ = [

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.files import replace_file
 from wecfl.folder.parsing import folder_errors, read_toml
 from wecfl.folder.schema import RunListSchema
 from wecfl.folder.writer import toml
-from wecfl.resolve import resolve
 
 __all__ = ["RUN_LIST_FILE", "read_run_list", "write_run_list"]
 

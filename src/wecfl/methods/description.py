@@ -6,7 +6,7 @@ from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from wecfl import bilevel
@@ -92,8 +92,8 @@ def _component(part: str, plain: Any) -> Any:
 
 def _found(name: str) -> Any:
     """The component of this name, in any module of `wecfl.bilevel`; None if there is none."""
-    rooms = (import_module(room.name) for room in iter_modules(bilevel.__path__, "wecfl.bilevel."))
-    return next((getattr(room, name) for room in rooms if name in room.__all__), None)
+    modules = (import_module(it.name) for it in walk_packages(bilevel.__path__, "wecfl.bilevel."))
+    return next((getattr(module, name) for module in modules if name in module.__all__), None)
 
 
 def _check_type(what: str, value: Any, kind: Any) -> None:

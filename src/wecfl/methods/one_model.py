@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Mean
-from wecfl.bilevel.attention import Attentive
+from wecfl.bilevel.aggregation.attention import Attentive
+from wecfl.bilevel.aggregation.joint_means import PeerGroups, PeerMeans
+from wecfl.bilevel.aggregation.normalized import COUNTED, Normalized
+from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum, adagrad, adam, yogi
 from wecfl.bilevel.clustering import Nearest
-from wecfl.bilevel.contrast import ContrastSteps
-from wecfl.bilevel.control_variates import CONTROLLED
-from wecfl.bilevel.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.dynamic import Dynamic, dynamic_update
 from wecfl.bilevel.importance import data_size
-from wecfl.bilevel.joint_means import PeerGroups, PeerMeans
 from wecfl.bilevel.local import Train
-from wecfl.bilevel.normalized import COUNTED, Normalized
-from wecfl.bilevel.optimizer import Adaptive, Momentum, adagrad, adam, yogi
+from wecfl.bilevel.local.contrast import ContrastSteps
+from wecfl.bilevel.local.control_variates import CONTROLLED
+from wecfl.bilevel.local.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
+from wecfl.bilevel.local.dynamic import Dynamic, dynamic_update
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Center
 from wecfl.core.ask import Ask

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from wecfl.bilevel.aggregation import Stay
-from wecfl.bilevel.envelope import MoreauSteps
-from wecfl.bilevel.hyper_network import Apart, HyperNetwork, hyper_update
-from wecfl.bilevel.interpolated import InterpolatedSteps
+from wecfl.bilevel.aggregation.hyper_network import Apart, HyperNetwork, hyper_update
+from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum, adam
 from wecfl.bilevel.local import Alone, Ditto, Only, Parts
-from wecfl.bilevel.masks import HolderMean, PrunedSteps, known_masks, learn_masks
-from wecfl.bilevel.meta import MetaGradient, MetaSteps
-from wecfl.bilevel.optimizer import Adaptive, Momentum, adam
-from wecfl.bilevel.prototypes import PrototypeMeans, Prototypes, PrototypeSteps, own_prototypes
+from wecfl.bilevel.local.envelope import MoreauSteps
+from wecfl.bilevel.local.interpolated import InterpolatedSteps
+from wecfl.bilevel.local.masks import HolderMean, PrunedSteps, known_masks, learn_masks
+from wecfl.bilevel.local.meta import MetaGradient, MetaSteps
+from wecfl.bilevel.local.prototypes import (
+    PrototypeMeans,
+    Prototypes,
+    PrototypeSteps,
+    own_prototypes,
+)
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import NearestPrototype, Personal, Pruned, Tuned
 from wecfl.core.ask import Ask
@@ -143,7 +148,7 @@ def lotteryfl(
 ) -> Method:
     """LotteryFL: every client finds a sparse model of its own, and sends only it (Li et al., 2020).
 
-    The options are those of `wecfl.bilevel.masks.PrunedSteps`.
+    The options are those of `wecfl.bilevel.local.masks.PrunedSteps`.
 
     >>> lotteryfl().aggregation
     HolderMean()
@@ -158,7 +163,7 @@ def lotteryfl(
 def hermes(prune_above: float = 0.5, prune_rate: float = 0.2, prune_target: float = 0.5) -> Method:
     """Hermes: every client prunes channels, and sends only what is left (Li et al., MobiCom 2021).
 
-    The options are those of `wecfl.bilevel.masks.PrunedSteps`.
+    The options are those of `wecfl.bilevel.local.masks.PrunedSteps`.
 
     >>> hermes(0.8).local
     PrunedSteps(above=0.8, rate=0.2, target=0.5, channels=True)
@@ -208,8 +213,8 @@ def fedmeta(
 def pfedhn(embedding: int | None = None, hidden: int = 100, server_lr: float = 0.01) -> Method:
     """pFedHN: a hyper-network makes a model for each client (Shamsian et al., ICML 2021).
 
-    The options are those of `wecfl.bilevel.hyper_network.HyperNetwork`. The momentum of its clients
-    starts from zero in every round.
+    The options are those of `wecfl.bilevel.aggregation.hyper_network.HyperNetwork`. The momentum of
+    its clients starts from zero in every round.
 
     >>> pfedhn().clustering
     Apart()

@@ -5,18 +5,26 @@ from __future__ import annotations
 from typing import Literal
 
 from wecfl.bilevel.aggregation import Mean
-from wecfl.bilevel.auto import Auto, Criterion
+from wecfl.bilevel.aggregation.joint_means import CommonColumns
 from wecfl.bilevel.clustering import KMeans, Nearest, Once
-from wecfl.bilevel.common_pull import PULLED_TOGETHER
+from wecfl.bilevel.clustering.auto import Auto, Criterion
+from wecfl.bilevel.clustering.drift import Recluster, WatchedBy, rescheduled
+from wecfl.bilevel.clustering.farthest_centers import FarthestCenters, to_local_centers
+from wecfl.bilevel.clustering.hierarchy import Agglomerative, Bipartition, Linkage, Metric
+from wecfl.bilevel.clustering.losses import LossSpread, LossVectors, needs_body
+from wecfl.bilevel.clustering.served import Served
+from wecfl.bilevel.clustering.updates import (
+    BetweenGroups,
+    DecomposedCosines,
+    Merging,
+    PulledSteps,
+    keep_updates,
+)
 from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
-from wecfl.bilevel.drift import Recluster, WatchedBy, rescheduled
-from wecfl.bilevel.farthest_centers import FarthestCenters, to_local_centers
-from wecfl.bilevel.hierarchy import Agglomerative, Bipartition, Linkage, Metric
 from wecfl.bilevel.importance import data_size, uniform
-from wecfl.bilevel.joint_means import CommonColumns
 from wecfl.bilevel.local import Risk, Train
-from wecfl.bilevel.loss_clustering import LossSpread, LossVectors, needs_body
-from wecfl.bilevel.mixture import (
+from wecfl.bilevel.local.common_pull import PULLED_TOGETHER
+from wecfl.bilevel.local.mixture import (
     AddedSteps,
     AllModels,
     MixtureSteps,
@@ -28,18 +36,10 @@ from wecfl.bilevel.mixture import (
     common_model,
 )
 from wecfl.bilevel.representation import Columns, Losses, Weights
-from wecfl.bilevel.served import Served
+from wecfl.bilevel.representation.telling import Directions, InitialUpdate, LocalCenters
+from wecfl.bilevel.representation.told import Told
+from wecfl.bilevel.representation.trial import Trial
 from wecfl.bilevel.serving import Added, Mixed, Personal
-from wecfl.bilevel.telling import Directions, InitialUpdate, LocalCenters
-from wecfl.bilevel.told import Told
-from wecfl.bilevel.trial import Trial
-from wecfl.bilevel.update_clustering import (
-    BetweenGroups,
-    DecomposedCosines,
-    Merging,
-    PulledSteps,
-    keep_updates,
-)
 from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.methods.one_model import fedavg
@@ -87,12 +87,12 @@ def wecfl(
 
     With `warm`, K-means also starts from the previous centers, so that F never rises. If k is
     "auto", the server chooses K by `criterion`: with "served" it asks clients how well clusters
-    would serve them (`wecfl.bilevel.served`), otherwise it looks at the models alone
-    (`wecfl.bilevel.auto`). `pull` is the μ of a pull towards the mean of all
-    clients, which is in the authors' code but not in the paper (`wecfl.bilevel.common_pull`).
+    would serve them (`wecfl.bilevel.clustering.served`), otherwise it looks at the models alone
+    (`wecfl.bilevel.clustering.auto`). `pull` is the μ of a pull towards the mean of all
+    clients, which is in the authors' code but not in the paper (`wecfl.bilevel.local.common_pull`).
     `recluster` says when clients are clustered: in every round, until the assignment has settled,
     or so and again where their data drift, with `alarm` as the rate of false alarms, and `watch`
-    for what tells a drift, the loss or the distance (`wecfl.bilevel.drift`).
+    for what tells a drift, the loss or the distance (`wecfl.bilevel.clustering.drift`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -203,8 +203,8 @@ def clove(k: int, batches: int | None = None) -> Method:
 def cfl(eps1: float = 0.4, eps2: float = 1.0, relative: bool = False) -> Method:
     """CFL: a cluster is split in two where its clients disagree (Sattler et al., TNNLS 2020).
 
-    The options are those of `wecfl.bilevel.hierarchy.Bipartition`; if `relative`, ε₁ = 0.3 and
-    ε₂ = 0.6 are good values.
+    The options are those of `wecfl.bilevel.clustering.hierarchy.Bipartition`; if `relative`, ε₁ =
+    0.3 and ε₂ = 0.6 are good values.
 
     >>> cfl(eps1=0.1).clustering.eps1
     0.1
@@ -220,7 +220,7 @@ def flhc(
 ) -> Method:
     """FL+HC: clients are clustered once, by their updates in one round (Briggs et al., IJCNN 2020).
 
-    The options are those of `wecfl.bilevel.hierarchy.Agglomerative`.
+    The options are those of `wecfl.bilevel.clustering.hierarchy.Agglomerative`.
 
     >>> flhc(round=3).clustering.round
     3
@@ -349,7 +349,7 @@ def fedrc(k: int) -> Method:
 def fedsoft(k: int, proximal: float = 0.1, interval: int = 2) -> Method:
     """FedSoft: clients keep their own model, tied to all centers (Ruan and Joe-Wong, AAAI 2022).
 
-    The options are those of `wecfl.bilevel.mixture.SoftSteps`.
+    The options are those of `wecfl.bilevel.local.mixture.SoftSteps`.
 
     >>> fedsoft(3).serve
     Personal()

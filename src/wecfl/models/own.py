@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from wecfl.config_keys import is_own
+from wecfl.config.keys import is_own
 from wecfl.errors import ModelError, WecflError, unknown
 from wecfl.models.zoo import Model
 

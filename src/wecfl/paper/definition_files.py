@@ -40,12 +40,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from wecfl.bilevel.serving import Center
 from wecfl.config import Config
+from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.paper import SHIPPED
 from wecfl.paper.definitions import Cell, Choice, Definition, Published, TableLayout
-from wecfl.resolve import resolve
 from wecfl.validation import one_line
 
 __all__ = ["REST_OF_METHODS", "read_definitions"]

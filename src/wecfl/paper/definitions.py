@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wecfl.config import Config
-from wecfl.config_keys import KEY_OF_OPTION
+from wecfl.config.keys import KEY_OF_OPTION
 from wecfl.errors import ConfigError, unknown
 from wecfl.from_config import INCIDENTAL_KEYS, method_of
 

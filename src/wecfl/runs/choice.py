@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.auto import MIN_SILHOUETTE
-from wecfl.bilevel.served import LEAST_SHARE, STANDARD_ERRORS
+from wecfl.bilevel.clustering.auto import MIN_SILHOUETTE
+from wecfl.bilevel.clustering.served import LEAST_SHARE, STANDARD_ERRORS
 from wecfl.runs.record import Record
 
 __all__ = ["choice_words", "last_choice"]
@@ -26,7 +26,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     the K that was looked at most closely when K was last chosen, and `silhouette` is its
     silhouette. If clients were asked how well clusters serve them, `asked` has the validation
     losses of one model for all (`one`) and of these clusters (`served`), and further notes of
-    `wecfl.bilevel.served.Served`.
+    `wecfl.bilevel.clustering.served.Served`.
 
     >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}
     >>> last_choice([{"round": 1, "notes": looked}, {"round": 2, "notes": looked}])

@@ -245,29 +245,9 @@ class Recorder:
             record[moment] = {
                 name: _mean(values, counted) for name, values in task.scores(table).items()
             }
-        if state.outcome is not None:
-            counts = np.bincount(state.outcome, minlength=len(Reply))
-            record["replies"] = {outcome.name.lower(): int(counts[outcome]) for outcome in Reply}
-            record["clients"]["reply"] = state.outcome.tolist()
-        if state.notes:
-            record["notes"] = {name: _plain(values) for name, values in state.notes.items()}
-        if drift := self._drift(state):
-            record["drift"] = drift
-        if self._setting.schedule:
-            record["lr"] = self._setting.scheduled(state.round - 1)
-        if report := self._engine.network_report():
-            record["network"] = report
-        if self._attack:
-            stack = served(states, self._engine.layout, self._method.shared)
-            record["attack"] = self._attack.measured(state.labels, stack, self._trigger_engine)
-        if self._metered:
-            counted_bytes = {"up": self._metered.up, "down": self._metered.down}
-            record["traffic"] = {
-                **{way: int(each.sum()) for way, each in counted_bytes.items()},
-                "messages": self._metered.messages,
-            }
-            record["clients"] |= {f"bytes_{way}": n.tolist() for way, n in counted_bytes.items()}
-            self._metered.clear()
+        further, of_clients = self._further(states)
+        record |= further
+        record["clients"] |= of_clients
         self._add_seconds("score", perf_counter() - began)
         if self._diagnostics:
             record["silhouette"] = compared and metrics.silhouette(compared[0], state.labels)
@@ -279,6 +259,39 @@ class Recorder:
         self._before = state.labels
         self._clear()
         return record
+
+    def _further(self, states: Sequence[State]) -> tuple[Record, Record]:
+        """What only some runs have: replies, notes, drift, η, the network, attacks, traffic.
+
+        First what is of the round, and then what is of each client.
+        """
+        state = states[0]
+        found: Record = {}
+        of_clients: Record = {}
+        if state.outcome is not None:
+            counts = np.bincount(state.outcome, minlength=len(Reply))
+            found["replies"] = {outcome.name.lower(): int(counts[outcome]) for outcome in Reply}
+            of_clients["reply"] = state.outcome.tolist()
+        if state.notes:
+            found["notes"] = {name: _plain(values) for name, values in state.notes.items()}
+        if drift := self._drift(state):
+            found["drift"] = drift
+        if self._setting.schedule:
+            found["lr"] = self._setting.scheduled(state.round - 1)
+        if report := self._engine.network_report():
+            found["network"] = report
+        if self._attack:
+            stack = served(states, self._engine.layout, self._method.shared)
+            found["attack"] = self._attack.measured(state.labels, stack, self._trigger_engine)
+        if self._metered:
+            counted_bytes = {"up": self._metered.up, "down": self._metered.down}
+            found["traffic"] = {
+                **{way: int(each.sum()) for way, each in counted_bytes.items()},
+                "messages": self._metered.messages,
+            }
+            of_clients |= {f"bytes_{way}": n.tolist() for way, n in counted_bytes.items()}
+            self._metered.clear()
+        return found, of_clients
 
     def _drift(self, state: State) -> dict[str, list[int]]:
         """What is told of drift in a round (`DRIFT_KEYS`)."""

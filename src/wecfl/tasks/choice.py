@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from wecfl.config.named_values import check_options, read_value, write_value
 from wecfl.core.clients import Clients
 from wecfl.core.task import Task
 from wecfl.data.federation import Federation
 from wecfl.data.targets import Targets
 from wecfl.errors import ConfigError, unknown
-from wecfl.named_values import check_options, read_value, write_value
 from wecfl.tasks.classification import ClassHeadline, Classification
 from wecfl.tasks.custom import Custom
 from wecfl.tasks.regression import Regression

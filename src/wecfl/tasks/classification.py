@@ -13,6 +13,7 @@ from wecfl.core.types import F64, Int
 from wecfl.data.federation import Federation
 from wecfl.data.targets import may_be_labels
 from wecfl.errors import ConfigError
+from wecfl.limits import check_not_negative
 from wecfl.tasks import ranking
 from wecfl.tasks import targets as forms
 
@@ -225,8 +226,7 @@ def check_loss(smoothing: float, gamma: float) -> None:
     """Refuse a smoothing or a focus that makes no loss."""
     if not 0 <= smoothing < 1:
         raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing}")
-    if not 0 <= gamma < np.inf:
-        raise ConfigError(f"gamma must be finite and not negative, got {gamma}")
+    check_not_negative(gamma=gamma)
 
 
 def class_weights(federation: Federation) -> tuple[float, ...]:

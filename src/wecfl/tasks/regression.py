@@ -11,6 +11,7 @@ import numpy as np
 from wecfl.core.types import F32, F64, Int
 from wecfl.data.federation import Federation
 from wecfl.errors import ConfigError
+from wecfl.limits import check_positive
 from wecfl.tasks import targets as forms
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class Regression:
         if self.loss not in get_args(RegressionLoss):
             known = ", ".join(get_args(RegressionLoss))
             raise ConfigError(f"the loss of a regression is one of {known}, got {self.loss!r}")
-        if not 0 < self.delta < np.inf:
-            raise ConfigError(f"delta must be positive and finite, got {self.delta}")
+        check_positive(delta=self.delta)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"quantile must lie in (0, 1), got {self.quantile}")
         if self.outputs < 0:

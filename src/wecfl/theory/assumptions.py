@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wecfl.config.resolve import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import check_all_clients, read_metrics, read_summary, tensor_names
 from wecfl.from_config import method_of
 from wecfl.methods import components, structure
 from wecfl.models import MODELS
-from wecfl.resolve import resolve
 from wecfl.runs.record import Record
 from wecfl.tasks.choice import TASKS
 from wecfl.theory.verdicts import Assumption

@@ -77,36 +77,6 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
             missing = "η is not below 2/β in any round" if pairs else "needs a second round"
         return Statement(name, STATEMENTS[name], found, chosen, condition, missing)
 
-    def within(record: Record, bound: str) -> bool:
-        """Whether η_i is within the bound for every client; False if the bound is unknown."""
-        if "theory" not in record:
-            return False
-        both = zip(record["clients"]["lr"], record["clients"][bound], strict=True)
-        return all(
-            limit is not None and lr <= limit * (1 + RELATIVE_TOLERANCE) for lr, limit in both
-        )
-
-    def smooth_enough(record: Record) -> bool:
-        """Whether η ≤ 2/β."""
-        return bool(max(record["clients"]["lr"]) * record["theory"]["beta"] <= 2)
-
-    def began_together(record: Record) -> bool:
-        """Whether all clients had one rate, and those of a cluster began from one model."""
-        return bool(record["theory"]["together"]) and run.rate(record) is not None
-
-    def gains_more(before: Record, record: Record) -> bool:
-        """Whether Lemma 5 gains more than Lemma 4 allowed the round before."""
-        change = before["theory"]["lemma_4"] + record["theory"]["lemma_5"]
-        return bool(began_together(before) and smooth_enough(record) and change < 0)
-
-    def steady(before: Record, record: Record) -> bool:
-        """Whether η is as in the round before, and small enough."""
-        return (
-            began_together(before)
-            and smooth_enough(record)
-            and run.rate(before) == run.rate(record)
-        )
-
     needs = "convex, smooth, one loss, plain steps, whole data"
 
     yield state("Lemma 1", "warm start", lambda: [
@@ -116,15 +86,16 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
         Inequality(r["round"], r["F"]["M"], r["F"]["E"]) for r in records
     ])  # fmt: skip
     yield state("Lemma 3", "plain steps", lambda: [
-        Inequality(r["round"], r["F"]["L"], b["F"]["M"], within(r, "lr_bound_1"))
+        Inequality(r["round"], r["F"]["L"], b["F"]["M"], _within(r, "lr_bound_1"))
         for b, r in pairs
     ], "η_i ≤ ‖ω_i − Ω_k‖ / QU")  # fmt: skip
     yield state("Theorem 1", "warm start, one λ, plain steps", lambda: [
-        Inequality(r["round"], r["F"]["L"], b["F"]["L"], within(r, "lr_bound_1"))
+        Inequality(r["round"], r["F"]["L"], b["F"]["L"], _within(r, "lr_bound_1"))
         for b, r in pairs
     ], "η_i ≤ ‖ω_i − Ω_k‖ / QU")  # fmt: skip
     yield state("Lemma 4", "convex, one loss, plain steps", lambda: [
-        Inequality(r["round"], r["R"]["D"], r["R"]["L"] + r["theory"]["lemma_4"], began_together(r))
+        Inequality(r["round"], r["R"]["D"], r["R"]["L"] + r["theory"]["lemma_4"],
+                   _began_together(run, r))
         for r in records
     ], "one η, and the clients of a cluster began the round from one model")  # fmt: skip
     yield state("Lemma 4*", "convex, one loss", lambda: [
@@ -132,29 +103,58 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
         for r in records
     ])  # fmt: skip
     yield state("Lemma 5", needs, lambda: [
-        Inequality(r["round"], r["R"]["L"], b["R"]["D"] + r["theory"]["lemma_5"], smooth_enough(r))
+        Inequality(r["round"], r["R"]["L"], b["R"]["D"] + r["theory"]["lemma_5"], _smooth_enough(r))
         for b, r in pairs
     ], "η ≤ 2/β")  # fmt: skip
     yield state("Theorem 2", needs, lambda: [
         Inequality(r["round"], r["R"]["L"], b["R"]["L"],
-                   within(r, "lr_bound_1") and within(r, "lr_bound_2"))
+                   _within(r, "lr_bound_1") and _within(r, "lr_bound_2"))
         for b, r in pairs
     ], "η_i below both bounds of the theorem")  # fmt: skip
     yield state("Theorem 2*", needs, lambda: [
-        Inequality(r["round"], r["R"]["L"], b["R"]["L"], gains_more(b, r)) for b, r in pairs
+        Inequality(r["round"], r["R"]["L"], b["R"]["L"], _gains_more(run, b, r)) for b, r in pairs
     ], "Lemma 5 gains more than Lemma 4 allowed the round before")  # fmt: skip
-    yield state("Theorem 3", needs, lambda: list(_convergence(run, steady)),
+    yield state("Theorem 3", needs, lambda: list(_convergence(run)),
                 "one η ≤ 2/β in all rounds so far")  # fmt: skip
 
 
-def _convergence(
-    run: RunEvidence, steady: Callable[[Record, Record], bool]
-) -> Iterator[Inequality]:
+def _within(record: Record, bound: str) -> bool:
+    """Whether η_i is within the bound for every client; False if the bound is unknown."""
+    if "theory" not in record:
+        return False
+    both = zip(record["clients"]["lr"], record["clients"][bound], strict=True)
+    return all(limit is not None and lr <= limit * (1 + RELATIVE_TOLERANCE) for lr, limit in both)
+
+
+def _smooth_enough(record: Record) -> bool:
+    """Whether η ≤ 2/β."""
+    return bool(max(record["clients"]["lr"]) * record["theory"]["beta"] <= 2)
+
+
+def _began_together(run: RunEvidence, record: Record) -> bool:
+    """Whether all clients had one rate, and those of a cluster began from one model."""
+    return bool(record["theory"]["together"]) and run.rate(record) is not None
+
+
+def _gains_more(run: RunEvidence, before: Record, record: Record) -> bool:
+    """Whether Lemma 5 gains more than Lemma 4 allowed the round before."""
+    change = before["theory"]["lemma_4"] + record["theory"]["lemma_5"]
+    return bool(_began_together(run, before) and _smooth_enough(record) and change < 0)
+
+
+def _steady(run: RunEvidence, before: Record, record: Record) -> bool:
+    """Whether η is as in the round before, and small enough."""
+    if not (_began_together(run, before) and _smooth_enough(record)):
+        return False
+    return run.rate(before) == run.rate(record)
+
+
+def _convergence(run: RunEvidence) -> Iterator[Inequality]:
     """Theorem 3 after T rounds, where it promises something."""
     always = True
     found = mean_gradients(run.records, run.steps)
     for (before, record), (mean, promised) in zip(pairwise(run.records), found, strict=True):
-        always = always and steady(before, record)
+        always = always and _steady(run, before, record)
         if promised < float("inf"):
             yield Inequality(record["round"], mean, promised, always)
 

@@ -24,11 +24,11 @@ Pixels are in [−1, 1], so a contrast is one around a medium grey.
 
 from __future__ import annotations
 
+from wecfl.config.named_values import check_options, read_value
 from wecfl.data.transforms.base import By, SampleKind, Transform
 from wecfl.data.transforms.concepts import Concept, Permutation, Sign, Swap
 from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
 from wecfl.errors import ConfigError, unknown
-from wecfl.named_values import check_options, read_value
 
 __all__ = [
     "TRANSFORMS",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.config_keys import KEY_OF_OPTION
+from wecfl.config.keys import KEY_OF_OPTION
 from wecfl.paper.definitions import Cell, PlannedRun
 from wecfl.paper.queue import chosen_run
 from wecfl.paper.result_store import ResultStore, StoredResult

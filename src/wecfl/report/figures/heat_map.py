@@ -43,23 +43,7 @@ def heat_map(
     n, low, high = len(matrix), float(matrix.min()), float(matrix.max())
     levels = np.round((matrix - low) / max(high - low, 1e-12) * COLOR_LEVELS).astype(int)
     triangle = levels[np.tril_indices(n)].tolist()
-    numbered = [{"i": i, "name": name} for i, name in enumerate(names)]
-    known = alt.InlineData(values=numbered, name=f"{dataset}-names")
-    known_again = alt.NamedData(
-        name=f"{dataset}-names"
-    )  # the same names, which the file holds once
-    value = f"{low!r} + datum.data * {(high - low) / COLOR_LEVELS!r}"
-    base = (
-        alt.Chart()
-        .transform_window(number="row_number()")
-        .transform_calculate(row="floor((sqrt(8 * (datum.number - 1) + 1) - 1) / 2)")
-        .transform_calculate(column="datum.number - 1 - datum.row * (datum.row + 1) / 2")
-        .transform_calculate(row_end="datum.row + 1", column_end="datum.column + 1", value=value)
-        .transform_lookup("row", from_=alt.LookupData(known, "i", ["name"]), as_=["first"])
-        .transform_lookup(
-            "column", from_=alt.LookupData(known_again, "i", ["name"]), as_=["second"]
-        )
-    )
+    base = _cells(names, f"{low!r} + datum.data * {(high - low) / COLOR_LEVELS!r}", dataset)
     axis = alt.Axis(
         title=axis_title, values=list(labels), grid=False, domain=False, ticks=False,
         labelExpr=f"({_quoted(labels)})[datum.value]",
@@ -91,6 +75,22 @@ def heat_map(
     ]
     data = alt.InlineData(values=triangle, name=dataset)
     return alt.LayerChart(layer=[*halves, *(lines if seams else [])], data=data)
+
+
+def _cells(names: Sequence[str], value: str, dataset: str) -> alt.Chart:
+    """A chart with the row, the column, both names and the `value` of each cell of the triangle."""
+    numbered = [{"i": i, "name": name} for i, name in enumerate(names)]
+    known = alt.InlineData(values=numbered, name=f"{dataset}-names")
+    again = alt.NamedData(name=f"{dataset}-names")  # the same names, which the file holds once
+    return (
+        alt.Chart()
+        .transform_window(number="row_number()")
+        .transform_calculate(row="floor((sqrt(8 * (datum.number - 1) + 1) - 1) / 2)")
+        .transform_calculate(column="datum.number - 1 - datum.row * (datum.row + 1) / 2")
+        .transform_calculate(row_end="datum.row + 1", column_end="datum.column + 1", value=value)
+        .transform_lookup("row", from_=alt.LookupData(known, "i", ["name"]), as_=["first"])
+        .transform_lookup("column", from_=alt.LookupData(again, "i", ["name"]), as_=["second"])
+    )
 
 
 def _quoted(labels: Mapping[float, str]) -> str:

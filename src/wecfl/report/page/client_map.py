@@ -60,30 +60,7 @@ def client_map(
         "names": list(names),
         "samples": np.asarray(sizes).tolist(),
     }
-    between = (
-        "{0}[floor(t)][datum.i] + (t - floor(t)) * ({0}[ceil(t)][datum.i] - {0}[floor(t)][datum.i])"
-    )
-    base = (
-        alt.Chart(alt.sequence(0, len(names), as_="i"))
-        .transform_calculate(
-            x=between.format("X"),
-            y=between.format("Y"),
-            cluster="L[round(t)][datum.i]",
-            group="G ? G[datum.i] : null",
-            key="by == 'group' ? G[datum.i] : datum.cluster",
-            color=f"datum.key % {COLOR_COUNT}",
-            shape=f"floor(datum.key / {COLOR_COUNT}) % {len(SHAPES)}",
-            moved="L[round(t)][datum.i] != L[max(round(t) - 1, 0)][datum.i]",
-            client="names[datum.i]",
-            samples="samples[datum.i]",
-            score="A[round(t)][datum.i]",
-            spoken="'client ' + datum.client + ', cluster ' + datum.cluster",
-        )
-        .encode(
-            x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[0]], nice=False)),
-            y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[1]], nice=False)),
-        )
-    )
+    base = _moving(len(names))
     tooltip = [
         alt.Tooltip("client:N"), alt.Tooltip("cluster:O"),
         *([alt.Tooltip("group:O")] if groups is not None else []),
@@ -119,6 +96,34 @@ def client_map(
     values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
     # Added to the dictionary, because Altair validates each of ten thousands of numbers slowly.
     return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
+
+
+def _moving(clients: int) -> alt.Chart:
+    """A chart with one datum for each client, at its place and with its values at the time `t`."""
+    between = (
+        "{0}[floor(t)][datum.i] + (t - floor(t)) * ({0}[ceil(t)][datum.i] - {0}[floor(t)][datum.i])"
+    )
+    return (
+        alt.Chart(alt.sequence(0, clients, as_="i"))
+        .transform_calculate(
+            x=between.format("X"),
+            y=between.format("Y"),
+            cluster="L[round(t)][datum.i]",
+            group="G ? G[datum.i] : null",
+            key="by == 'group' ? G[datum.i] : datum.cluster",
+            color=f"datum.key % {COLOR_COUNT}",
+            shape=f"floor(datum.key / {COLOR_COUNT}) % {len(SHAPES)}",
+            moved="L[round(t)][datum.i] != L[max(round(t) - 1, 0)][datum.i]",
+            client="names[datum.i]",
+            samples="samples[datum.i]",
+            score="A[round(t)][datum.i]",
+            spoken="'client ' + datum.client + ', cluster ' + datum.cluster",
+        )
+        .encode(
+            x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[0]], nice=False)),
+            y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, MAP_SIZE[1]], nice=False)),
+        )
+    )
 
 
 def dot_diameter(clients: int) -> float:

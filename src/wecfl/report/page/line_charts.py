@@ -79,15 +79,7 @@ def line_chart(
         for t, *values in zip(rounds, *columns, strict=True)
     ]
     known = [value for values in columns for value in values if value is not None]
-    wide = bool(known) and min(known) > 0 and max(known) > 100 * min(known)
-    scale = alt.Scale(zero=best is not None, domainMax=alt.Undefined if best is None else best)
-    axis = alt.Axis(format="%" if percent else "~g", tickCount=5)
-    if wide and best is None:
-        tens = range(
-            *(int(np.floor(np.log10(edge(known)))) + i for i, edge in enumerate((min, max)))
-        )
-        scale = alt.Scale(type="log", nice=False)
-        axis = alt.Axis(format="~g", values=[10.0**e for e in tens if 10.0**e >= min(known)])
+    scale, axis = _upwards(known, percent, best)
     number_format = ".1%" if percent else ".4~g"
     hover = alt.selection_point(
         name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
@@ -117,6 +109,17 @@ def line_chart(
     rule = base.mark_rule(color="var(--muted)").encode(opacity=faint, tooltip=tooltip)
     chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
     return as_spec(chart)
+
+
+def _upwards(known: Sequence[float], percent: bool, best: float | None) -> tuple[Any, Any]:
+    """Scale and axis of these values, from the bottom to the top (`line_chart`)."""
+    if best is None and known and 0 < 100 * min(known) < max(known):
+        first, last = (int(np.floor(np.log10(edge(known)))) for edge in (min, max))
+        tens = [10.0**power for power in range(first, last + 1)]
+        ticks = [value for value in tens if value >= min(known)]
+        return alt.Scale(type="log", nice=False), alt.Axis(format="~g", values=ticks)
+    scale = alt.Scale(zero=best is not None, domainMax=alt.Undefined if best is None else best)
+    return scale, alt.Axis(format="%" if percent else "~g", tickCount=5)
 
 
 def as_spec(chart: alt.LayerChart | alt.FacetChart) -> Spec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wecfl.bilevel.auto import MIN_SILHOUETTE
+from wecfl.bilevel.clustering.auto import MIN_SILHOUETTE
 from wecfl.report.page.line_charts import (
     COLOR_COUNT,
     Series,

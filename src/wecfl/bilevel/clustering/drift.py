@@ -1,0 +1,276 @@
+"""Finds clients whose data have drifted, and says when clients are clustered again.
+
+Each round begins with a question: how large is the loss of the model that a client is about to
+train, on the data that it holds now? If the loss has risen more than it does by chance, the data
+have drifted. Then the client is asked for the losses of all clusters' models, and goes to the best.
+Instead of the loss, the length of the client's local update can be watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from wecfl.bilevel.evaluation import losses
+from wecfl.bilevel.local.evaluating import Risk
+from wecfl.core.ask import Ask, Steps
+from wecfl.core.components import Clustering, Clusters, Distance, View
+from wecfl.core.method import Method
+from wecfl.core.setting import Setting
+from wecfl.core.state import State
+from wecfl.core.types import F64, Bool, Table
+from wecfl.errors import ConfigError
+
+__all__ = ["Recluster", "UntilSettled", "Watch", "WatchedBy", "has_settled", "rescheduled"]
+
+Recluster = Literal["every", "settled", "drift"]
+"""When clients are clustered: in every round; in every round until it has settled; or so, and then
+those clients again whose data have drifted."""
+
+WatchedBy = Literal["loss", "distance"]
+"""What tells that a client's data have drifted."""
+
+PATIENCE = 3
+"""The number of rounds without a change after which an assignment has settled."""
+WATCHED_ROUNDS = 5
+"""The number of rounds in which a client whose data have drifted chooses its cluster."""
+HISTORY = 10
+"""The number of rounds with which a rise of the loss is compared, or more of few clients."""
+CAUTION = 2
+"""By how much less than the asked rate of false alarms is aimed at: rounds without drift are not
+quite alike, since losses fall (docs/drift.md)."""
+LEAST_LOSS = 1e-6
+"""Added to losses, so that a loss of 0 has a logarithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntilSettled:
+    """A clustering in every round, until no client has changed its cluster for `patience` rounds.
+
+    From then on clients keep their clusters, and those that are heard for the first time join the
+    nearest. If the clustering chooses K, this must have settled first. Its note `unchanged` is the
+    number of rounds in a row without a change.
+
+    >>> from wecfl.bilevel.clustering import KMeans
+    >>> UntilSettled(KMeans()).patience
+    3
+    """
+
+    clustering: Clustering
+    patience: int = PATIENCE
+
+    def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
+        """The clusters found, or those that there are."""
+        if has_settled(view.notes, self.patience):
+            return Clusters(view.labels, view.centers, view.notes)
+        found = self.clustering(view, distance, rng)
+        same = len(found.centers) == len(view.centers) and (found.labels == view.labels).all()
+        chosen = found.notes.get("settled", np.ones(1))[0] > 0
+        count = float(view.notes["unchanged"][0]) + 1 if "unchanged" in view.notes else 0.0
+        unchanged = np.array([count if same and chosen and view.round > 1 else 0.0])
+        return replace(found, notes={**found.notes, "unchanged": unchanged})
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Finds drift: what is watched of a client has risen more than it does in rounds without drift.
+
+    By `loss`, it is the loss L_i of the model that the client is about to train, for which it is
+    asked (`Ask` for `Risk`). By `distance`, it is L_i = ‖g_i − G_k‖, the length of its local update
+    in the representation, which the server has anyway; so drift is found after the update.
+
+    The rise is r_i = log L_i(t) − log L_i(t−1).
+    What all clients have in common is taken away: e_i = (r_i − q₁) / (q₂ − q₁), where q₁ and q₂ are
+    the first and second quartile of all r; so at most half of the clients may drift in a round.
+    Drift is found if e_i is larger than all but a share `alarm` / 2 of those in earlier rounds. If
+    rounds without drift were alike, this would be the rate of false alarms; so `alarm` is one.
+
+    A client that is found, and every one that was in the last `patience` rounds, is asked for the
+    losses of all clusters' models, and joins the cluster with the smallest. An update that began
+    elsewhere is dropped. A client is *new* if its smallest loss is larger than that of every client
+    that was not found, and, by loss, takes back less than half of the rise. Two or more new clients
+    make a cluster of their own, if K is "auto" and the
+    assignment had settled, or all clients were in one cluster; then it has settled.
+
+    In `State.known` are `loss`, the last L_i of each client; `usual`, the one before its
+    drift; `rises` (m, rounds), the e of the last rounds; `drifted`, who was found in this round;
+    and `watched`, for how many rounds more a client is asked.
+
+    >>> Watch(alarm=0.05)
+    Watch(alarm=0.05, patience=5, by='loss')
+    """
+
+    alarm: float = 0.01
+    patience: int = WATCHED_ROUNDS
+    by: WatchedBy = "loss"
+
+    def __post_init__(self) -> None:
+        if not 0.0001 <= self.alarm <= 0.5:
+            raise ConfigError(
+                f"alarm, the rate of false alarms, must be from 0.0001 to 0.5, got {self.alarm!r}"
+            )
+        if self.by not in get_args(WatchedBy):
+            raise ConfigError(f"watch must be loss or distance, got {self.by!r}")
+
+    def step(self, local: str | Ask) -> Steps:
+        """The local update `local` with what is asked before it, or learnt from it."""
+        if self.by == "loss":
+            return Ask(Risk(), learn=self), local
+        return (replace(local if isinstance(local, Ask) else Ask(), learn=self),)
+
+    def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
+        """The state with what is known of drift, and clients that were found in other clusters."""
+        by_loss = self.by == "loss"
+        state = replace(before, tick=after.tick, memory=after.memory) if by_loss else after
+        m, heard = len(state.labels), after.heard
+        if after.replies is None or not heard.any():
+            return state
+        seen = after.replies["risk"] if by_loss else _update_lengths(before, after, setting)
+        now = np.where(heard, seen + LEAST_LOSS, np.nan)
+        known = self._known(state, m)
+        last, rises = known["loss"], known["rises"]
+        excess = _excess(now, last)
+        limit = _limit(rises[np.isfinite(rises)], self.alarm / CAUTION)
+        found = excess > limit
+        watched = np.where(found, self.patience, known["watched"])
+        usual = np.where(found & (known["watched"] == 0), last, known["usual"])
+        labels, loss = state.labels.copy(), np.where(heard, now, last)
+        new = np.zeros(m, np.bool_)
+        asked = heard & (watched > 0)
+        if asked.any():
+            others = not by_loss and setting.method.k == "auto"
+            of_each = _losses(heard if others else asked, before, setting)
+            asked &= np.isfinite(of_each).all(axis=1)
+            own = now if by_loss else of_each[np.arange(m), labels] + LEAST_LOSS
+            labels[asked] = of_each[asked].argmin(axis=1)
+            least = of_each.min(axis=1, initial=np.inf, where=asked[:, None]) + LEAST_LOSS
+            normal = own[heard & (watched == 0) & np.isfinite(own)]
+            new = asked & (least > normal.max(initial=0.0)) & (known["watched"] == 0)
+            if by_loss:
+                new &= least > np.sqrt(now * usual)
+                loss[asked] = least[asked]
+        opens = self._opens(new, state, setting)
+        if opens and by_loss:
+            usual[new] = loss[new]
+        moved = labels != state.labels
+        # A drift says nothing about rounds without one. Left out, the limit would sink.
+        excess = np.where((moved | new) & found, limit, excess)
+        if not by_loss:  # it is not known how long the next update from another model will be
+            loss[moved | new] = np.nan
+        kept = {
+            "loss": loss, "usual": usual, "drifted": found,
+            "watched": np.where(heard, np.maximum(watched - 1, 0), watched).astype(np.int64),
+            "rises": np.concatenate([rises[:, 1:], excess[:, None]], axis=1),
+        }  # fmt: skip
+        state = replace(state, known={**state.known, **kept})
+        if opens:
+            origin = np.bincount(labels[new]).argmax()
+            k = len(state.centers)
+            labels[new] = k
+            whole = {**state.whole, "notes.unchanged": np.array([float(PATIENCE)])}
+            state = replace(state.grown(np.array([*range(k), origin], np.int64)), whole=whole)
+        if by_loss:
+            return replace(state, labels=labels, replies=None)
+        models = after.models.copy()
+        elsewhere = moved & (labels < len(before.centers))
+        models[elsewhere] = before.centers[labels[elsewhere]]
+        return replace(state, labels=labels, replies={**after.replies, "model": models})
+
+    def _opens(self, new: Bool, state: State, setting: Setting) -> bool:
+        """Whether the new clients make a cluster of their own."""
+        grows = setting.method.k == "auto" and int(new.sum()) > 1
+        return grows and (has_settled(state.notes) or len(state.centers) == 1)
+
+    def _known(self, state: State, m: int) -> dict[str, Any]:
+        """What is known of each client, or the start of it."""
+        rounds = max(HISTORY, ceil(2 * CAUTION / (self.alarm * m)))
+        start = {
+            "loss": np.full(m, np.nan), "usual": np.full(m, np.nan),
+            "rises": np.full((m, rounds), np.nan), "watched": np.zeros(m, np.int64),
+        }  # fmt: skip
+        return {name: state.known.get(name, empty) for name, empty in start.items()}
+
+
+def rescheduled(
+    method: Method,
+    recluster: Recluster,
+    alarm: float | None = None,
+    watch: WatchedBy | None = None,
+) -> Method:
+    """The method with clients clustered at other times.
+
+    `alarm` is the rate of false alarms of `drift`: the share of clients that are found in a round
+    without drift; None: 1 %. `watch` says by what they are found; None: by their loss.
+
+    >>> from wecfl import methods
+    >>> [getattr(step, "letter", step) for step in methods.wecfl(2, recluster="drift").steps]
+    ['risk', 'L', 'E', 'M', 'D']
+    """
+    if recluster not in ("every", "settled", "drift"):
+        raise ConfigError(f"recluster must be every, settled or drift, got {recluster!r}")
+    given = {"alarm": alarm, "watch": watch}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if recluster != "drift" and asked:
+        name = next(iter(asked))
+        raise ConfigError(f"{name} is about recluster drift: choose it, or leave out {name}")
+    if recluster == "every":
+        return method
+    changed = method.replace(clustering=UntilSettled(method.clustering))
+    if recluster == "settled":
+        return changed
+    watching = Watch(0.01 if alarm is None else alarm, by=watch or "loss")
+    local, *others = method.steps
+    return changed.replace(steps=(*watching.step(local), *others))
+
+
+def has_settled(notes: Mapping[str, F64], patience: int = PATIENCE) -> bool:
+    """Whether the notes say that no client has changed its cluster for so many rounds.
+
+    >>> has_settled({"unchanged": np.array([3.0])}), has_settled({})
+    (True, False)
+    """
+    return "unchanged" in notes and float(notes["unchanged"][0]) >= patience
+
+
+def _update_lengths(before: State, after: State, setting: Setting) -> F64:
+    """(m,), how far each client's local update has moved what stands for it."""
+    chosen, engine = setting.method.representation, setting.engine
+    if chosen.asks or chosen.tells:
+        raise ConfigError(
+            "watch distance needs clients that are compared by their models: leave out "
+            "representation, or watch by loss"
+        )
+    start, end = (chosen.clients(state, engine, setting.seed) for state in (before, after))
+    return np.asarray(np.sqrt(((end.astype(np.float64) - start) ** 2).sum(axis=1)))
+
+
+def _excess(now: F64, last: F64) -> F64:
+    """(m,), by how much more each client's value has risen than those of others; NaN: unknown."""
+    rise = np.log(now) - np.log(last)
+    if np.isnan(rise).all():
+        return rise
+    low, median = np.nanquantile(rise, [0.25, 0.5])
+    return np.asarray((rise - low) / max(median - low, LEAST_LOSS))
+
+
+def _losses(who: Bool, state: State, setting: Setting) -> F64:
+    """(m, K), the losses of all clusters' models on the data of some clients; NaN of the others."""
+    chosen = np.flatnonzero(who)
+    found = losses(setting.engine, state.centers, seed=setting.seed, round=state.round, who=chosen)
+    of_each = np.full((len(who), found.shape[1]), np.nan)
+    of_each[chosen] = found
+    return of_each
+
+
+def _limit(reference: F64, alarm: float) -> float:
+    """What a further value exceeds with probability `alarm` at most, if it is one of the same kind.
+
+    If all n + 1 values are equally likely to be the largest, the second largest, and so on, it is
+    the ⌊alarm (n + 1)⌋-th largest of the reference; infinite if there is none yet.
+    """
+    rank = int(alarm * (len(reference) + 1))
+    return float(np.sort(reference)[-rank]) if rank else np.inf

@@ -1,0 +1,369 @@
+"""`Config`, the choices of an experiment: a flat list, each with a description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from wecfl.config.keys import KEY_OF_OPTION, PAPER_PARTITIONS
+from wecfl.config.method_choices import MethodChoices
+from wecfl.limits import MAX_COUNT, MAX_SEED
+
+__all__ = ["Config"]
+
+
+class Config(MethodChoices):
+    """All choices of a run. The defaults are the digits experiment of `make run`.
+
+    >>> Config(clusters=3).clusters
+    3
+    """
+
+    dataset: str = Field(
+        "digits",
+        description="A name from `wecfl data list`, a .npz, .csv or .parquet file, a folder of "
+        ".npz files, or a fleet, FILE.py:NAME, which runs the code of that file.",
+    )
+    client_column: str | None = Field(
+        None, description="The column of a table that says which client a row belongs to."
+    )
+    target: tuple[str, ...] | None = Field(
+        None, description="The column of a table that is to be predicted, or several."
+    )
+    features: tuple[str, ...] | None = Field(
+        None, description="The columns of a table to predict it from (default: all others)."
+    )
+    scale: Literal["auto", "none", "standard", "minmax", "pixels"] = Field(
+        "auto",
+        description="How numbers are scaled, by statistics that clients send; auto: standard for "
+        "tables, else none.",
+    )
+    scale_by: Literal["all", "client", "cluster"] = Field(
+        "all", description="Scale all alike, or by the statistics of each client or each cluster."
+    )
+    impute: Literal["mean", "median"] | float | None = Field(
+        None, description="What stands for a missing number of a table: mean, median or a number."
+    )
+    data_dir: str | None = Field(
+        None, description="The folder in which data sets are looked for first."
+    )
+    partition: str = Field(
+        "clusterwise-dirichlet", description="How the samples are divided among the clients."
+    )
+    alpha: tuple[float, ...] | None = Field(
+        None, description="The Dirichlet parameters of the partition, such as 0.1 10."
+    )
+    classes_per: tuple[int, ...] | None = Field(
+        None, description="Classes per group and per client in an n-class partition, such as 3 2."
+    )
+    clients: int = Field(50, ge=1, le=MAX_COUNT, description="m, the number of clients.")
+    registered: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Register so many clients, who each draw --samples of one of the --clients.",
+    )
+    active: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="How many of the registered clients take part in a round (default: 1000).",
+    )
+    memory: float | None = Field(
+        None,
+        ge=0,
+        description="Gigabytes of what registered clients keep, above which it is on disk "
+        "(default: 1).",
+    )
+    groups: int = Field(
+        10,
+        ge=1,
+        le=MAX_COUNT,
+        description="The number of hidden groups in a cluster-wise partition or transform.",
+    )
+    transform: tuple[str, ...] | None = Field(
+        None,
+        description="How clients see the same samples differently, such as rotation or "
+        "'noise(by=client)'; several can be given.",
+    )
+    mixture: float | None = Field(
+        None, gt=0, le=0.5, description="Clients swap this share of samples with other groups."
+    )
+    drift: str | None = Field(
+        None, description="How clients' data change later, such as 'abrupt(round=10, share=0.3)'."
+    )
+    holdout: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="The share held out for testing, if the data have no test set; 0: no scores.",
+    )
+    test_set: Literal["divided", "merged", "common"] = Field(
+        "divided",
+        description="How the data set's test samples are used: divided like those for training; "
+        "merged with them, and each client holds out a share; or common to all clients.",
+    )
+    test_order: Literal["drawn", "class"] = Field(
+        "drawn",
+        description="The order of each client's test samples: as drawn, or class by class. It only "
+        "counts where BatchNorm takes the statistics of each batch.",
+    )
+    copies: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
+    )
+    samples: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Training samples that a client keeps at most (if registered: 30).",
+    )
+    validation: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Test on this share of the training data, which is not trained on.",
+    )
+
+    model: str = Field(
+        "auto",
+        description="The model: cnn-fashion, cnn-cifar, cnn-wide, lenet, mlp, mlp-200, logistic, "
+        "auto (by the data), or your own, FILE.py:NAME, which runs the code of that file.",
+    )
+    task: str = Field(
+        "auto",
+        description="What is learned, such as classification or regression(loss=huber); auto: by "
+        "the targets.",
+    )
+    rounds: int = Field(
+        30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
+    )
+    until: Literal["rounds", "settled", "score"] = Field(
+        "rounds",
+        description="When it ends: after all rounds, or once clusters or the score change no more.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="The number of rounds without a change after which it ends (default: 5).",
+    )
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Changes of F or of the score up to this are none (default: 0.01 of F, 0).",
+    )
+    steps: int = Field(
+        10,
+        ge=1,
+        le=MAX_COUNT,
+        description="Q, the number of mini-batches that a client trains on in a round.",
+    )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Passes over its data that a client makes in a round, in place of --steps.",
+    )
+    batch: int = Field(32, ge=1, le=MAX_COUNT, description="The number of samples in a mini-batch.")
+    lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
+        0.001,
+        description="η, the learning rate; theory: Theorem 1's bound, computed in every round.",
+    )
+    schedule: Literal["constant", "step", "cosine"] = Field(
+        "constant", description="How η changes from round to round, after the --warmup."
+    )
+    decay_rounds: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Rounds after which η is --decay times as large (default of cosine: all).",
+    )
+    decay: float | None = Field(
+        None, ge=0, le=1, description="What is left of η then (default: step 0.1, cosine 0)."
+    )
+    warmup: int = Field(
+        0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
+    )
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = Field(
+        "sgd", description="How a step of a client follows from a gradient."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD, and β1 of Adam.")
+    keep_momentum: bool = Field(
+        True, description="Whether clients keep momentum and moments between rounds."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="The weight decay.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="β2 of Adam and AdamW.")
+    adam_eps: float = Field(1e-8, gt=0, description="ε of Adam and AdamW.")
+    max_gradient: float | None = Field(
+        None, gt=0, description="Shorten longer mini-batch gradients to this norm."
+    )
+    batchnorm: Literal["running", "batch"] = Field(
+        "running",
+        description="What BatchNorm uses in tests: running statistics, or those of each batch.",
+    )
+
+    adapt_steps: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Also test the models after each client has fine-tuned its own by so many "
+        "steps.",
+    )
+
+    participation: float = Field(
+        1.0, gt=0, le=1, description="The share of clients that take part in a round."
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="The probability that a client trains but its reply is lost."
+    )
+    stragglers: float = Field(
+        0.0, ge=0, lt=1, description="The probability that a client completes fewer than Q steps."
+    )
+    joining: float = Field(
+        0.0, ge=0, lt=1, description="The share of clients that join while the run goes on."
+    )
+    joining_round: int = Field(2, ge=2, description="The first round of those that join later.")
+    refuse_above: float = Field(
+        100.0,
+        gt=1,
+        description="Refuse an update that is this many times longer than the median of the round.",
+    )
+    shorten_above: Annotated[float, Field(gt=0)] | Literal["never"] = Field(
+        "never",
+        description="Shorten an update to this many times the median length of the round; never: "
+        "leave it (the default of a simulation, not over a network).",
+    )
+    aggregation: Literal[
+        "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "norm-clip"
+    ] = Field("mean", description="How the models of a cluster's clients are combined into one.")
+    tolerated: float | None = Field(
+        None,
+        ge=0,
+        lt=0.5,
+        description="The share of attackers that trimmed-mean and Krum tolerate (default: 0.2).",
+    )
+    min_cluster: int = Field(
+        1, ge=1, description="Dissolve clusters with fewer clients, and never average fewer models."
+    )
+    attack: (
+        Literal["label-flip", "sign-flip", "noise", "scale", "a-little-is-enough", "backdoor"]
+        | None
+    ) = Field(None, description="What the attackers among the clients do.")
+    attackers: float | None = Field(
+        None, gt=0, lt=1, description="The share of clients that are attackers (default: 0.2)."
+    )
+    attack_strength: float | None = Field(
+        None, gt=0, description="The strength of sign-flip, noise, scale or a-little-is-enough."
+    )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="Clients clip their update to this length before they send it, for privacy.",
+    )
+    noise: float | None = Field(
+        None,
+        ge=0,
+        description="The noise that clients add to their clipped update, in units of --clip.",
+    )
+    delta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="δ, for which the privacy budget ε is reported (default: 1e-5).",
+    )
+    newcomers: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Keep this share of clients out of the training, and assign them at its end.",
+    )
+    unseen: int | None = Field(
+        None,
+        ge=0,
+        description="Also keep out the hidden group of this number, which should be found novel.",
+    )
+
+    seed: int = Field(
+        0, ge=0, le=MAX_SEED, description="The seed: everything random follows from it."
+    )
+    engine: Literal["auto", "native", "torch", "ray"] = Field(
+        "auto",
+        description="What trains the clients; auto: native if it knows every layer, else torch.",
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "cpu", description="Where the torch engine trains; auto: on a GPU if there is one."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What a GPU computes with; bfloat16: mixed precision."
+    )
+    ray_address: str | None = Field(
+        None, description="The Ray cluster that this machine belongs to: HOST:PORT or auto."
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="The number of threads, processes or actors (default: one per core).",
+    )
+    objectives: bool | None = Field(
+        None, description="Measure R on all training data (default: estimate it; not with --clip)."
+    )
+    objectives_every: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="Do so in every N-th round, and estimate R otherwise."
+    )
+    diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
+    trace: bool | None = Field(
+        None, description="Record distances for `wecfl report` (default: up to 500 clients)."
+    )
+    score_every: int = Field(
+        1,
+        ge=1,
+        le=MAX_COUNT,
+        description="Test the clients in every N-th round; the last round is always tested.",
+    )
+    checkpoint_every: int = Field(
+        1, ge=1, le=MAX_COUNT, description="Write a checkpoint after every N-th round."
+    )
+
+    @field_validator("options", "target", mode="before")
+    @classmethod
+    def _tuple(cls, value: object) -> object:
+        """Turn a table into pairs, which can be compared and hashed, and one name into a list."""
+        if isinstance(value, Mapping):
+            return tuple(sorted(value.items()))
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("*")
+    @classmethod
+    def _sayable(cls, value: object) -> object:
+        """Refuse text that is not valid UTF-8, such as some file names: it can't be written."""
+        if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+            raise PydanticCustomError("text", "input should be valid UTF-8")
+        return value
+
+    def completed(self) -> Config:
+        """The configuration with the defaults that follow from other choices.
+
+        These are the paper's parameters of the partition, and the rounds in which a cosine ends. So
+        more rounds can be added to a run without changing the learning rates of those it had.
+
+        >>> Config(partition="clusterwise-nclass").completed().classes_per
+        (3, 2)
+        >>> Config(schedule="cosine", rounds=30, warmup=5).completed().decay_rounds
+        25
+        """
+        usual = PAPER_PARTITIONS.get(self.partition, {})
+        if self.schedule == "cosine" and self.warmup < self.rounds:
+            usual = {**usual, "decay_rounds": self.rounds - self.warmup}
+        missing = {key: value for key, value in usual.items() if getattr(self, key) is None}
+        return self.model_copy(update=missing)
+
+    def toml(self) -> dict[str, Any]:
+        """The choices as a TOML table, without those that are None."""
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"options"})
+        further = {name: value for name, value in self.options if name not in KEY_OF_OPTION}
+        return values | ({"options": further} if further else {})
