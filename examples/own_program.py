@@ -1,6 +1,6 @@
 """Write your own client program: here, a pull towards the cluster that grows with the rounds.
 
-Over a network, server and clients must both call `wecfl.bilevel.local.register(Tightening)`.
+Over a network, server and clients must both call `wecfl.bilevel.programs.register(Tightening)`.
 """
 
 from collections.abc import Mapping
