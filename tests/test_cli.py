@@ -169,7 +169,7 @@ def test_report_writes_one_page(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -
     assert code == 0
     assert re.fullmatch(r"report: new/x\.html \(\d\.\d MB\)\n", out)
     html = Path("new/x.html").read_text(encoding="utf-8")
-    assert "fedavg and wecfl on digits" in html
+    assert re.search("(fedavg and wecfl|wecfl and fedavg) on digits", html)  # the better one first
     assert "wecfl run two/wecfl/config.toml" in html
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", shown.append)

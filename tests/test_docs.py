@@ -115,6 +115,21 @@ def test_pages_can_be_read_to_their_end() -> None:
             assert words < MAX_WORDS.get(page.name, 2500), f"{page.name}: {words} words"
 
 
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in sorted(folder.glob("0*.md")) if page.name not in listed] == []
+
+
+def test_cells_of_tables_are_not_cut_by_bars() -> None:
+    """A `|` inside of a cell is written with a backslash: else the row has a cell too many."""
+    for page in PAGES:
+        text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+        for table in re.findall(r"(?m)(?:^\|.*\n)+", text):
+            bars = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+            assert len(set(bars)) == 1, f"{page.name}: {table.splitlines()[bars.index(max(bars))]}"
+
+
 def test_nothing_is_left_to_fill_in() -> None:
     for page in PAGES:
         assert "@@" not in page.read_text(encoding="utf-8"), page.name

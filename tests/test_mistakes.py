@@ -45,7 +45,7 @@ def place(wecfl: Wecfl) -> Path:
     [
         ([*TABLE, "--target", "sick", "--features", "gap"], "--impute"),  # values are missing
         ([*TABLE, "--target", "sik"], "did you mean 'sick'"),
-        ([*TABLE, "--target", "visits", "--features", "age"], "say task"),  # labels or numbers?
+        ([*TABLE, "--target", "visits", "--features", "age"], "choose task"),  # labels or numbers?
         ([*TABLE, "--target", "gap"], "drop"),  # targets are missing
         ([*SICK, "ag"], "did you mean 'age'"),
         ([*AGE, "--task", "classification"], "label"),

@@ -65,7 +65,7 @@ def test_curves_are_the_accuracy_of_each_round(tmp_path: Path) -> None:
     ]
     spec, (curves, names, *_) = drawn(folders)
     assert [(row["name"], row["round"], row["accuracy"]) for row in curves] == [
-        ("fedavg", 1, 0.1), ("fedavg", 2, 0.4), ("wecfl K=2", 1, 0.3), ("wecfl K=2", 2, 0.8),
+        ("wecfl K=2", 1, 0.3), ("wecfl K=2", 2, 0.8), ("fedavg", 1, 0.1), ("fedavg", 2, 0.4),
     ]  # fmt: skip
     assert {row["name"]: row["place"] for row in names} == {"fedavg": 0.4, "wecfl K=2": 0.8}
     assert len(spec["hconcat"]) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import run_flat
+from helpers import method_named, run_flat
 from wecfl import Federation, methods
 from wecfl.config import Config
 from wecfl.errors import ConfigError, RunFolderError
@@ -112,10 +112,11 @@ def test_the_command_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
 def test_several_runs_are_compared(runs: Path) -> None:
     html = page([runs / "fedavg", runs / "wecfl"])
     text = Text(html)
-    assert [h for h in text.heads if "fedavg" in h or "wecfl" in h] == [
-        "fedavg and wecfl", "fedavg", "wecfl K=2"
-    ]  # fmt: skip
-    for i, name in enumerate(("fedavg", "wecfl")):
+    scores = {name: read_summary(runs / name)["accuracy"] for name in ("fedavg", "wecfl")}
+    names = sorted(scores, key=lambda name: -scores[name])  # the best first
+    heads = [{"fedavg": "fedavg", "wecfl": "wecfl K=2"}[name] for name in names]
+    assert [h for h in text.heads if "fedavg" in h or "wecfl" in h] == [" and ".join(names), *heads]
+    for i, name in enumerate(names):
         curve = [record["accuracy"] for record in read_metrics(runs / name)]
         assert [r[f"v{i}"] for r in lines(text, "convergence-0")] == pytest.approx(curve, rel=1e-5)
     assert {"plane-0", "plane-1"} <= text.json.keys()
@@ -133,6 +134,17 @@ def test_seeds_are_one_experiment_shown_once(fed: Federation, tmp_path: Path) ->
     )
     assert "plane-1" not in text.json
     assert any("±" in cell for cell in text.cells)
+
+
+def test_a_page_of_many_methods_has_a_short_title_and_a_map_of_each(
+    fed: Federation, tmp_path: Path
+) -> None:
+    names = ("fedavg", "fedprox", "fedavgm", "fedadam", "fedatt", "feddyn", "fedyogi")
+    for name in names:
+        run_flat(fed, method_named(name, 1), out=tmp_path / name, **QUICK | {"rounds": 1})
+    html = page([tmp_path / name for name in names])
+    assert "7 methods" in Text(html).heads[0]
+    assert html.count('class="card" href="#run-') == 7
 
 
 def test_more_runs_than_fit_are_counted(runs: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from wecfl.report.tables.results import results, rich_results
+from wecfl.report.tables.results import named_runs, results, rich_results
 
 SUMMARY = {
     "method": "wecfl", "k": 3, "rounds": 5, "accuracy": 0.5, "macro_f1": 0.25, "ari": 1.0,
@@ -91,6 +91,20 @@ def test_runs_of_different_length_are_different_experiments(tmp_path: Path) -> N
     assert "rounds" not in text(folders[:1])[0]
 
 
+def test_names_hold_what_the_method_alone_does_not_tell(tmp_path: Path) -> None:
+    folders = [
+        folder(tmp_path / "a", {"momentum": 0.0}, method="scaffold", k=1, accuracy=0.2),
+        folder(tmp_path / "b", {"momentum": 0.9}, accuracy=0.6),
+        folder(tmp_path / "c", {"momentum": 0.9}, accuracy=0.8, seed=1),
+        folder(tmp_path / "d", {"momentum": 0.9}, method="fedavg", k=1, accuracy=0.5),
+    ]
+    assert named_runs(folders)["name"].tolist() == ["wecfl K=3"] * 2 + ["fedavg", "scaffold"]
+    assert "momentum" in text(folders)[0]
+    folders.append(folder(tmp_path / "e", {"momentum": 0.5}, method="fedavg", k=1, accuracy=0.9))
+    names = ["fedavg momentum=0.5", *["wecfl K=3 momentum=0.9"] * 2]
+    assert named_runs(folders)["name"].tolist()[:3] == names
+
+
 def test_methods_and_numbers_of_clusters_are_apart(tmp_path: Path) -> None:
     folders = [
         folder(tmp_path / "a", method="fedavg", k=1),
@@ -120,7 +134,7 @@ def test_the_usual_table_fits_a_narrow_terminal(tmp_path: Path) -> None:
     ]
     head, lines = text(folders)
     assert set(head) == {
-        "method", "K", "accuracy", "macro-F1", "%", "groups", "found", "ARI", "seeds", "seconds",
+        "method", "K", "accuracy", "macro-F1", "%", "used", "ARI", "seeds", "seconds",
     }  # fmt: skip
     assert len(lines) == 3
     assert "…" not in "".join(lines)

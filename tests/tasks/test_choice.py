@@ -59,7 +59,7 @@ def test_a_wrong_task_is_refused_in_one_line(text: str, said: str) -> None:
         (np.arange(20) % 3, "classification", "3 distinct"),
         (np.arange(20) % 2 == 0, "classification", "2 distinct"),
         (np.array(["no", "yes"] * 10), "classification", "2 distinct"),
-        (np.arange(20) % 3 + 0.0, "regression", "float targets"),
+        (np.arange(20) % 3 + 0.0, "regression", "floats"),
         (RNG.normal(size=(20, 2)), "regression", "2 numbers"),
         (RNG.integers(0, 2, (20, 3)), "multi-label", "3 answers"),
     ],

@@ -45,7 +45,11 @@ def reproduce(
     *what: Annotated[str, Parameter(help=f"Tables or figures: {', '.join(NAMES)}; or all.")],
     cells: Annotated[
         tuple[str, ...],
-        Parameter(help='Only cells that have all these words: "cifar-10 wecfl k=10". Repeatable.'),
+        Parameter(
+            negative_iterable=(),
+            help='Only cells that have all these words, such as "cifar-10 wecfl k=10"; may be '
+            "given more than once.",
+        ),
     ] = (),
     seeds: Annotated[
         int | None, Parameter(help="Run seeds 0 … N-1 of each cell (default: as defined).")

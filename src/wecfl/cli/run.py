@@ -167,7 +167,7 @@ def resume(
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
     The resumed run ends with the same numbers, to the bit, as if it had never been stopped. Of
-    several methods, all that is left to do is done, also by those that had not begun.
+    several methods, those that were stopped go on, and those that had not begun are run.
 
     Parameters
     ----------

@@ -64,7 +64,8 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Register so many clients, who each draw --samples of one of the --clients.",
+        description="Train a fleet of so many registered clients, each of which draws --samples of "
+        "one of the --clients.",
     )
     active: int | None = Field(
         None,
@@ -75,7 +76,7 @@ class Config(MethodChoices):
     memory: float | None = Field(
         None,
         ge=0,
-        description="Gigabytes of what registered clients keep, above which it is on disk "
+        description="Gigabytes above which what registered clients keep is stored on disk "
         "(default: 1).",
     )
     groups: int = Field(
@@ -99,7 +100,8 @@ class Config(MethodChoices):
         0.2,
         ge=0,
         lt=1,
-        description="The share held out for testing, if the data have no test set; 0: no scores.",
+        description="The share held out for testing, if the data have no test set; 0: nobody is "
+        "tested.",
     )
     test_set: Literal["divided", "merged", "common"] = Field(
         "divided",
@@ -118,7 +120,7 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Training samples that a client keeps at most (if registered: 30).",
+        description="The most training samples that a client keeps (of a fleet, default: 30).",
     )
     validation: float | None = Field(
         None,
@@ -142,19 +144,20 @@ class Config(MethodChoices):
     )
     until: Literal["rounds", "settled", "score"] = Field(
         "rounds",
-        description="When it ends: after all rounds, or once clusters or the score change no more.",
+        description="When the run ends: after all rounds, or once the clusters or the score no "
+        "longer change.",
     )
     patience: int | None = Field(
         None,
         ge=1,
         le=MAX_COUNT,
-        description="The number of rounds without a change after which it ends (default: 5).",
+        description="The number of rounds without a change after which the run ends (default: 5).",
     )
     tolerance: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="Changes of F or of the score up to this are none (default: 0.01 of F, 0).",
+        description="Changes up to this do not count (default: 0.01 of F, and 0 of the score).",
     )
     steps: int = Field(
         10,
@@ -183,7 +186,10 @@ class Config(MethodChoices):
         description="Rounds after which η is --decay times as large (default of cosine: all).",
     )
     decay: float | None = Field(
-        None, ge=0, le=1, description="What is left of η then (default: step 0.1, cosine 0)."
+        None,
+        ge=0,
+        le=1,
+        description="The factor that --schedule lowers η to (default: 0.1 for step, 0 for cosine).",
     )
     warmup: int = Field(
         0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
@@ -310,14 +316,21 @@ class Config(MethodChoices):
         description="The number of threads, processes or actors (default: one per core).",
     )
     objectives: bool | None = Field(
-        None, description="Measure R on all training data (default: estimate it; not with --clip)."
+        None,
+        description="Measure R on all training data (default: R is estimated, and left out "
+        "with --clip).",
     )
     objectives_every: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="Do so in every N-th round, and estimate R otherwise."
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Measure R on all training data in every N-th round, otherwise estimate it.",
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(
-        None, description="Record distances for `wecfl report` (default: up to 500 clients)."
+        None,
+        description="Record the distances between clients, which `wecfl report` draws (default: "
+        "for up to 500 clients).",
     )
     score_every: int = Field(
         1,

@@ -52,11 +52,13 @@ class MethodChoices(BaseModel):
     )
     representation: str = Field(
         "head",
-        description="What clients are clustered by: head, linear, parameters, a pattern; or "
-        "labels, predictions, moments, update, directions, which they tell.",
+        description="What clients are clustered by: columns of their models (head, linear, "
+        "parameters, a pattern), or what they tell (labels, predictions, moments, update, "
+        "directions).",
     )
     distance: str = Field(
-        "method", description="How what clients tell is compared; method: as the method needs it."
+        "method",
+        description="The distance between what clients tell; method: the one of the method.",
     )
     importance: Literal["method", "data-size", "uniform", "batches"] = Field(
         "method", description="λ, how much a client counts; method: as the method defines it."

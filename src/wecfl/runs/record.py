@@ -52,7 +52,7 @@ RECORD_KEYS = {
     "macro_f1": "mean F1 of a client over classes in truth or prediction; |D_i|-weighted mean",
     "ari": "adjusted Rand index of the assignment against the generating groups; null if unknown",
     "nmi": "normalized mutual information of assignment and groups; null if unknown",
-    "clusters": "groups found: clusters with at least one client",
+    "clusters": "clusters with at least one client",
     "sizes": "clients in each of the K clusters",
     "churn": "fraction of clients that changed cluster since the last round, after matching labels",
     "cosine": "mean similarity of the models before D: intra (pairs in a cluster), inter (centers)",

@@ -154,7 +154,7 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
     >>> xs, ys = [np.zeros((4, 1))] * 2, [[0.5, 1.5, 2.0, 0.0]] * 2
     >>> found = fitted("auto", Federation.from_arrays(xs, ys))
     >>> found.task.name, found.reason
-    ('regression', 'regression, for float targets (else say task=classification)')
+    ('regression', 'regression, since the targets are floats (if labels: classification)')
     """
     asked, reason = asked_for(task, federation.y)
     if reason:
@@ -178,7 +178,7 @@ def asked_for(task: Task | str, y: Targets) -> tuple[Task, str]:
     """The task, before it is fitted; for `auto` the one that the targets suggest, and why.
 
     >>> asked_for("auto", np.array([0, 1, 1]))[1]
-    'classification, for 2 distinct whole numbers (else say task=regression)'
+    'classification, since the targets are 2 distinct whole numbers (if quantities: regression)'
     """
     if not isinstance(task, str):
         return task, ""
@@ -190,22 +190,22 @@ def _chosen(y: Targets) -> tuple[Task, str]:
         several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
         return (
             Regression(),
-            f"regression{several}, for float targets (else say task=classification)",
+            f"regression{several}, since the targets are floats (if labels: classification)",
         )
     distinct = np.unique(y)
     if y.ndim == 2:
         if not np.isin(distinct, (0, 1)).all():
             raise ConfigError(
                 f"the targets are {y.shape[1]} whole numbers for each sample, which are not all 0 "
-                "or 1: say task regression, or give one label for each sample"
+                "or 1: choose task regression, or give one label for each sample"
             )
         several = f"{y.shape[1]} answers of 0 or 1"
-        return MultiLabel(), f"multi-label, for {several} (else say task=regression)"
+        return MultiLabel(), f"multi-label, since targets are {several} (if quantities: regression)"
     if len(distinct) > MAX_CLASSES:
         raise ConfigError(
             f"the targets are whole numbers with {len(distinct)} distinct values from "
-            f"{distinct[0]} to {distinct[-1]}, which may be labels or numbers: say task "
-            "classification or task regression"
+            f"{distinct[0]} to {distinct[-1]}, which may be labels or quantities: "
+            "choose task classification or task regression"
         )
-    whole = f"{len(distinct)} distinct whole numbers"
-    return Classification(), f"classification, for {whole} (else say task=regression)"
+    reason = f"since the targets are {len(distinct)} distinct whole numbers"
+    return Classification(), f"classification, {reason} (if quantities: regression)"

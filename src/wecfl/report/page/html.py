@@ -33,13 +33,15 @@ from wecfl.runs.scores import headline_of, kind_of
 __all__ = ["PageLimits", "page", "write"]
 
 ARI_TITLE = "ARI with the hidden groups"
+MAX_TITLE_METHODS = 5
+"""The largest number of methods that the title of a page names; of more it tells the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:
     """What keeps a page small, and made within half a minute."""
 
-    detailed_runs: int = 6
+    detailed_runs: int = 12
     """The largest number of runs shown in detail; the table and the curves hold all runs."""
     frames: int = 100
     """The largest number of rounds on all maps of clients together."""
@@ -130,6 +132,8 @@ def _scripts() -> str:
 def _title(firsts: pd.DataFrame) -> str:
     *others, last = firsts["method"].unique().tolist()
     methods = f"{', '.join(others)} and {last}" if others else last
+    if len(others) >= MAX_TITLE_METHODS:
+        methods = f"{len(others) + 1} methods"
     configs = [read_summary(folder)["config"] for folder in firsts["folder"]]
     data = sorted({Path(config["dataset"]).name for config in configs if "dataset" in config})
     return f"{methods} on {' and '.join(data)}" if data else str(methods)

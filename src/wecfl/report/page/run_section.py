@@ -184,7 +184,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     if summary.get("worst_decile") is not None:
         kind = headline_of(summary)[1]
         facts.append((f"{kind.label} of the worst tenth", kind.text(summary["worst_decile"])))
-    facts.append(("groups found", str(summary["clusters"])))
+    facts.append(("clusters used", str(summary["clusters"])))
     if summary["ari"] is not None:
         facts.append(("ARI", f"{summary['ari']:.2f}"))
     if run.several and "settled" in summary:

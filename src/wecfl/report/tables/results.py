@@ -51,10 +51,20 @@ def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]
 
 
 def named_runs(folders: Sequence[Path]) -> pd.DataFrame:
-    """One row per run with the `name` of its experiment: what sets it apart from the others."""
+    """One row per run with the `name` of its experiment: what sets it apart from the others.
+
+    The best experiment comes first, as in the table. A choice that follows from the method, such as
+    SCAFFOLD's momentum of 0, has a column in the table and no place in the names.
+    """
     runs, key = experiments(folders)
-    shown = key[3:] if runs["planned"].nunique() == 1 else key[2:]
-    return runs.assign(name=[_experiment_name(row, shown) for _, row in runs.iterrows()])
+    shown = [c for c in key[3:] if (runs.groupby("method")[c].nunique(dropna=False) > 1).any()]
+    if runs["planned"].nunique() > 1:
+        shown.insert(0, "planned")
+    runs = runs.assign(name=[_experiment_name(row, shown) for _, row in runs.iterrows()])
+    grouped = runs.groupby("name", sort=False)
+    means = grouped[list(_all_scores(runs))].mean().join(grouped["scores"].first())
+    places = {name: place for place, name in enumerate(_best_first(means).index)}
+    return runs.sort_values("name", key=lambda names: names.map(places), kind="stable")
 
 
 def _differs(frame: pd.DataFrame, choice: str) -> bool:
@@ -97,7 +107,7 @@ def result_cells(frame: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     ]
     sent = ["MB sent"] if frame["megabytes"].notna().any() else []
     worst = ["worst tenth"] if frame["worst_decile"].notna().any() else []
-    heads = [*(kinds[name].head for name in shown), *worst, "groups found", "ARI"]
+    heads = [*(kinds[name].head for name in shown), *worst, "K used", "ARI"]
     return ["method", "K", *extra, *heads, *counts, *sent, "seconds"], [
         [
             row["method"] + (" (stopped)" if row["unfinished"] else ""),
@@ -141,7 +151,7 @@ def _best_first(frame: pd.DataFrame) -> pd.DataFrame:
     for headline in dict.fromkeys(next(iter(scores)) for scores in frame["scores"]):
         own = frame[[next(iter(scores)) == headline for scores in frame["scores"]]]
         rising = own["scores"].iloc[0][headline] == "lower"
-        orders.append(own.sort_values(headline, ascending=rising))
+        orders.append(own.sort_values(headline, ascending=rising, kind="stable"))
     return pd.concat(orders)
 
 
@@ -161,7 +171,7 @@ def rich_results(frame: pd.DataFrame) -> Table:
     table = Table(header_style="bold", pad_edge=False, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     numbers = text_columns(frame)
     for i, head in enumerate(heads):
-        wraps = head in ("groups found", "worst tenth", "MB sent")
+        wraps = head in ("K used", "worst tenth", "MB sent")
         side: Literal["left", "right"] = "left" if i < numbers else "right"
         table.add_column(head, justify=side, no_wrap=not wraps, min_width=6 if wraps else None)
     for line in lines:

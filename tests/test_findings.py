@@ -1,0 +1,55 @@
+"""What pages say of their own tables is counted again, from the results that are stored."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def words(page: str) -> str:
+    """The page on one line, as it does not matter where lines break."""
+    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
+
+
+def accuracies(dataset: str) -> pd.DataFrame:
+    """Of the gallery: a row for each world, a column for each method."""
+    stored = pd.read_csv(DOCS / "results" / "gallery.csv")
+    return stored[stored["dataset"] == dataset].pivot_table("accuracy", "label", "name")
+
+
+@pytest.mark.parametrize("dataset", ["digits", "mnist"])
+def test_in_how_many_worlds_k_auto_serves_as_well(dataset: str) -> None:
+    found = accuracies(dataset)
+    as_well = int((found["wecfl auto"] >= found["wecfl"] - 1).sum())
+    said = re.findall(r"(\d+) of (\d+) worlds", words("gallery.md"))
+    place = 0 if dataset == "digits" else -1
+    assert said[place] == (str(as_well), str(len(found)))
+
+
+def test_where_thresholds_serve_worse() -> None:
+    found = accuracies("digits")
+    worse = {name: int((found[name] < found["wecfl"] - 1).sum()) for name in ("flhc", "cfl")}
+    sentence = f"in {worse['flhc']} of {len(found)} worlds"
+    assert sentence in words("gallery.md")
+    assert f"CFL in {worse['cfl']}." in words("gallery.md")
+
+
+def test_the_best_of_the_leaderboard() -> None:
+    stored = pd.read_csv(DOCS / "results" / "leaderboard.csv")
+    rotated = stored[stored["world"] == "digits, rotation by group"]
+    accuracy: dict[str, float] = dict(zip(rotated["method"], rotated["accuracy"], strict=True))
+    text = words("leaderboard.md")
+    for method, name in (("cam", "CAM has"), ("fedprox+", "a vote of four models")):
+        assert f"{name} {accuracy[method]:.1f} %" in text
+    assert f"one model {accuracy['fedadagrad']:.1f} % (FedAdagrad)" in text
+
+
+def test_k_auto_in_the_results() -> None:
+    stored = pd.read_csv(DOCS / "results" / "unknown-k.csv")
+    runs = stored[(stored["method"] == "wecfl") & (stored["k"] == "auto")]
+    for partition in ("clusterwise-dirichlet", "clusterwise-nclass"):
+        [accuracy] = runs[(runs["partition"] == partition)]["accuracy"]
+        assert f"{accuracy:.1f} %" in words("results.md")
