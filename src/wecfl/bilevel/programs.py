@@ -40,6 +40,7 @@ from wecfl.bilevel.telling import (
 )
 from wecfl.bilevel.trial import Trial
 from wecfl.bilevel.update_clustering import PulledSteps
+from wecfl.core.components import Serving
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 
@@ -59,14 +60,16 @@ PROGRAMS: dict[str, type[Program]] = {
 }
 """The programs that clients know, by name."""
 
-Kind = TypeVar("Kind", bound=type[Program])
+Kind = TypeVar("Kind", bound=type[Program] | type[Serving])
 
 
-def register(program: Kind) -> Kind:
-    """Register your own program under its name; a client that runs it must register it too."""
-    if PROGRAMS.setdefault(program.name, program) is not program:
-        raise ConfigError(f"another program is registered as '{program.name}': choose another name")
-    return program
+def register(kind: Kind) -> Kind:
+    """Register your own program or serving under its name; clients must register it too."""
+    known = SERVINGS if hasattr(kind, "moments") else PROGRAMS
+    if {**PROGRAMS, **SERVINGS}.get(kind.name, kind) is not kind:
+        raise ConfigError(f"another program is registered as '{kind.name}': choose another name")
+    known[kind.name] = kind
+    return kind
 
 
 def encoded(value: Any) -> Any:
@@ -77,6 +80,12 @@ def encoded(value: Any) -> Any:
     """
     if not hasattr(value, "name"):
         return value
+    kind = type(value)
+    if {**PROGRAMS, **SERVINGS}.get(value.name) is not kind:
+        raise ConfigError(
+            f"{kind.__name__} is not known to clients: register it here and at each of them, by "
+            f"wecfl.bilevel.programs.register({kind.__name__})"
+        )
     options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
     return {"name": value.name, "version": value.version, **options}
 
