@@ -74,6 +74,14 @@ def test_auto_follows_the_targets_and_says_why(
     assert "\n" not in found.reason
 
 
+def test_labels_far_above_the_number_of_samples_are_refused() -> None:
+    """They would be a model with as many outputs."""
+    far = federation(np.arange(20) % 2 + 10**9)
+    for task in ("auto", "classification"):
+        with pytest.raises(DataError, match=r"1000000001, .* number of samples, 20"):
+            fitted(task, far)
+
+
 def test_many_texts_are_not_called_numbers() -> None:
     texts = [f"patient {i}" for i in range(200)]
     with pytest.raises(ConfigError, match=r"texts with 200 .* task classification"):

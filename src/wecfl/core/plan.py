@@ -72,8 +72,12 @@ class LocalPlan:
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if not isinstance(self.keep_momentum, bool | np.bool_):
+            raise ConfigError(f"keep_momentum must be True or False, got {self.keep_momentum!r}")
+        if not 0 <= self.weight_decay < inf:
+            raise ConfigError(
+                f"weight_decay must be finite and not negative, got {self.weight_decay}"
+            )
         if self.optimizer not in (known := get_args(OptimizerName)):
             raise ConfigError(f"optimizer must be one of {', '.join(known)}, got {self.optimizer}")
         if self.optimizer == "nesterov" and not self.momentum:
