@@ -37,6 +37,10 @@ def place(wecfl: Wecfl) -> Path:
     np.savez("numbers.npz", x=np.ones((40, 2)), y=np.linspace(0, 1, 40))
     Path("net.py").write_text("Net = 3\n")
     Path("empty").mkdir()
+    Path("twice.csv").write_text("town,age,age,sick\n" + "a,50,120,no\nb,60,130,yes\n" * 20)
+    for name in ("fedavg", "local"):  # two runs, as --baselines writes them
+        Path("both", name).mkdir(parents=True)
+        Path("both", name, "config.toml").touch()
     return Path()
 
 
@@ -44,6 +48,7 @@ def place(wecfl: Wecfl) -> Path:
     ("tokens", "said"),
     [
         ([*TABLE, "--target", "sick", "--features", "gap"], "--impute"),  # values are missing
+        (["run", "--dataset", "twice.csv", *TABLE[3:], "--target", "sick"], "the name 'age'"),
         ([*TABLE, "--target", "sik"], "did you mean 'sick'"),
         ([*TABLE, "--target", "visits", "--features", "age"], "choose task"),  # labels or numbers?
         ([*TABLE, "--target", "gap"], "drop"),  # targets are missing
@@ -72,6 +77,7 @@ def place(wecfl: Wecfl) -> Path:
         (["serve", "empty"], "empty"),
         (["export", "empty", "--cluster", "0"], "empty"),
         (["assign", "empty", "people.csv"], "empty"),
+        (["assign", "both", "people.csv"], "such as both/fedavg"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value)[-40:],
 )  # fmt: skip

@@ -192,7 +192,7 @@ def test_bad_requests_are_one_line(
     [
         ("title = 3 =", "small.toml"),
         ("[[sets]]\npriority = 1\nseeds = 1", "'title'"),
-        ('title = "t"\n[[sets]]\nseeds = 1', "'priority'"),
+        ('title = "t"\n[[sets]]\npriority = "first"', "priority"),
         ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\ncluters = 3', "did you mean 'clusters'?"),
         ('title = "t"\nsets = 3', "small.toml"),
         ('title = "t"\n[[sets]]\npriority = 1\nseeds = 1\nmethod = true', "method"),
@@ -202,6 +202,19 @@ def test_bad_definitions_are_one_line(wecfl: Wecfl, defined: Path, text: str, fa
     (defined / "small.toml").write_text(text)
     refused = wecfl("reproduce", "small", "--definitions", defined)
     assert refused.code == 2 and fact in refused.err and refused.err.count("\n") == 1
+
+
+def test_a_title_and_what_is_run_are_a_definition(wecfl: Wecfl, defined: Path) -> None:
+    """FedAvg has one cluster, whatever is said for the others."""
+    (defined / "mine.toml").write_text(
+        'title = "Mine"\n[base]\ndataset = "digits"\nmethod = ["fedavg", "wecfl", "flhc"]\n'
+        "clusters = 2\nclients = 4\ngroups = 2\nrounds = 1\n"
+    )
+    told = wecfl("reproduce", "mine", "--definitions", defined, "--workers", "1").out
+    with Path("docs/results/mine.csv").open() as file:
+        rows = {row["method"]: row["k"] for row in csv.DictReader(file)}
+    assert rows == {"fedavg": "1", "wecfl": "2", "flhc": "auto"}
+    assert "3 runs done" in told
 
 
 def test_a_broken_result_is_named(wecfl: Wecfl, defined: Path) -> None:

@@ -99,6 +99,15 @@ def test_the_same_is_refused_in_python(fed: Federation) -> None:
         wecfl.run(fed, mixed, model="mlp", rounds=1)
 
 
+@pytest.mark.parametrize("k", [2, "auto"])
+def test_a_distance_that_the_clustering_does_not_take_is_refused_before_anything_is_computed(
+    fed: Federation, k: Any
+) -> None:
+    mine = methods.wecfl(k).replace(distance=cosine)
+    with pytest.raises(ConfigError, match="squared-euclidean, got cosine"):
+        wecfl.Experiment(fed, mine, model="mlp").check()
+
+
 def test_what_is_told(fed: Federation) -> None:
     module = build("mlp", shape=fed.shape, classes=3, seed=0)
     start = np.repeat(row_of(module)[None], 5, axis=0)

@@ -107,6 +107,8 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
         (X, Y / 2, "^client b: label 0.5 of sample 1"),
         (X, Y.astype(str), "^client b: y "),
         (np.float64(1), Y[:1], "client b: "),
+        (np.ma.masked_array(X, mask=X > 1), Y, "^client b: a masked array"),
+        (X, np.ma.masked_array(Y, mask=Y > 0), "^client b: a masked array"),
     ],
 )
 def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
@@ -122,6 +124,8 @@ def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
         ({"ys": [Y]}, "2 arrays x, 1 arrays y, 2 names"),
         ({"names": ["a"]}, "2 arrays x, 2 arrays y, 1 names"),
         ({"test": ([X], [Y])}, "1 arrays x, 1 arrays y, 2 names"),
+        ({"names": ["a", "\ud800"]}, r"'\\ud800' holds what is no character"),
+        ({"xs": [X[:, :0]] * 2}, "samples hold no numbers"),
         ({"groups": [0, 1, 2]}, "^groups: .* 2 clients, got 3"),
     ],
 )

@@ -50,6 +50,9 @@ def test_every_method_of_values(name: str, fed: Federation, tmp_path: Path) -> N
     loaded = wecfl.load(tmp_path / "run")
     same_results(result, loaded, fed.x)
     assert methods.components(loaded.method) == methods.components(result.method)
+    assert (
+        " at 0x" not in (tmp_path / "run" / "config.toml").read_text()
+    )  # the same in every process
 
 
 @pytest.mark.parametrize(

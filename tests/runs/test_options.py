@@ -59,6 +59,8 @@ def test_the_defaults_of_a_configuration_are_those_of_the_factories() -> None:
         (lambda: wecfl.Plan(momentum=1), "momentum"),
         (lambda: wecfl.Plan(weight_decay=float("nan")), "weight_decay"),
         (lambda: wecfl.Plan(weight_decay=float("inf")), "weight_decay"),
+        (lambda: wecfl.Plan(keep_momentum="no"), "keep_momentum"),  # type: ignore[arg-type]
+        (lambda: wecfl.Experiment(([[[0.0]]], [[1]]), methods.fedavg), "from_arrays"),  # type: ignore[arg-type]
         (lambda: wecfl.Conditions(participation=0), "participation"),
         (lambda: wecfl.Conditions(**WRONG["attack"]), "attack"),
         (lambda: wecfl.Attack("nois"), "did you mean 'noise'"),

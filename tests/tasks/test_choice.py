@@ -58,7 +58,7 @@ def test_a_wrong_task_is_refused_in_one_line(text: str, said: str) -> None:
     [
         (np.arange(20) % 3, "classification", "3 distinct"),
         (np.arange(20) % 2 == 0, "classification", "2 distinct"),
-        (np.array(["no", "yes"] * 10), "classification", "2 distinct"),
+        (np.array(["no", "yes"] * 10), "classification", "2 distinct names"),
         (np.arange(20) % 3 + 0.0, "regression", "floats"),
         (RNG.normal(size=(20, 2)), "regression", "2 numbers"),
         (RNG.integers(0, 2, (20, 3)), "multi-label", "3 answers"),
@@ -72,6 +72,20 @@ def test_auto_follows_the_targets_and_says_why(
     assert found.task.name == name
     assert said in found.reason and found.reason in caplog.text
     assert "\n" not in found.reason
+
+
+def test_labels_far_above_the_number_of_samples_are_refused() -> None:
+    """They would be a model with as many outputs."""
+    far = federation(np.arange(20) % 2 + 10**9)
+    for task in ("auto", "classification"):
+        with pytest.raises(DataError, match=r"1000000001, .* number of samples, 20"):
+            fitted(task, far)
+
+
+def test_many_texts_are_not_called_numbers() -> None:
+    texts = [f"patient {i}" for i in range(200)]
+    with pytest.raises(ConfigError, match=r"texts with 200 .* task classification"):
+        fitted("auto", federation(np.array(texts), np.array(texts)))
 
 
 def test_many_whole_numbers_never_become_classes_in_silence() -> None:

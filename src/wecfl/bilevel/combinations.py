@@ -71,6 +71,8 @@ OF_KIND: dict[Kind, tuple[Distance, ...]] = {
 
 NEEDED: dict[type, Distance] = {
     KMeans: squared_euclidean,
+    Auto: squared_euclidean,
+    Served: squared_euclidean,
     DecomposedCosines: cosine,
     Merging: cosine,
     FarthestCenters: to_local_centers,
@@ -117,11 +119,14 @@ def check_combination(method: Method) -> None:
     >>> check_combination(by_told(methods.wecfl(3), Labels(), jensen_shannon))
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: KMeans needs the distance squared-euclidean, got jensen-shannon
+    wecfl.errors.ConfigError: KMeans needs the distance squared-euclidean, got jensen-shannon: set
+    distance, or a clustering for any distance, such as Agglomerative(metric='method')
     """
+    inner, name = _innermost(method.clustering), method.name
     if not isinstance(representation := method.representation, Told):
+        _check_distance(inner, method.distance)
         return
-    tells, inner, name = representation.tells, _innermost(method.clustering), method.name
+    tells = representation.tells
     if isinstance(method.clustering, Auto | Served):
         raise ConfigError(
             f"{name} chooses K by models only, not by what clients tell: give a number of "
@@ -142,10 +147,16 @@ def check_combination(method: Method) -> None:
         raise ConfigError(
             f"'{tells.name}' has no means, which K-means needs: choose flhc with a threshold"
         )
-    if (needed := NEEDED.get(type(inner))) not in (None, method.distance):
+    _check_distance(inner, method.distance)
+
+
+def _check_distance(clustering: Any, distance: Distance) -> None:
+    """Raise an error if the clustering needs another distance."""
+    if (needed := NEEDED.get(type(clustering))) not in (None, distance):
         raise ConfigError(
-            f"{type(inner).__name__} needs the distance {_NAMES[needed]}, got "
-            f"{_NAMES.get(method.distance, 'another')}"
+            f"{type(clustering).__name__} needs the distance {_NAMES[needed]}, got "
+            f"{_NAMES.get(distance) or getattr(distance, '__name__', 'another')}: set distance, or "
+            f"a clustering for any distance, such as Agglomerative(metric='method')"
         )
 
 

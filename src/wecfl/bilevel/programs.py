@@ -31,6 +31,7 @@ from wecfl.bilevel.representation.telling import (
 )
 from wecfl.bilevel.representation.trial import Trial
 from wecfl.bilevel.serving import SERVINGS
+from wecfl.core.components import Serving
 from wecfl.core.program import Program
 from wecfl.errors import ConfigError, unknown
 
@@ -50,14 +51,16 @@ PROGRAMS: dict[str, type[Program]] = {
 }
 """The programs that clients know, by name."""
 
-Kind = TypeVar("Kind", bound=type[Program])
+Kind = TypeVar("Kind", bound=type[Program] | type[Serving])
 
 
-def register(program: Kind) -> Kind:
-    """Register your own program under its name; a client that runs it must register it too."""
-    if PROGRAMS.setdefault(program.name, program) is not program:
-        raise ConfigError(f"another program is registered as '{program.name}': choose another name")
-    return program
+def register(kind: Kind) -> Kind:
+    """Register your own program or serving under its name; clients must register it too."""
+    known = SERVINGS if hasattr(kind, "moments") else PROGRAMS
+    if {**PROGRAMS, **SERVINGS}.get(kind.name, kind) is not kind:
+        raise ConfigError(f"another program is registered as '{kind.name}': choose another name")
+    known[kind.name] = kind
+    return kind
 
 
 def encoded(value: Any) -> Any:
@@ -68,6 +71,12 @@ def encoded(value: Any) -> Any:
     """
     if not hasattr(value, "name"):
         return value
+    kind = type(value)
+    if {**PROGRAMS, **SERVINGS}.get(value.name) is not kind:
+        raise ConfigError(
+            f"{kind.__name__} is not known to clients: register it here and at each of them, by "
+            f"wecfl.bilevel.programs.register({kind.__name__})"
+        )
     options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
     return {"name": value.name, "version": value.version, **options}
 

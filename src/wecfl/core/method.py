@@ -130,12 +130,16 @@ class Method:
             )
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """What clients may be asked to do, but for evaluations of the library's own."""
+        asks = [step for step in (*self.opening, *self.steps) if isinstance(step, Ask)]
+        others = (self.judge, self.representation.tells, *(step.program for step in asks))
+        return (self.local, *(program for program in others if program))
+
+    @property
     def needs(self) -> frozenset[str]:
         """What an engine must offer to run the method, such as `features`."""
-        asks = [step for step in (*self.opening, *self.steps) if isinstance(step, Ask)]
-        others = (self.judge, self.representation.tells)
-        programs = [self.local, *others, *(step.program for step in asks)]
-        return frozenset().union(*(needs_of(program) for program in programs if program))
+        return frozenset().union(*map(needs_of, self.programs))
 
     @property
     def whole_centers(self) -> bool:

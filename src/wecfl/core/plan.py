@@ -71,6 +71,8 @@ class LocalPlan:
             raise ConfigError(f"lr must be finite and not negative, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if not isinstance(self.keep_momentum, bool | np.bool_):
+            raise ConfigError(f"keep_momentum must be True or False, got {self.keep_momentum!r}")
         check_not_negative(weight_decay=self.weight_decay)
         if self.optimizer not in (known := get_args(OptimizerName)):
             raise ConfigError(f"optimizer must be one of {', '.join(known)}, got {self.optimizer}")

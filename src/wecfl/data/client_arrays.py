@@ -12,7 +12,7 @@ from wecfl import rng
 from wecfl.core.types import Int
 from wecfl.data.packing import Part, pack, parts_of
 from wecfl.data.pipeline import Pipeline
-from wecfl.data.samples import NamedArray, holdout
+from wecfl.data.samples import NamedArray, holdout, refuse_masked
 from wecfl.data.targets import Targets, as_targets, encoded
 from wecfl.errors import ConfigError, DataError
 
@@ -78,6 +78,9 @@ class PlainArrays:
         """Tokens, several arrays and lists of unequal length as rows; texts as numbers."""
         given = isinstance(test, float | int)
         more_xs, more_ys = ((), ()) if isinstance(test, float | int) else test
+        for name, *held in zip(names, xs, ys, strict=False):
+            for values in held:
+                refuse_masked(f"client {name}", values)
         parts = parts_of([*xs, *more_xs])
         if parts:
             wheres = [*(f"client {name}" for name in names)]

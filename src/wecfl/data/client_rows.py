@@ -184,6 +184,9 @@ def check_clients(clients: Federation) -> None:
     if len(set(clients.names)) < clients.m:
         twice = next(name for name in clients.names if clients.names.count(name) > 1)
         raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
+    for name in clients.names:
+        if name.encode(errors="replace").decode() != name:
+            raise DataError(f"the name {name!r} holds what is no character; choose another name")
     for name, train, test in zip(clients.names, clients.train, clients.test, strict=True):
         if not len(train):
             raise DataError(

@@ -96,10 +96,9 @@ def _pandas(given: Any) -> pd.DataFrame:
         given = given.to_pandas()  # a data set of Hugging Face, or a table of Arrow
     if not isinstance(given, pd.DataFrame):
         raise DataError(f"expected a DataFrame of pandas, got {type(given).__name__}")
-    if not given.columns.is_unique:
-        twice = given.columns[given.columns.duplicated()][0]
-        raise DataError(f"the table has two columns of the name {twice!r}; rename one")
-    return given.rename(columns=str)
+    frame = given.rename(columns=str)
+    _check_names(frame.columns)
+    return frame
 
 
 def _feature_columns(
@@ -174,6 +173,12 @@ def table_html(names: Any, samples: Any, tested: Any, groups: Any = None) -> str
     return str(pd.DataFrame(known).to_html(index=False, max_rows=MAX_ROWS_SHOWN))
 
 
+def _check_names(columns: pd.Index[Any], place: str = "") -> None:
+    if not columns.is_unique:
+        twice = columns[columns.duplicated()][0]
+        raise DataError(f"{place}the table has two columns of the name {twice!r}; rename one")
+
+
 def read_frame(path: Path) -> pd.DataFrame:
     """The table in a CSV or a Parquet file.
 
@@ -185,7 +190,11 @@ def read_frame(path: Path) -> pd.DataFrame:
     errors = (OSError, ValueError, OverflowError, MemoryError)  # ParserError is a ValueError
     with data_errors(path, remedy, errors):
         if path.suffix == ".csv":
-            return pd.read_csv(path)
+            frame = pd.read_csv(path)
+            # pandas would silently give the second column of a name another one.
+            head = pd.read_csv(path, header=None, nrows=1, dtype=str)
+            _check_names(pd.Index(head.iloc[0].dropna()), f"{path}: ")
+            return frame
         try:
             return pd.read_parquet(path)
         except ImportError:

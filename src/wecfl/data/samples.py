@@ -36,6 +36,7 @@ __all__ = [
     "pool",
     "read_npz",
     "read_npz_files",
+    "refuse_masked",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -92,6 +93,8 @@ def pool(parts: Sequence[NamedArray]) -> F32:
             raise DataError(f"{where}: x holds {part.dtype}, expected numbers")
         if part.ndim < 2:
             raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
+        if 0 in part.shape[1:]:
+            raise DataError(f"{where}: x has shape {part.shape}, so samples hold no numbers")
         if part.shape[1:] != expected.shape[1:]:
             raise DataError(
                 f"{where}: samples have shape {part.shape[1:]}, but those of {first} have "
@@ -110,6 +113,20 @@ def pool(parts: Sequence[NamedArray]) -> F32:
         if part.dtype.kind == "f" and not np.isfinite(out[start:end]).all():
             raise DataError(_not_finite(where, np.isfinite(out[start:end])))
     return out
+
+
+def refuse_masked(where: str, values: Any) -> None:
+    """Raise an error for a masked array, whose masked values NumPy would take as they are.
+
+    >>> refuse_masked("x", np.ma.masked_equal([1, 999], 999))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: x: a masked array; put values in the place of ...
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{where}: a masked array; put values in the place of masked ones (filled), or drop "
+            "these samples"
+        )
 
 
 def _not_finite(where: str, finite: Bool) -> str:
@@ -136,6 +153,7 @@ def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
     Traceback (most recent call last):
     wecfl.errors.DataError: predict: x has shape (2, 2), expected (samples, 3)
     """
+    refuse_masked(where, x)
     try:
         given = np.asarray(x)
     except ValueError as error:  # lists of different lengths

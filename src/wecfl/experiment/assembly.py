@@ -45,16 +45,7 @@ from wecfl.folder.writer import RunFolder, check_new_folder
 from wecfl.from_config import federation_of, options_of, written
 from wecfl.limits import check_kinds, check_whole
 from wecfl.models import Model, Module, layout_of, make
-from wecfl.options import (
-    Compute,
-    Conditions,
-    EngineName,
-    Folder,
-    Measure,
-    Newcomers,
-    Plan,
-    Rounds,
-)
+from wecfl.options import Compute, Conditions, EngineName, Folder, Measure, Newcomers, Plan, Rounds
 from wecfl.runs.blueprint import Blueprint
 from wecfl.runs.member_reference import Reference
 from wecfl.runs.newcomers import NO_SINGLE_START, NO_WHOLE_MODELS, OVER_BUDGET, NewcomerSetup
@@ -109,6 +100,9 @@ class Experiment:
     """What `config.toml` says; None: a description of the other fields."""
 
     def __post_init__(self) -> None:
+        if not hasattr(self.federation, "classes"):
+            given = type(self.federation).__name__
+            raise ConfigError(f"federation must be one as Federation.from_arrays(…), got a {given}")
         if not isinstance(self.method, Method):
             raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))

@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from wecfl.bilevel.programs import encoded
 from wecfl.bilevel.representation.told import Told
 from wecfl.config import Config
 from wecfl.config.keys import METHOD_OPTIONS
@@ -166,6 +167,8 @@ def serve(
         written=choices | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
     experiment().check()  # before clients are waited for
+    for program in (*method.programs, method.serve):
+        encoded(program)  # an error if clients could not know it
     if enrolment is None:
         log.warning(
             "wecfl: nobody is enrolled, so names and numbers of samples are what clients say "

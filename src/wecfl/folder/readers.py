@@ -115,7 +115,13 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise RunFolderError(f"there is no run folder {path}")
     if not (path / "config.toml").exists():
-        raise RunFolderError(f"{path} is not a run folder: it has no config.toml")
+        held = sorted(each.parent.name for each in path.glob("*/config.toml"))
+        say = (
+            f"it holds several runs, {', '.join(held)}: give one of them, such as {path / held[0]}"
+            if held
+            else "it has no config.toml"
+        )
+        raise RunFolderError(f"{path} is not a run folder: {say}")
     return read_toml(path / "config.toml", ConfigSchema)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from wecfl import bilevel
 from wecfl.bilevel.representation import Columns
+from wecfl.core.ask import Ask
 from wecfl.core.method import Method
 from wecfl.errors import ConfigError
 from wecfl.methods.one_model import fedavg
@@ -52,9 +53,11 @@ def differences(method: Method) -> dict[str, str]:
 def structure(method: Method) -> dict[str, Any]:
     """The components of the method as plain values: names of functions and classes, and options.
 
-    >>> from wecfl.methods import wecfl
+    >>> from wecfl.methods import scaffold, wecfl
     >>> structure(wecfl(3))["clustering"]
     {'is': 'KMeans', 'fresh': 10, 'warm': True}
+    >>> structure(scaffold())["steps"]
+    "(Ask(L(offset, learn)), 'E', 'M', 'D')"
     """
     return {field: _plain(getattr(method, field)) for field in components(method)}
 
@@ -118,6 +121,10 @@ def _plain(value: object) -> Any:
     """A component as a plain value."""
     if isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, tuple) and any(isinstance(step, Ask) for step in value):
+        # In words: the address of a function differs from process to process.
+        steps = (f"Ask({step})" if isinstance(step, Ask) else repr(step) for step in value)
+        return f"({', '.join(steps)})"
     if not is_dataclass(value):
         return getattr(value, "__name__", None) or repr(value)
     options = {field.name: getattr(value, field.name) for field in fields(value)}

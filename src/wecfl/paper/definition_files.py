@@ -88,7 +88,7 @@ class _Written(BaseModel):
     base: dict[str, Any] = {}
     bases: dict[str, dict[str, Any]] = {}
     each: list[dict[str, Any]] = [{}]
-    sets: list[dict[str, Any]]
+    sets: list[dict[str, Any]] = [{}]
 
 
 class _Set(BaseModel):
@@ -96,8 +96,8 @@ class _Set(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    priority: int
-    seeds: Annotated[int, Field(ge=0, le=MAX_SEEDS)]
+    priority: int = 0
+    seeds: Annotated[int, Field(ge=0, le=MAX_SEEDS)] = 1
     preset: str | None = None
     like: str | None = None
     label: str = ""

@@ -16,6 +16,7 @@ headline is the AUC of two classes, and the balanced accuracy of more.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -156,7 +157,8 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
     >>> found.task.name, found.reason
     ('regression', 'regression, since the targets are floats (if labels: classification)')
     """
-    asked, reason = asked_for(task, federation.y)
+    names = federation.pipeline.classes if federation.pipeline else None
+    asked, reason = asked_for(task, federation.y, names)
     if reason:
         logging.getLogger("wecfl").info("wecfl: task: %s", reason)
     ready, held = asked.fit(federation)
@@ -174,18 +176,20 @@ def _headline(federation: Federation) -> ClassHeadline:
     return "auc" if federation.classes == 2 else "balanced_accuracy"
 
 
-def asked_for(task: Task | str, y: Targets) -> tuple[Task, str]:
+def asked_for(task: Task | str, y: Targets, names: Sequence[str] | None = None) -> tuple[Task, str]:
     """The task, before it is fitted; for `auto` the one that the targets suggest, and why.
+
+    `names` are those of the classes, if the targets were texts.
 
     >>> asked_for("auto", np.array([0, 1, 1]))[1]
     'classification, since the targets are 2 distinct whole numbers (if quantities: regression)'
     """
     if not isinstance(task, str):
         return task, ""
-    return _chosen(y) if task == "auto" else (parsed(task), "")
+    return _chosen(y, names) if task == "auto" else (parsed(task), "")
 
 
-def _chosen(y: Targets) -> tuple[Task, str]:
+def _chosen(y: Targets, names: Sequence[str] | None) -> tuple[Task, str]:
     if y.dtype.kind == "f":
         several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
         return (
@@ -201,11 +205,19 @@ def _chosen(y: Targets) -> tuple[Task, str]:
             )
         several = f"{y.shape[1]} answers of 0 or 1"
         return MultiLabel(), f"multi-label, since targets are {several} (if quantities: regression)"
+    if names is not None and len(distinct) > MAX_CLASSES:
+        raise ConfigError(
+            f"the targets are texts with {len(distinct)} distinct values: choose task "
+            f"classification if each of them is a class"
+        )
     if len(distinct) > MAX_CLASSES:
         raise ConfigError(
             f"the targets are whole numbers with {len(distinct)} distinct values from "
             f"{distinct[0]} to {distinct[-1]}, which may be labels or quantities: "
             "choose task classification or task regression"
         )
+    if names is not None:
+        reason = f"since the targets are {len(distinct)} distinct names"
+        return Classification(), f"classification, {reason}"
     reason = f"since the targets are {len(distinct)} distinct whole numbers"
     return Classification(), f"classification, {reason} (if quantities: regression)"

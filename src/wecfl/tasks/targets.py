@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wecfl.core.types import F64, Bool
 from wecfl.data.federation import Federation
+from wecfl.data.targets import may_be_labels
 from wecfl.errors import DataError
 
 __all__ = ["labels", "numbers", "without_samples", "wrong_counts", "yes_or_no"]
@@ -34,6 +35,11 @@ def labels(federation: Federation, classes: int | None, ignore: int | None = Non
     expected = "whole numbers from 0" if classes is None else f"0 … {classes - 1}"
     _refuse(federation, wrong, "label", f"is out of range, expected {expected}")
     count = int(whole[used].max()) + 1 if classes is None else classes
+    if classes is None and not may_be_labels(whole[used]):
+        raise DataError(
+            f"the largest label, {count - 1}, is far above the number of samples, {len(y)}: number "
+            "the classes from 0, or give their names as texts"
+        )
     if ignore is not None:  # engines check all labels of the pool
         whole = np.where(used, whole, 0)
     elif y.dtype == np.int64 and federation.classes == count:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from wecfl.config import Config
 from wecfl.config.keys import KEY_OF_OPTION
+from wecfl.methods import named, options
 from wecfl.paper.definitions import Cell, PlannedRun
 from wecfl.paper.queue import chosen_run
 from wecfl.paper.result_store import ResultStore, StoredResult
@@ -27,7 +29,7 @@ def score_row(cell: Cell, store: ResultStore) -> tuple[Row, list[StoredResult]]:
     choices = {
         "dataset": cell.config.dataset,
         "partition": cell.config.partition,
-        "k": cell.config.clusters,
+        "k": _clusters(cell.config),
         "method": cell.config.method,
         "label": label,
         "n": len(stored),
@@ -48,6 +50,12 @@ def averaged(
         values = [factor * result[name] for result in results if result.get(name) is not None]
         yield name, float(np.mean(values)) if values else nan
         yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
+
+
+def _clusters(config: Config) -> int | str:
+    """K; a method without such an option has its own, whatever the cells beside it have."""
+    method = config.method
+    return config.clusters if "k" in options(method) else named(method).k
 
 
 def _tuned(cell: Cell, run: PlannedRun | None) -> str:
