@@ -25,6 +25,9 @@ from wecfl.core.plan import LocalPlan
 from wecfl.data.packing import parts_of
 from wecfl.models import make, row_of
 
+SAMPLES = 320
+"""The number of samples that each client trains on in a turn."""
+
 
 class Block(nn.Module):
     """Two convolutions of 3 × 3 with norms, and the residual connection around them."""
@@ -102,6 +105,28 @@ class Architecture:
             return rng.integers(0, self.tokens, (count, *self.shape))
         return rng.standard_normal((count, *self.shape), np.float32)
 
+    def clients(self, m: int) -> tuple[Federation, list[TensorDataset]]:
+        """So many clients, and what each trains on in a round as a loop takes it."""
+        rng = np.random.default_rng(0)
+        xs = [self.samples(rng, 400) for _ in range(m)]
+        ys = [rng.integers(0, self.classes, 400) for _ in xs]
+        fed = Federation.from_arrays(xs, ys, classes=self.classes)
+        sets = []
+        for own in fed.train:
+            x, y = tensors(fed, own[:SAMPLES]).tensors
+            sets.append(TensorDataset(x.long() if self.tokens else x, y))
+        return fed, sets
+
+    def module(self) -> nn.Module:
+        """The model for samples as a federation holds them."""
+        parts = parts_of([self.samples(np.random.default_rng(0), 1)]) if self.tokens else ()
+        return make(self.build(), shape=self.shape, classes=self.classes, seed=0, parts=parts)
+
+    @property
+    def classes(self) -> int:
+        """How many outputs the model has."""
+        return self.tokens or 10
+
 
 ARCHITECTURES = (
     Architecture(
@@ -145,28 +170,21 @@ def lines(turns: int = 9, clients: int = 4) -> list[Line]:
 
 
 def _line(each: Architecture, turns: int, clients: int) -> Line:
-    rng, count = np.random.default_rng(0), 320
-    xs, classes = [each.samples(rng, 400) for _ in range(clients)], each.tokens or 10
-    fed = Federation.from_arrays(xs, [rng.integers(0, classes, 400) for _ in xs], classes=classes)
-    module, *models = (each.build() for _ in range(clients + 1))
-    loaders = []
-    for own in fed.train:
-        x, y = tensors(fed, own[:count]).tensors
-        data = TensorDataset(x.long() if each.tokens else x, y)
-        loaders.append(DataLoader(data, batch_size=each.batch, shuffle=True))
+    fed, sets = each.clients(clients)
+    models = [each.build() for _ in range(clients)]
+    loaders = [DataLoader(own, batch_size=each.batch, shuffle=True) for own in sets]
 
     def eager() -> None:
         for model, loader in zip(models, loaders, strict=True):
             sgd(model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9), loader)
 
-    rows = np.repeat(row_of(module)[None], clients, axis=0)
+    made = each.module()
+    rows = np.repeat(row_of(made)[None], clients, axis=0)
     state = State(0, {"model": rows}, rows[:1], np.zeros(clients, dtype=np.int64))
-    plan = LocalPlan(steps=count // each.batch, batch=each.batch)
-    parts = parts_of(xs) if each.tokens else ()
-    made = make(module, shape=each.shape, classes=classes, seed=0, parts=parts)
+    plan = LocalPlan(steps=SAMPLES // each.batch, batch=each.batch)
     native = NativeEngine(fed, made, workers=1)
     before, after = measure(turns, eager, lambda: update(native, state, plan), clock=process_time)
-    samples = clients * count
+    samples = clients * SAMPLES
     rates = f"{samples / median(after):,.0f} against {samples / median(before):,.0f} samples/s"
     work = "train, native ÷ eager + DataLoader"
     return Line(work, each.title, ratios(before, after), each.goal, detail=rates)

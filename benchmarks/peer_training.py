@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from time import sleep
@@ -19,11 +21,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+from architectures import ARCHITECTURES
 from common import (
     SETTINGS,
-    Setting,
     cpu_seconds,
     measure,
     module_of,
@@ -32,7 +34,7 @@ from common import (
     training_sets,
     update,
 )  # fmt: skip
-from wecfl import NativeEngine, State
+from wecfl import Federation, NativeEngine, State
 from wecfl.core.plan import LocalPlan
 from wecfl.models import row_of
 
@@ -45,18 +47,49 @@ Turns = Callable[[Work], None]
 """Given the work of a peer: measures it in turns with the native engine."""
 
 
-def fedlab(setting: Setting, m: int, turns: Turns) -> None:
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained: a model, and what each client trains on."""
+
+    build: Callable[[], nn.Module]
+    sets: Sequence[TensorDataset]
+    fed: Federation
+    native: nn.Module
+    """The model for samples as the federation holds them."""
+    classes: int
+
+
+@cache
+def workload(model: str, m: int) -> Workload:
+    """The work of m clients with the model of that name in `MODELS`."""
+    for setting in SETTINGS:
+        if setting.model == model:
+            build, fed = partial(module_of, setting), random_clients(setting, m)
+            return Workload(build, training_sets(setting, m), fed, build(), 10)
+    chosen = next(each for each in ARCHITECTURES if each.title == MODELS[model])
+    fed, sets = chosen.clients(m)
+    return Workload(chosen.build, sets, fed, chosen.module(), chosen.classes)
+
+
+MODELS = {setting.model: setting.title for setting in SETTINGS} | {
+    "resnet-8": "ResNet-8, GroupNorm, batch 32",
+    "gru": "GRU of 128 on 80 characters, batch 32",
+}
+"""Name ↦ title."""
+
+
+def fedlab(model: str, m: int, turns: Turns) -> None:
     """`SGDSerialClientTrainer.local_process`, its optimizer with momentum, and its upload."""
     from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 
-    data = training_sets(setting, m)
-    trainer = SGDSerialClientTrainer(
-        module_of(setting), m, logger=SimpleNamespace(info=lambda _: None)
-    )
+    given = workload(model, m)
+    trainer = SGDSerialClientTrainer(given.build(), m, logger=SimpleNamespace(info=lambda _: None))
     trainer.setup_optim(epochs=1, batch_size=BATCH, lr=LR)
     trainer.optimizer = torch.optim.SGD(trainer._model.parameters(), lr=LR, momentum=MOMENTUM)
     trainer.setup_dataset(
-        SimpleNamespace(get_dataloader=lambda i, batch: DataLoader(data[i], batch, shuffle=True))
+        SimpleNamespace(
+            get_dataloader=lambda i, batch: DataLoader(given.sets[i], batch, shuffle=True)
+        )
     )
     start = trainer.model_parameters
 
@@ -67,7 +100,7 @@ def fedlab(setting: Setting, m: int, turns: Turns) -> None:
     turns(work)
 
 
-def pfl(setting: Setting, m: int, turns: Turns) -> None:
+def pfl(model: str, m: int, turns: Turns) -> None:
     """`SimulatedBackend.gather_results` of `FederatedAveraging`, without its evaluations."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -79,21 +112,22 @@ def pfl(setting: Setting, m: int, turns: Turns) -> None:
     from pfl.hyperparam.base import NNTrainHyperParams
     from pfl.model.pytorch import PyTorchModel
 
-    module, data = module_of(setting), training_sets(setting, m)
+    given = workload(model, m)
+    module = given.build()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         module.train()
         return nn.functional.cross_entropy(module(x), y)
 
     module.loss, module.metrics = loss, lambda x, y: {}  # type: ignore[assignment]
-    model = PyTorchModel(
+    adapted = PyTorchModel(
         module,
         lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM),
         torch.optim.SGD(module.parameters(), lr=1.0),
     )
     whose = count()
     users = FederatedDataset(
-        lambda i: PyTorchTensorDataset(data[i].tensors), lambda: next(whose) % m
+        lambda i: PyTorchTensorDataset(given.sets[i].tensors), lambda: next(whose) % m
     )
     backend, algorithm = SimulatedBackend(users, users), FederatedAveraging()
     context = CentralContext(
@@ -109,40 +143,42 @@ def pfl(setting: Setting, m: int, turns: Turns) -> None:
             local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LR
         ),
     )  # fmt: skip
-    turns(lambda: backend.gather_results(model, algorithm, central_context=context))
+    turns(lambda: backend.gather_results(adapted, algorithm, central_context=context))
 
 
-def fedbase(setting: Setting, m: int, turns: Turns) -> None:
+def fedbase(model: str, m: int, turns: Turns) -> None:
     """`node.local_update_steps` with `node.train_single_step` (the paper's authors)."""
     from fedbase.nodes.node import node
 
-    nodes = [node(i, "cpu") for i in range(m)]
-    for own, samples in zip(nodes, training_sets(setting, m), strict=True):
+    given, nodes = workload(model, m), [node(i, "cpu") for i in range(m)]
+    for own, samples in zip(nodes, given.sets, strict=True):
         own.assign_train(DataLoader(samples, batch_size=BATCH, shuffle=True))
-        own.assign_model(module_of(setting))
+        own.assign_model(given.build())
         own.assign_objective(nn.CrossEntropyLoss())
         own.assign_optim(torch.optim.SGD(own.model.parameters(), lr=LR, momentum=MOMENTUM))
     turns(lambda: [own.local_update_steps(STEPS, own.train_single_step) for own in nodes])
 
 
-def fluke(setting: Setting, m: int, turns: Turns) -> None:
+def fluke(model: str, m: int, turns: Turns) -> None:
     """`Client.fit` over its own `FastDataLoader`."""
     from fluke.client import Client
     from fluke.config import OptimizerConfigurator
     from fluke.data import FastDataLoader
 
     optimizer = {"name": "SGD", "lr": LR, "momentum": MOMENTUM}
-    clients = []
-    for i, samples in enumerate(training_sets(setting, m)):
-        loader = FastDataLoader(*samples.tensors, num_labels=10, batch_size=BATCH, shuffle=True)
+    given, clients = workload(model, m), []
+    for i, samples in enumerate(given.sets):
+        loader = FastDataLoader(
+            *samples.tensors, num_labels=given.classes, batch_size=BATCH, shuffle=True
+        )
         configured = OptimizerConfigurator(dict(optimizer))
         client = Client(i, loader, None, configured, nn.CrossEntropyLoss(), local_epochs=1)
-        client.model = module_of(setting)
+        client.model = given.build()
         clients.append(client)
     turns(lambda: [client.fit() for client in clients])
 
 
-def flower(setting: Setting, m: int, turns: Turns) -> None:
+def flower(model: str, m: int, turns: Turns) -> None:
     """`flwr.simulation.run_simulation` on Ray, one actor per core: a message each way per client.
 
     The client is the loop of Flower's own PyTorch examples: arrays into the module, a DataLoader,
@@ -158,8 +194,8 @@ def flower(setting: Setting, m: int, turns: Turns) -> None:
     @client_app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        module = module_of(setting)
-        samples = training_sets(setting, m)[int(context.node_config["partition-id"])]
+        given = workload(model, m)
+        module, samples = given.build(), given.sets[int(context.node_config["partition-id"])]
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM)
         sgd(module, optimizer, DataLoader(samples, batch_size=BATCH, shuffle=True))
@@ -168,7 +204,7 @@ def flower(setting: Setting, m: int, turns: Turns) -> None:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        start = RecordDict({"arrays": ArrayRecord(module_of(setting).state_dict())})
+        start = RecordDict({"arrays": ArrayRecord(workload(model, m).build().state_dict())})
         while len(nodes := list(grid.get_node_ids())) < m:
             sleep(0.1)
 
@@ -188,7 +224,7 @@ def flower(setting: Setting, m: int, turns: Turns) -> None:
     run_simulation(server_app, client_app, num_supernodes=m, backend_config=resources)
 
 
-PEERS: dict[str, tuple[str, str, Callable[[Setting, int, Turns], None]]] = {
+PEERS: dict[str, tuple[str, str, Callable[[str, int, Turns], None]]] = {
     "FedLab": ("fedlab", "SGDSerialClientTrainer.local_process", fedlab),
     "fluke": ("fluke-fl", "Client.fit", fluke),
     "pfl": ("pfl", "SimulatedBackend.gather_results", pfl),
@@ -213,10 +249,9 @@ def main() -> None:
     operators = torch.library.Library("torchvision", "DEF")
     operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    setting = next(setting for setting in SETTINGS if setting.model == model)
-    fed, module = random_clients(setting, m), module_of(setting)
-    engine, plan = NativeEngine(fed, module, workers=1), LocalPlan(STEPS, BATCH, LR, MOMENTUM)
-    rows = np.repeat(row_of(module)[None], m, axis=0)
+    given, plan = workload(model, m), LocalPlan(STEPS, BATCH, LR, MOMENTUM)
+    engine = NativeEngine(given.fed, given.native, workers=1)
+    rows = np.repeat(row_of(given.native)[None], m, axis=0)
     state = State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
     seconds: list[list[float]] = []
 
@@ -226,7 +261,7 @@ def main() -> None:
     def in_turns(work: Work) -> None:
         seconds.extend(measure(turns, native, work, clock=cpu_seconds))
 
-    peer(setting, m, in_turns)
+    peer(model, m, in_turns)
     print(json.dumps({"version": found, "native": seconds[0], "peer": seconds[1]}))
 
 

@@ -1,6 +1,6 @@
 """The same work on other libraries: samples of local training per CPU-second, native ÷ peer.
 
-Every peer trains the same model on the same clients (320 random samples each: 10 batches of 32,
+Every peer trains the same models on the same clients (320 random samples each: 10 batches of 32,
 SGD with momentum 0.9) through the class or function of its own that runs local training; the table
 and `peer_training.py` name it. One thread per process; CPU time is that of the process and all its
 descendants, without start-up. Each peer has a process of its own, in which its turns and those of
@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import SETTINGS, Line, Setting, main, ratios
-from peer_training import BATCH, PEERS, STEPS
+from common import Line, main, ratios
+from peer_training import BATCH, MODELS, PEERS, STEPS
 
-GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.7}
+GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.7, "resnet-8": 2.5, "gru": None}
 """Against the fastest peer."""
 FLOWER_GOAL = {"cnn-cifar": 12.0}
 HERE = Path(__file__).parent
@@ -32,12 +32,12 @@ PEERS_PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 
 def lines(turns: int = 5, clients: int = 8) -> list[Line]:
     """A line per peer and model; the goal stands beside the fastest peer and beside Flower."""
-    return [line for setting in SETTINGS for line in _lines(setting, turns, clients)]
+    return [line for model in MODELS for line in _lines(model, turns, clients)]
 
 
-def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
+def _lines(model: str, turns: int, clients: int) -> list[Line]:
     found: dict[str, dict[str, Any]] = {
-        name: _in_its_environment(name, setting, turns, clients) for name in PEERS
+        name: _in_its_environment(name, model, turns, clients) for name in PEERS
     }
     installed = {name: result for name, result in found.items() if "native" in result}
     speedup = {name: ratios(each["peer"], each["native"]) for name, each in installed.items()}
@@ -45,16 +45,16 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
     samples, result = clients * STEPS * BATCH, []
     for name, each in found.items():
         if name not in installed:
-            result.append(Line(f"per CPU-second ÷ {name}", setting.title, [], detail=each["why"]))
+            result.append(Line(f"per CPU-second ÷ {name}", MODELS[model], [], detail=each["why"]))
             continue
         ours, theirs = (samples / median(each[side]) for side in ("native", "peer"))
-        goal = GOALS[setting.model] if name == fastest else None
+        goal = GOALS[model] if name == fastest else None
         if name == "Flower":
-            goal = FLOWER_GOAL.get(setting.model, goal)
+            goal = FLOWER_GOAL.get(model, goal)
         result.append(
             Line(
                 f"per CPU-second ÷ {name}" + " (the fastest)" * (name == fastest),
-                setting.title,
+                MODELS[model],
                 speedup[name],
                 goal,
                 detail=f"{each['version']}, {PEERS[name][1]}: {ours:,.0f} against {theirs:,.0f}",
@@ -63,7 +63,7 @@ def _lines(setting: Setting, turns: int, clients: int) -> list[Line]:
     return result
 
 
-def _in_its_environment(name: str, setting: Setting, turns: int, clients: int) -> dict[str, Any]:
+def _in_its_environment(name: str, model: str, turns: int, clients: int) -> dict[str, Any]:
     """CPU-seconds of each turn of both sides, measured by `peer_training.py`; or why not."""
     python = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable)
     quiet = {
@@ -72,7 +72,7 @@ def _in_its_environment(name: str, setting: Setting, turns: int, clients: int) -
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(HERE),
     }
-    command = [python, HERE / "peer_training.py", name, setting.model, str(turns), str(clients)]
+    command = [python, HERE / "peer_training.py", name, model, str(turns), str(clients)]
     done = subprocess.run(
         command, env=os.environ | quiet, capture_output=True, text=True, check=False
     )
