@@ -100,44 +100,20 @@ public:
                "rows have the wrong width, or there is no step");
         demand(int64_t(lr.shape(0)) == m && int64_t(offsets.shape(0)) == n && int64_t(keys.shape(0)) == n,
                "lr, offsets and keys need one entry per client");
-        for (int64_t i = 0; i < n; i++)  // each at most once: threads must not share a row
-            demand(clients.data()[i] > (i ? clients.data()[i - 1] : -1) && clients.data()[i] < m,
-                   "clients must be rows in rising order");
+        check_clients(clients, m);
+        check_optimizer(optimizer, !buffers.is_none());
         const int64_t buffer_size = optimizer.buffer(net.trainable);
         float* all_buffers = nullptr;
         if (!buffers.is_none())
             all_buffers = fits(nb::cast<Array<float, 2>>(buffers, false), buffer_size, "buffers");
-        demand(all_buffers || optimizer.rule.descent == Descent::sgd, "the optimizer needs buffers");
-        int64_t column = 0;
-        for (const int64_t stop : optimizer.stops) {
-            demand(stop >= column, "stops must rise");
-            column = stop;
-        }
-        demand(column == net.trainable, "stops must end with the last trainable column");
         const float *anchors = read_only(anchor, "anchor"), *offsets_of_rows = read_only(offset, "offset");
         const float* mu_of_columns = of_columns<float>(mu, "mu");
         const bool* free_columns = of_columns<bool>(free, "free");
         check_samples(x, index);
-        const float* weight_of = nullptr;
-        if (!weights.is_none()) {
-            const auto given = nb::cast<Array<const float, 1>>(weights, false);
-            demand(given.shape(0) == index.shape(0), "weights need one entry per sample of a batch");
-            weight_of = given.data();
-        }
-        const float* bias_of = nullptr;
-        if (!bias.is_none()) {
-            const auto given = nb::cast<Array<const float, 2>>(bias, false);
-            demand(given.shape(0) == index.shape(0) && int64_t(given.shape(1)) == net.classes,
-                   "bias needs one row per sample of a batch");
-            bias_of = given.data();
-        }
+        const float *weight_of = weights_of(weights, index.shape(0)), *bias_of = bias_of_outputs(bias, index.shape(0));
         const Targets targets = targets_of(y, int64_t(x.shape(0)));
         const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
-        for (const Op& op : plan_.ops()) {
-            const Geometry& in = plan_.input_of(op);
-            demand(op.mean < 0 || smallest * in.height * in.width > 1,
-                   "BatchNorm needs more than one value per channel; a batch has one sample");
-        }
+        check_norms(smallest);
         for_each_client(threads, [&](std::atomic<int64_t>& next, std::atomic<bool>& stop) {
             const int capacity = blocks_of(largest);
             const auto memory = workspace_memory(capacity),
@@ -262,6 +238,48 @@ private:
         demand(int64_t(given.shape(0)) == plan_.network().trainable,
                std::string(name) + " needs one entry per trainable column");
         return given.data();
+    }
+
+    // A factor for each sample of the batches, or null.
+    static const float* weights_of(const nb::object& weights, size_t samples) {
+        if (weights.is_none()) return nullptr;
+        const auto given = nb::cast<Array<const float, 1>>(weights, false);
+        demand(given.shape(0) == samples, "weights need one entry per sample of a batch");
+        return given.data();
+    }
+
+    // What is added to the outputs for each sample of the batches, or null.
+    const float* bias_of_outputs(const nb::object& bias, size_t samples) const {
+        if (bias.is_none()) return nullptr;
+        const auto given = nb::cast<Array<const float, 2>>(bias, false);
+        demand(given.shape(0) == samples && int64_t(given.shape(1)) == plan_.network().classes,
+               "bias needs one row per sample of a batch");
+        return given.data();
+    }
+
+    // Each client at most once: threads must not share a row.
+    static void check_clients(const Array<const int64_t, 1>& clients, int64_t rows) {
+        for (size_t i = 0; i < clients.shape(0); i++)
+            demand(clients.data()[i] > (i ? clients.data()[i - 1] : -1) && clients.data()[i] < rows,
+                   "clients must be rows in rising order");
+    }
+
+    void check_optimizer(const Optimizer& optimizer, bool has_buffers) const {
+        demand(has_buffers || optimizer.rule.descent == Descent::sgd, "the optimizer needs buffers");
+        int64_t column = 0;
+        for (const int64_t stop : optimizer.stops) {
+            demand(stop >= column, "stops must rise");
+            column = stop;
+        }
+        demand(column == plan_.network().trainable, "stops must end with the last trainable column");
+    }
+
+    void check_norms(int smallest_batch) const {
+        for (const Op& op : plan_.ops()) {
+            const Geometry& in = plan_.input_of(op);
+            demand(op.mean < 0 || smallest_batch * in.height * in.width > 1,
+                   "BatchNorm needs more than one value per channel; a batch has one sample");
+        }
     }
 
     // Labels (n,) or, for squared errors, numbers (n, classes); `y` keeps them alive.

@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from wecfl.errors import ConfigError, unknown
 
-__all__ = ["check_options", "read_value", "write_value"]
+__all__ = ["check_options", "read_known", "read_value", "write_value"]
+
+
+Value = TypeVar("Value")
 
 
 def read_value(text: str, kind: str) -> tuple[str, dict[str, Any]]:
@@ -53,6 +56,20 @@ def check_options(kind: str, of: type[Any], options: Mapping[str, Any]) -> None:
     for option in options:
         if option not in known:
             raise ConfigError(unknown(f"option of the {kind} {of.name}", option, known))
+
+
+def read_known(text: str, kind: str, known: Mapping[str, type[Value]]) -> Value:
+    """The value that a text names, of the classes that are `known` by their names.
+
+    >>> from wecfl.data.transforms import TRANSFORMS
+    >>> read_known("rotation(step=30)", "transform", TRANSFORMS)
+    Rotation(step=30, by='group')
+    """
+    name, options = read_value(text, kind)
+    if name not in known:
+        raise ConfigError(unknown(kind, name, known))
+    check_options(kind, known[name], options)
+    return known[name](**options)
 
 
 def write_value(value: Any) -> str:

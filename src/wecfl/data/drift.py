@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wecfl.config.named_values import check_options, read_value
+from wecfl.config.named_values import read_known
 from wecfl.core.types import Int
 from wecfl.errors import ConfigError, PartitionError, unknown
 from wecfl.limits import check_whole
@@ -295,11 +295,7 @@ def parsed(text: str) -> Drift:
     ...
     wecfl.errors.ConfigError: unknown drift 'abrubt'; did you mean 'abrupt'?
     """
-    name, options = read_value(text, "drift")
-    if name not in DRIFTS:
-        raise ConfigError(unknown("drift", name, DRIFTS))
-    check_options("drift", DRIFTS[name], options)
-    return DRIFTS[name](**options)
+    return read_known(text, "drift", DRIFTS)
 
 
 def _check(drift: Drift, round: int, share: Any = 0.5) -> None:

@@ -39,8 +39,32 @@ __all__ = [
 ]
 
 
+class _OneByOne:
+    """An aggregation that makes each center from its own members alone."""
+
+    __slots__ = ()
+    importance: Importance | None
+
+    def __call__(
+        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
+    ) -> State:
+        """The state with the new centers."""
+        weight = own_importance(self.importance, importance, sizes)
+        models, centers = state.models, state.centers.copy()
+        with one_thread():
+            for k in range(len(centers)):
+                members = np.flatnonzero((state.labels == k) & (weight > 0))
+                if len(members):
+                    centers[k] = self._center(models[members], weight[members])
+        return state.replace(centers=centers)
+
+    def _center(self, rows: F32, weight: F64) -> F32:
+        """(P,), the center from a copy of the members' rows, and their λ."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Median:
+class Median(_OneByOne):
     """The weighted median of each column (Yin et al., ICML 2018, with λ).
 
     At most half of the cluster's λ lies below the median, and at most half above it. If two values
@@ -59,16 +83,13 @@ class Median:
 
     importance: Importance | None = None
 
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers."""
-        weight = own_importance(self.importance, importance, sizes)
-        return _by_cluster(state, weight, weighted_median)
+    def _center(self, rows: F32, weight: F64) -> F32:
+        """(P,), the center of the members' rows."""
+        return weighted_median(rows, weight)
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedMean:
+class TrimmedMean(_OneByOne):
     """The weighted mean of each column without its two ends (Yin et al., ICML 2018, with λ).
 
     In each column the values are laid side by side in order, each as wide as its λ. `share` of the
@@ -93,13 +114,6 @@ class TrimmedMean:
         if not 0 <= self.share < 0.5:
             raise ConfigError(f"trimmed mean: share must lie in [0, 0.5), got {self.share}")
 
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers."""
-        weight = own_importance(self.importance, importance, sizes)
-        return _by_cluster(state, weight, self._center)
-
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
         total = weight.sum()
@@ -115,7 +129,7 @@ class TrimmedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class Krum:
+class Krum(_OneByOne):
     """The model of the member with the nearest neighbours (Blanchard et al., NeurIPS 2017).
 
     Of n members, f = ⌊`attackers`·n⌋ are taken to be dishonest. The score of a member is the sum of
@@ -147,13 +161,6 @@ class Krum:
         if not 0 <= self.attackers < 0.5:
             raise ConfigError(f"Krum: attackers must lie in [0, 0.5), got {self.attackers}")
 
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers."""
-        weight = own_importance(self.importance, importance, sizes)
-        return _by_cluster(state, weight, self._center)
-
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
         n = len(rows)
@@ -166,7 +173,7 @@ class Krum:
 
 
 @dataclass(frozen=True, slots=True)
-class GeometricMedian:
+class GeometricMedian(_OneByOne):
     """The point with the smallest weighted sum of distances, argmin_z Σ_{i∈k} λ_i ‖z − ω_i‖.
 
     It is found by the smoothed Weiszfeld algorithm (RFA: Pillutla et al., IEEE TSP 2022), which
@@ -198,13 +205,6 @@ class GeometricMedian:
                 f"at least 1, got {self.smoothing}, {self.tolerance}, {self.steps}"
             )
 
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers."""
-        weight = own_importance(self.importance, importance, sizes)
-        return _by_cluster(state, weight, self._center)
-
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
         # Relative to the most central member, so that far outliers cost the others no digits.
@@ -228,7 +228,7 @@ class GeometricMedian:
 
 
 @dataclass(frozen=True, slots=True)
-class NormClip:
+class NormClip(_OneByOne):
     """The weighted mean of the members, each moved to within τ of their median v:
 
         v + Σ_{i∈k} λ_i min(1, τ/‖ω_i − v‖) (ω_i − v) / Σ_{i∈k} λ_i.
@@ -253,13 +253,6 @@ class NormClip:
     """
 
     importance: Importance | None = None
-
-    def __call__(
-        self, state: State, importance: F64, sizes: Int, layout: Layout | None = None
-    ) -> State:
-        """The state with the new centers."""
-        weight = own_importance(self.importance, importance, sizes)
-        return _by_cluster(state, weight, self._center)
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
@@ -296,17 +289,6 @@ def robust(name: str, like: Aggregation, **options: float) -> Aggregation:
     if name not in AGGREGATIONS:
         raise ConfigError(unknown("aggregation", name, AGGREGATIONS))
     return AGGREGATIONS[name](importance=getattr(like, "importance", None), **options)
-
-
-def _by_cluster(state: State, weight: F64, center: Callable[[F32, F64], F32]) -> State:
-    """The state with new centers; `center` makes each from a copy of the members' rows and λ."""
-    models, centers = state.models, state.centers.copy()
-    with one_thread():
-        for k in range(len(centers)):
-            members = np.flatnonzero((state.labels == k) & (weight > 0))
-            if len(members):
-                centers[k] = center(models[members], weight[members])
-    return state.replace(centers=centers)
 
 
 def _squared_distances(rows: F32) -> F64:

@@ -24,11 +24,10 @@ Pixels are in [−1, 1], so a contrast is one around a medium grey.
 
 from __future__ import annotations
 
-from wecfl.config.named_values import check_options, read_value
+from wecfl.config.named_values import read_known
 from wecfl.data.transforms.base import By, SampleKind, Transform
 from wecfl.data.transforms.concepts import Concept, Permutation, Sign, Swap
 from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
-from wecfl.errors import ConfigError, unknown
 
 __all__ = [
     "TRANSFORMS",
@@ -64,8 +63,4 @@ def parsed(text: str) -> Transform:
     ...
     wecfl.errors.ConfigError: unknown transform 'rotate'; did you mean 'rotation'?
     """
-    name, options = read_value(text, "transform")
-    if name not in TRANSFORMS:
-        raise ConfigError(unknown("transform", name, TRANSFORMS))
-    check_options("transform", TRANSFORMS[name], options)
-    return TRANSFORMS[name](**options)
+    return read_known(text, "transform", TRANSFORMS)

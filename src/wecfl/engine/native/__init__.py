@@ -7,7 +7,6 @@ method is not called, so a self-check at the start compares one training step wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Unpack, final
 
@@ -130,21 +129,21 @@ class NativeEngine(LocalEngine):
             spots = np.concatenate(lesson.positions(self.sizes[clients], federation.keys[clients]))
         self._call(
             "train",
-            models,
-            buffers,
-            lesson.anchor,
-            lesson.offset,
-            lesson.mu,
-            lesson.free,
-            lesson.lr,
-            self._optimizer(lesson.plan),
-            self._x,
-            self._y,
-            np.array(busy),
-            index,
-            offsets,
-            np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
-            self.workers,
+            rows=models,
+            buffers=buffers,
+            anchor=lesson.anchor,
+            offset=lesson.offset,
+            mu=lesson.mu,
+            free=lesson.free,
+            lr=lesson.lr,
+            optimizer=self._optimizer(lesson.plan),
+            x=self._x,
+            y=self._y,
+            clients=np.array(busy),
+            index=index,
+            offsets=offsets,
+            keys=np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
+            threads=self.workers,
             **{name: values[spots] for name, values in by_sample.items() if values is not None},
         )
         return models, buffers
@@ -166,29 +165,31 @@ class NativeEngine(LocalEngine):
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
         rows = self._rows(samples, clients)
         out = np.empty((sum(map(len, rows)), self.outputs), np.float32)
-        self._evaluate("logits", (models, which, self._x), rows, out)
+        self._evaluate("logits", models, which, rows, out, x=self._x)
         return out
 
     def _gradients(self, models: F32, samples: Samples, clients: Int) -> F32:
         which = np.arange(len(clients))
         rows = self._rows(samples, clients)
         out = np.empty((len(rows), self.layout.trainable), np.float32)
-        self._evaluate("gradients", (models, which, self._x, self._y), rows, out)
+        self._evaluate("gradients", models, which, rows, out, x=self._x, y=self._y)
         return out
 
-    def _evaluate(self, work: str, given: Sequence[Any], rows: list[Int], out: F32) -> None:
-        """Run `work` on these samples of each client, with models and data as `given`."""
-        models, *data = given
+    def _evaluate(
+        self, work: str, models: F32, which: Int, samples: list[Int], out: F32, **data: Any
+    ) -> None:
+        """Run `work` on these samples of each client, each by one of the models."""
         self._call(
             work,
-            np.ascontiguousarray(models, dtype=np.float32),
-            *data,
-            np.concatenate(rows),
-            np.cumsum([0, *map(len, rows)]),
-            out,
-            self._batchnorm,
-            EVALUATION_BATCH if self._batchnorm == "running" else self._batch,
-            self.workers,
+            rows=np.ascontiguousarray(models, dtype=np.float32),
+            which=which,
+            index=np.concatenate(samples),
+            offsets=np.cumsum([0, *map(len, samples)]),
+            out=out,
+            mode=self._batchnorm,
+            batch=EVALUATION_BATCH if self._batchnorm == "running" else self._batch,
+            threads=self.workers,
+            **data,
         )
 
     def _make(self, layers: list[Layer], isa: str) -> _native.Runner:
@@ -207,9 +208,9 @@ class NativeEngine(LocalEngine):
         shape, kernel = self._federation.shape, self.task.kernel
         return repr((self.name, self._layers, shape, self.outputs, kernel, self._batchnorm))
 
-    def _call(self, work: str, *arguments: Any, **named: Any) -> None:
+    def _call(self, work: str, **arguments: Any) -> None:
         try:
-            getattr(self._runner, work)(*arguments, **named)
+            getattr(self._runner, work)(**arguments)
         except (ValueError, RuntimeError, MemoryError) as error:
             raise EngineError(f"the native engine failed in {work}: {error}") from None
 
@@ -232,10 +233,14 @@ class NativeEngine(LocalEngine):
         ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
         logits = np.empty((len(x), self.outputs), np.float32)
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
-        runner.logits(ours, first, flat, order, batches[0], logits, self._batchnorm, len(x), 1)
+        runner.logits(
+            rows=ours, which=first, x=flat, index=order, offsets=batches[0], out=logits,
+            mode=self._batchnorm, batch=len(x), threads=1,
+        )  # fmt: skip
         runner.train(
-            ours, None, None, None, None, None, lr, self._optimizer(LocalPlan(momentum=0.0)),
-            flat, y, first, order, batches, key, 1,
+            rows=ours, buffers=None, anchor=None, offset=None, mu=None, free=None, lr=lr,
+            optimizer=self._optimizer(LocalPlan(momentum=0.0)), x=flat, y=y, clients=first,
+            index=order, offsets=batches, keys=key, threads=1,
         )  # fmt: skip
         with one_at_a_time:
             expected, theirs = self._by_torch(torch.from_numpy(x), torch.from_numpy(y), lr[0])
