@@ -116,7 +116,12 @@ def pool(parts: Sequence[NamedArray]) -> F32:
 
 
 def refuse_masked(where: str, values: Any) -> None:
-    """Raise an error for a masked array, whose masked values NumPy would take as they are."""
+    """Raise an error for a masked array, whose masked values NumPy would take as they are.
+
+    >>> refuse_masked("client 0", np.ma.masked_array([1, 2], mask=[0, 1]))
+    Traceback (most recent call last):
+    wecfl.errors.DataError: client 0: a masked array; put values in the place of masked ones ...
+    """
     if isinstance(values, np.ma.MaskedArray):
         raise DataError(
             f"{where}: a masked array; put values in the place of masked ones (filled), or drop "
