@@ -286,6 +286,19 @@ def test_partition_says_one_line_each_and_draws(wecfl: Wecfl) -> None:
     assert Path("four.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("columns", ["20", "70"])
+def test_no_column_of_the_results_is_left_out_on_a_narrow_terminal(
+    wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    wecfl("run", *SMALL, "--out", "one")
+    wide = wecfl("compare", "one").out.split()
+    monkeypatch.setenv("COLUMNS", columns)
+    narrow = wecfl("compare", "one").out.split()
+    rules = {"─" * n for n in range(300)}
+    assert sorted(set(narrow) - rules) == sorted(set(wide) - rules)
+    assert "seconds" in narrow
+
+
 def test_help_and_version(wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert wecfl("--version").out.strip() == __version__

@@ -52,7 +52,7 @@ def data_list(*, data_dir: DataDirFlag = None) -> None:
             holds = (f"{source.n_train:,} + {source.n_test:,}", shape, str(source.classes))
         found = escape(str(place)) if place else f"nowhere yet; wecfl data get {source.name}"
         table.add_row(source.name, *holds, found)
-    terminal.console.print(table)
+    terminal.table(table)
 
 
 @data.command(name="get")

@@ -29,7 +29,7 @@ def compare(
     found = _found(folders, "compare")
     from wecfl.report.tables.results import results, rich_results
 
-    terminal.console.print(rich_results(results(found)))
+    terminal.table(rich_results(results(found)))
     if figure:
         from wecfl.report.figures.overview import overview
 

@@ -309,7 +309,7 @@ def _run_all(
         {**result.summary, "config": experiment.written}
         for result, experiment in zip(finished, experiments, strict=True)
     ]
-    terminal.console.print(rich_results(results(summaries)))
+    terminal.table(rich_results(results(summaries)))
     for result in finished:
         for line in remarks(result.summary, refused_of(result.clients)):
             terminal.show(f"{result.method.name}: {line}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -24,6 +25,7 @@ from rich.progress import (
     track,
 )
 from rich.segment import Segment
+from rich.table import Table
 
 from wecfl.printing import printable, printable_lines
 
@@ -55,9 +57,14 @@ __all__ = [
     "scores",
     "show",
     "show_json",
+    "table",
     "track_rounds",
     "wide",
 ]
+
+
+MAX_TABLE_WIDTH = 10_000
+"""The most places that a table is measured with."""
 
 
 class SafeConsole(Console):
@@ -91,9 +98,20 @@ def show(text: str) -> None:
     console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
 
-def wide(table: RenderableType) -> None:
-    """Print a table, wide enough for all columns if the output is not a terminal."""
-    SafeConsole(width=max(console.width, 160) if not console.is_terminal else None).print(table)
+def table(rows: Table) -> None:
+    """Print a table with all its columns: a narrow terminal breaks lines, and nothing is left out.
+
+    It is at least as wide as its longest words need.
+    """
+    options = console.options.update(width=MAX_TABLE_WIDTH)
+    # What rich calls the least width lacks up to one place for each column.
+    needed = Measurement.get(console, options, rows).minimum + len(rows.columns)
+    SafeConsole(width=max(console.width, needed)).print(rows)
+
+
+def wide(rows: RenderableType) -> None:
+    """Print a table of long texts, wide enough for all columns if the output is not a terminal."""
+    SafeConsole(width=max(console.width, 160) if not console.is_terminal else None).print(rows)
 
 
 def show_json(document: str) -> None:

@@ -182,7 +182,8 @@ class Deployment:
         check_ignored(self.app)
         for name in settings:
             if name not in known:
-                raise ConfigError(unknown("setting", name, known))
+                where = f"{self.app / 'pyproject.toml'}, under [tool.flwr.app.config]"
+                raise ConfigError(f"{unknown('setting', name, known)}; new ones go into {where}")
         if not self.services:
             raise DeployError(f"{self.app} is not up: {deploy_command('up', self.app)}")
         folder = out.absolute() if out else self.app / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
