@@ -5,6 +5,9 @@ groups, which differ in the means of their classes; they are made when the clien
 with K = 10 and with K chosen by the server, with momentum that clients keep. Each case is a process
 of its own with one worker; seconds are those of the processor, and rounds after the first count.
 
+With `--rounds 0` the larger fleet trains until each of its clients took part once, and the smaller
+one for as many rounds. Then clients keep no momentum, which nobody would use a second time.
+
 The figures are the ratios of both fleets, in memory at the peak and in seconds per round, and the
 ARI of clusters and groups over all that were heard.
 """
@@ -37,7 +40,15 @@ def lines(
     found = []
     for k in (10, "auto"):
         small, large = (
-            in_a_fresh_process(_run, registered, k, rounds, active, model)
+            in_a_fresh_process(
+                _run,
+                registered,
+                k,
+                rounds or -(-many // active),
+                active,
+                model,
+                keep_momentum=rounds > 0,
+            )
             for registered in (few, many)
         )
         memory, seconds = large["memory"] / small["memory"], large["seconds"] / small["seconds"]
@@ -56,7 +67,9 @@ def lines(
     return found
 
 
-def _run(registered: int, k: Any, rounds: int, active: int, model: str) -> dict[str, Any]:
+def _run(
+    registered: int, k: Any, rounds: int, active: int, model: str, *, keep_momentum: bool
+) -> dict[str, Any]:
     """What one run needed, and what it found."""
     shape = SHAPES[model]
     means = np.random.default_rng(0).standard_normal((GROUPS, CLASSES, *shape), np.float32)
@@ -70,7 +83,7 @@ def _run(registered: int, k: Any, rounds: int, active: int, model: str) -> dict[
     clock = [process_time()]
     result = run_fleet(
         fleet, methods.wecfl(k=k), active=active, model=model, rounds=rounds,
-        plan=Plan(lr=RATES[model]), engine=Compute(workers=1),
+        plan=Plan(lr=RATES[model], keep_momentum=keep_momentum), engine=Compute(workers=1),
         watch=[lambda *_: clock.append(process_time())],
     )  # fmt: skip
     return {

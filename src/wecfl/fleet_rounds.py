@@ -22,6 +22,7 @@ from typing import Any, final
 
 import numpy as np
 
+from wecfl import memory
 from wecfl.bilevel.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
@@ -304,6 +305,7 @@ class OpenFleet:
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
             "heard": int(sizes.sum()),
+            "memory": {"kept": self.kept.nbytes, "peak": memory.peak()},
             "clients": {**clients, "number": who.tolist(), "cluster": fleet.labels[who].tolist()},
             "seconds": self.engine.seconds | record["seconds"],
         }
