@@ -5,6 +5,9 @@ groups, which differ in the means of their classes; they are made when the clien
 with K = 10 and with K chosen by the server, with momentum that clients keep. Each case is a process
 of its own with one worker; seconds are those of the processor, and rounds after the first count.
 
+With `--apart labels` all groups have the same means, but call the classes by other names, so that
+no one model serves two of them. By default one model can learn all groups.
+
 With `--rounds 0` the larger fleet trains until each of its clients took part once, and the smaller
 one for as many rounds. Then clients keep no momentum, which nobody would use a second time.
 
@@ -34,7 +37,9 @@ def lines(
     active: int = 1000,
     few: int = 10_000,
     many: int = 1_000_000,
+    *,
     model: str = "mlp",
+    apart: str = "means",
 ) -> list[Line]:
     """Three figures for K = 10 and for K auto."""
     found = []
@@ -47,6 +52,7 @@ def lines(
                 rounds or -(-many // active),
                 active,
                 model,
+                apart=apart,
                 keep_momentum=rounds > 0,
             )
             for registered in (few, many)
@@ -68,7 +74,14 @@ def lines(
 
 
 def _run(
-    registered: int, k: Any, rounds: int, active: int, model: str, *, keep_momentum: bool
+    registered: int,
+    k: Any,
+    rounds: int,
+    active: int,
+    model: str,
+    *,
+    apart: str,
+    keep_momentum: bool,
 ) -> dict[str, Any]:
     """What one run needed, and what it found."""
     shape = SHAPES[model]
@@ -77,7 +90,10 @@ def _run(
     def load(number: int) -> tuple[np.ndarray, np.ndarray]:
         draws = np.random.default_rng([1, number])
         y = draws.integers(0, CLASSES, SAMPLES)
-        return means[number % GROUPS][y] + draws.standard_normal((SAMPLES, *shape), np.float32), y
+        group = number % GROUPS
+        x = means[group if apart == "means" else 0][y]
+        x = x + draws.standard_normal((SAMPLES, *shape), np.float32)
+        return x, y if apart == "means" else (y + group) % CLASSES
 
     fleet = Fleet(range(registered), load, CLASSES, groups=np.arange(registered) % GROUPS)
     clock = [process_time()]

@@ -23,6 +23,7 @@ from typing import Any, final
 import numpy as np
 
 from wecfl import memory
+from wecfl.bilevel.joining import toward
 from wecfl.bilevel.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
@@ -262,6 +263,7 @@ class OpenFleet:
             given,
             engine=StandInEngine(given.engine, who, extra, self.kept),
             method=given.method.replace(importance=_Given(importance)),
+            joining=toward,
             channel=replace(given.channel, keys=keys, away=away),
         )
 
