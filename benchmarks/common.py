@@ -38,6 +38,7 @@ from wecfl.core.types import F32, Int
 from wecfl.data.datasets import SOURCES
 from wecfl.data.source import Dataset
 from wecfl.from_config import federation_of
+from wecfl.memory import peak
 from wecfl.models import build
 
 T = TypeVar("T")
@@ -264,34 +265,21 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def in_a_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
+def in_a_fresh_process(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """The value of a function of a module, called in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
+        return pool.submit(work, *arguments, **named).result()
 
 
 def peak_memory() -> float:
-    """The largest resident memory this process has had, in GB.
-
-    Not `ru_maxrss` where it can be helped: on Linux a process inherits that of its parent.
-    """
-    if STATUS.exists():
-        return _status("VmHWM")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    """The largest resident memory this process has had, in GB."""
+    return peak() / 1e9
 
 
 def resident_memory() -> float:
     """The resident memory this process has now, in GB (Linux)."""
-    return _status("VmRSS")
-
-
-STATUS = Path("/proc/self/status")
-
-
-def _status(key: str) -> float:
-    """A number that the system reports about this process in KB, in GB."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024 / 1e9
 
 

@@ -5,6 +5,12 @@ groups, which differ in the means of their classes; they are made when the clien
 with K = 10 and with K chosen by the server, with momentum that clients keep. Each case is a process
 of its own with one worker; seconds are those of the processor, and rounds after the first count.
 
+With `--apart labels` all groups have the same means, but call the classes by other names, so that
+no one model serves two of them. By default one model can learn all groups.
+
+With `--rounds 0` the larger fleet trains until each of its clients took part once, and the smaller
+one for as many rounds. Then clients keep no momentum, which nobody would use a second time.
+
 The figures are the ratios of both fleets, in memory at the peak and in seconds per round, and the
 ARI of clusters and groups over all that were heard.
 """
@@ -31,13 +37,24 @@ def lines(
     active: int = 1000,
     few: int = 10_000,
     many: int = 1_000_000,
+    *,
     model: str = "mlp",
+    apart: str = "means",
 ) -> list[Line]:
     """Three figures for K = 10 and for K auto."""
     found = []
     for k in (10, "auto"):
         small, large = (
-            in_a_fresh_process(_run, registered, k, rounds, active, model)
+            in_a_fresh_process(
+                _run,
+                registered,
+                k,
+                rounds or -(-many // active),
+                active,
+                model,
+                apart=apart,
+                keep_momentum=rounds > 0,
+            )
             for registered in (few, many)
         )
         memory, seconds = large["memory"] / small["memory"], large["seconds"] / small["seconds"]
@@ -56,7 +73,16 @@ def lines(
     return found
 
 
-def _run(registered: int, k: Any, rounds: int, active: int, model: str) -> dict[str, Any]:
+def _run(
+    registered: int,
+    k: Any,
+    rounds: int,
+    active: int,
+    model: str,
+    *,
+    apart: str,
+    keep_momentum: bool,
+) -> dict[str, Any]:
     """What one run needed, and what it found."""
     shape = SHAPES[model]
     means = np.random.default_rng(0).standard_normal((GROUPS, CLASSES, *shape), np.float32)
@@ -64,13 +90,16 @@ def _run(registered: int, k: Any, rounds: int, active: int, model: str) -> dict[
     def load(number: int) -> tuple[np.ndarray, np.ndarray]:
         draws = np.random.default_rng([1, number])
         y = draws.integers(0, CLASSES, SAMPLES)
-        return means[number % GROUPS][y] + draws.standard_normal((SAMPLES, *shape), np.float32), y
+        group = number % GROUPS
+        x = means[group if apart == "means" else 0][y]
+        x = x + draws.standard_normal((SAMPLES, *shape), np.float32)
+        return x, y if apart == "means" else (y + group) % CLASSES
 
     fleet = Fleet(range(registered), load, CLASSES, groups=np.arange(registered) % GROUPS)
     clock = [process_time()]
     result = run_fleet(
         fleet, methods.wecfl(k=k), active=active, model=model, rounds=rounds,
-        plan=Plan(lr=RATES[model]), engine=Compute(workers=1),
+        plan=Plan(lr=RATES[model], keep_momentum=keep_momentum), engine=Compute(workers=1),
         watch=[lambda *_: clock.append(process_time())],
     )  # fmt: skip
     return {

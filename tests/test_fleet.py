@@ -12,6 +12,8 @@ from scipy.spatial.distance import cdist
 import wecfl
 from helpers import Wecfl
 from wecfl import Federation, methods
+from wecfl.bilevel.clustering.joining import toward
+from wecfl.bilevel.distance import squared_euclidean
 from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.rounds import iterate, opening
@@ -65,7 +67,7 @@ def with_rows_for_all(method: wecfl.Method, plan: Plan = PLAN) -> State:
     everyone = Federation.from_arrays(xs, ys, classes=3)
     experiment = Experiment(everyone, method, model="mlp", plan=plan, engine=Compute(workers=1))
     with experiment.open() as opened:
-        setting = replace(opened.settings[0], channel=Turns())
+        setting = replace(opened.settings[0], channel=Turns(), joining=toward)
         path = iterate(setting, opening(setting))
         return [next(path) for _ in range(ROUNDS)][-1]
 
@@ -248,3 +250,19 @@ def test_clients_heard_before_clusters_were_found_are_placed_then(tmp_path: Path
     again = Folder(tmp_path / "two", resume=True)
     resumed = run_fleet(many, methods.wecfl(k="auto"), **how, folder=again)
     assert resumed.labels.tolist() == found.labels.tolist()
+
+
+def test_new_clients_join_where_they_point_however_far_the_centers_are() -> None:
+    draws = np.random.default_rng(5)
+    way, group = draws.standard_normal((4, 30)), draws.integers(0, 4, 200)
+    lengths = np.array([1.0, 3.0, 9.0, 27.0])  # the first center is the least far from s
+    sent = draws.standard_normal(30)
+    points = sent + 0.1 + 0.05 * way[group] + 0.05 * draws.standard_normal((200, 30))
+    centers = sent + lengths[:, None] * way
+    labels, ways = toward(points, sent, centers, None)
+    assert agreement(labels, group)["ari"] == 1 and (labels == group).all()
+    nearest = squared_euclidean(points, centers).argmin(axis=1)
+    assert (nearest == 0).all()
+    # The ways are remembered: what the centers are by then does not matter.
+    turned, _ = toward(points, sent, sent + draws.standard_normal((4, 30)), ways)
+    assert turned.tolist() == labels.tolist()

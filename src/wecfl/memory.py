@@ -1,4 +1,4 @@
-"""Reuses the memory of large matrices.
+"""Reuses the memory of large matrices, and says how much memory this process needed.
 
 A round makes a few matrices of m × P, and drops as many. For new memory the system must find and
 clear pages, which may take longer than the work on them (`benchmarks/shortcuts.py` measures it).
@@ -6,13 +6,16 @@ clear pages, which may take longer than the work on them (`benchmarks/shortcuts.
 
 from __future__ import annotations
 
+import resource
+import sys
 from math import prod
+from pathlib import Path
 from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["empty"]
+__all__ = ["empty", "peak"]
 
 MIN_REUSED_BYTES = 1 << 22
 """The smallest size of a block that is reused. Below it, the system's allocator is as fast."""
@@ -43,6 +46,20 @@ def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
     owner = _Owner(block)
     finalize(owner, _give_back, block).atexit = False
     return np.asarray(owner).reshape(shape)
+
+
+def peak() -> int:
+    """The largest resident memory that this process has had so far, in bytes.
+
+    >>> peak() > 10_000_000
+    True
+    """
+    status = Path("/proc/self/status")
+    if status.exists():  # on Linux `ru_maxrss` begins with the memory of the parent process
+        lines = status.read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class _Owner:

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from html import unescape
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from helpers import method_named, run_flat
+from pages import Text, colors, lines
 from wecfl import Federation, methods
 from wecfl.config import Config
 from wecfl.errors import ConfigError, RunFolderError
@@ -26,47 +26,6 @@ from wecfl.report.tables.results import result_cells, results
 from wecfl.report.tsne import tsne_planes
 
 QUICK: dict[str, Any] = {"model": "logistic", "rounds": 4, "steps": 3, "lr": 0.05, "workers": 1}
-
-
-class Text(HTMLParser):
-    """Cells of tables, headings and JSON of a page."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.cells: list[str] = []
-        self.heads: list[str] = []
-        self.json: dict[str, Any] = {}
-        self.tags: list[str] = []
-        self._open = ""
-        self._id = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self._open, self._id = tag, dict(attrs).get("id") or ""
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open in ("td", "th"):
-            self.cells.append(data)
-        elif self._open in ("h1", "h2", "h3", "h4"):
-            self.heads.append(data)
-        elif self._open == "script" and self._id:
-            self.json[self._id] = json.loads(data)
-
-
-def colors(text: Text, name: str) -> list[str]:
-    """Of the lines of a chart."""
-    marks = [layer["mark"] for layer in text.json[name]["layer"]]
-    return [mark["color"] for mark in marks if mark["type"] == "line"]
-
-
-def lines(text: Text, name: str) -> list[dict[str, Any]]:
-    """What a chart of lines draws."""
-    [rows] = text.json[name]["datasets"].values()
-    return [dict(row) for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The weighted mean of each cluster."""
+"""The weighted mean of each cluster, and directions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from wecfl.core.types import F64, Int, Real
 
-__all__ = ["cluster_means"]
+__all__ = ["cluster_means", "unit"]
 
 
 def cluster_means(points: Real, labels: Int, weight: F64, k: int | None = None) -> F64:
@@ -24,3 +24,13 @@ def cluster_means(points: Real, labels: Int, weight: F64, k: int | None = None) 
     total = share.sum(axis=1, keepdims=True)
     means: F64 = np.divide(share, total, out=share, where=total > 0) @ points
     return means
+
+
+def unit(rows: F64) -> F64:
+    """The rows with length 1; those of zeros stay zero.
+
+    >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(np.divide(rows, length, out=np.zeros_like(rows), where=length > 0))

@@ -87,9 +87,18 @@ class KnownClients:
         labels, new = state.labels.copy(), heard & ~known
         labels[known & heard] = found.labels[heard[known]]
         if new.any():
-            inhabited = np.unique(found.labels)
             points = method.representation.clients(state, engine, setting.seed, new)
-            labels[new] = inhabited[method.distance(points, before[inhabited]).argmin(axis=1)]
+            if setting.joining is None or "stranger" not in state.whole:
+                inhabited = np.unique(found.labels)
+                far = method.distance(points, before[inhabited])
+                labels[new] = inhabited[far.argmin(axis=1)]
+            else:
+                stranger = state.whole["stranger"][None]
+                alone = replace(state, centers=stranger, labels=np.zeros_like(labels))
+                [sent] = method.representation.centers(alone, engine)
+                ways = state.cluster.get("ways")
+                labels[new], ways = setting.joining(points, sent, before, ways)
+                state = replace(state, cluster={**state.cluster, "ways": ways})
         met = known | heard
         if found.placed is not None:
             met[known] = found.placed | heard[known]

@@ -24,12 +24,18 @@ __all__ = [
     "Clusters",
     "Distance",
     "Importance",
+    "Joining",
     "Judge",
     "Rate",
     "Representation",
     "Serving",
     "View",
 ]
+
+
+Joining = Callable[[Real, Real, Real, F64 | None], tuple[Int, F64]]
+"""(n,), which of the centers G (K, p) new clients join, by their g_i (n, p) after a local update,
+by the g (p,) that all of them were sent, and by what it returned the last time (K, p) beside it."""
 
 
 class Representation(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wecfl.core.channel import Channel
-from wecfl.core.components import Rate
+from wecfl.core.components import Joining, Rate
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
@@ -43,6 +43,8 @@ class Setting:
     """Gives a factor of the plan's η for each round; None: η stays as it is."""
     labels: Int | None = field(default=None, compare=False)
     """(m,), the cluster of each client at the start; None: all are in the first one."""
+    joining: Joining | None = None
+    """Which cluster a client joins that was sent the mean of all centers; None: the nearest."""
     in_place_above: float = inf
     """Bytes of the clients' memory above which a local update overwrites it. States of earlier
     rounds then hold the memory of the last one."""

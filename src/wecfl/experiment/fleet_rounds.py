@@ -22,6 +22,8 @@ from typing import Any, final
 
 import numpy as np
 
+from wecfl import memory
+from wecfl.bilevel.clustering.joining import toward
 from wecfl.bilevel.representation.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
@@ -261,6 +263,7 @@ class OpenFleet:
             given,
             engine=StandInEngine(given.engine, who, extra, self.kept),
             method=given.method.replace(importance=_Given(importance)),
+            joining=toward,
             channel=replace(given.channel, keys=keys, away=away),
         )
 
@@ -304,6 +307,7 @@ class OpenFleet:
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
             "heard": int(sizes.sum()),
+            "memory": {"kept": self.kept.nbytes, "peak": memory.peak()},
             "clients": {**clients, "number": who.tolist(), "cluster": fleet.labels[who].tolist()},
             "seconds": self.engine.seconds | record["seconds"],
         }

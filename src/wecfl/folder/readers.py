@@ -38,7 +38,6 @@ from wecfl.runs.record import Record
 
 __all__ = [
     "PIPELINE_FILE",
-    "check_all_clients",
     "config_of",
     "is_begun",
     "is_finished",
@@ -192,18 +191,13 @@ def read_classes(path: Path) -> Int | None:
     return _whole_numbers(file).T if file.exists() else None
 
 
-def check_all_clients(path: Path) -> None:
-    """Refuse the folder of a fleet, of whose clients each round knows only those who took part."""
+def read_assignments(path: Path) -> Int:
+    """(rounds, m), the cluster of each client after each round; a fleet has no such file."""
     if "registered" in read_config(path):
         raise ConfigError(
-            f"{path} is a run on a fleet, of which this can tell nothing: read its summary.json, "
-            f"metrics.jsonl and clients.csv, or wecfl.load({str(path)!r})"
+            f"{path} is a run on a fleet, which does not write where each client was in each "
+            f"round: read its metrics.jsonl and clients.csv, or wecfl.load({str(path)!r})"
         )
-
-
-def read_assignments(path: Path) -> Int:
-    """(rounds, m), the cluster of each client after each round."""
-    check_all_clients(path)
     return _whole_numbers(path / "assignments.csv")
 
 

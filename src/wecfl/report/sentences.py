@@ -45,7 +45,7 @@ def client_words(sizes: Int, groups: Int | None) -> str:
     """
     hidden = "" if groups is None else f" in {len(np.unique(groups))} groups"
     samples = f"{sizes.mean():.0f} ± {sizes.std():.0f} training samples"
-    return f"{len(sizes)} clients{hidden}, {samples}"
+    return f"{len(sizes):,} clients{hidden}, {samples}"
 
 
 def round_words(record: Mapping[str, Any]) -> str:

@@ -99,8 +99,9 @@ SCHEDULE_KEYS = {
 
 FLEET_KEYS = {
     "heard": "how many clients of a fleet were heard so far; `sizes` counts all of them",
+    "memory": "bytes: rows of what clients keep (kept), and the most that the process held (peak)",
 }
-"""A further key of a record of a fleet, whose scores, F and agreement are those of the clients that
+"""Further keys of a record of a fleet, whose scores, F and agreement are those of the clients that
 took part in the round. `clients` then also holds the `number` of each of them, and its `cluster`.
 """
 

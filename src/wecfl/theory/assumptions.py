@@ -9,7 +9,7 @@ from typing import Any
 
 from wecfl.config.resolve import resolve
 from wecfl.errors import RunFolderError
-from wecfl.folder.readers import check_all_clients, read_metrics, read_summary, tensor_names
+from wecfl.folder.readers import read_metrics, read_summary, tensor_names
 from wecfl.from_config import method_of
 from wecfl.methods import components, structure
 from wecfl.models import MODELS
@@ -38,11 +38,12 @@ class RunEvidence:
     """The components as values (`wecfl.methods.structure`); None if they were not recorded."""
     tensors: list[str]
     """The names of the model's tensors."""
+    fleet: bool
+    """Whether other clients take part in each round, and F is theirs."""
 
     @classmethod
     def read(cls, folder: Path) -> RunEvidence:
         """Read a run folder that holds at least one complete round."""
-        check_all_clients(folder)
         summary, records = read_summary(folder), read_metrics(folder)
         config = summary["config"]
         if "components" in config:  # made from Python values: the folder describes the method
@@ -64,6 +65,7 @@ class RunEvidence:
             components=words,
             structure=values,
             tensors=tensor_names(folder),
+            fleet="registered" in config,
         )
 
     @property

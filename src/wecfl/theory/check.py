@@ -39,6 +39,11 @@ WHY_MISSING = {
     **dict.fromkeys("EM", "F was not measured"),
 }
 """Why a record may not have these keys."""
+UNKNOWN_OF_A_FLEET = {
+    **dict.fromkeys(STATEMENTS.keys() - {"Lemma 1", "Lemma 2"}, "a fleet has no R"),
+    **dict.fromkeys(("Lemma 3", "Theorem 1"), "a fleet has other clients in each round"),
+}
+"""Why these can't be judged on a fleet. Lemmas 1 and 2 are about the clients of one round."""
 
 
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
@@ -49,6 +54,8 @@ def check_run(folder: Path, epsilon: float | None = None) -> Check:
     run = RunEvidence.read(folder)
     unmeasured = not any("theory" in record for record in run.records)
     notes = ["B, U, σ² and β were not recorded: run with --diagnostics"] * unmeasured
+    if run.fleet:
+        notes = ["a fleet: F is that of the clients that took part in the round"]
     if (needed := _rounds_needed(run, epsilon)) is not None:
         notes.append(needed)
     return Check(folder, run.title, list(_statements(run)), notes)
@@ -67,6 +74,8 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
         name: str, needs: str, rounds: Callable[[], list[Inequality]], condition: str = ""
     ) -> Statement:
         chosen = [known[need] for need in needs.split(", ")]
+        if run.fleet and (unknown := UNKNOWN_OF_A_FLEET.get(name)):
+            return Statement(name, STATEMENTS[name], [], chosen, condition, unknown)
         try:
             found, missing = rounds(), ""
         except KeyError as error:

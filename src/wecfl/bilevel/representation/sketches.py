@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 
 from wecfl import rng
-from wecfl.bilevel.means import cluster_means
+from wecfl.bilevel.means import cluster_means, unit
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.state import State
@@ -63,14 +63,8 @@ class Sketches:
         k = max(int(labels.max()), int(found.max())) + 1
         filled = np.bincount(found, minlength=k) > 0
         means = cluster_means(heard.astype(np.float64), found, np.ones(len(heard)), k)
-        near: F64 = np.where(filled & (np.arange(k) >= known), sketches @ _unit(means).T, -np.inf)
-        own = np.einsum("ij,ij->i", sketches, _unit(means)[labels])
+        near: F64 = np.where(filled & (np.arange(k) >= known), sketches @ unit(means).T, -np.inf)
+        own = np.einsum("ij,ij->i", sketches, unit(means)[labels])
         # Of a cluster that nobody of the round is in, nothing can be said: its clients stay.
         near[np.arange(len(labels)), labels] = np.where(filled[labels], own, np.inf)
         return np.asarray(near.argmax(axis=1))
-
-
-def _unit(rows: F64) -> F64:
-    """The rows with length 1; those of zeros stay zero."""
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(np.divide(rows, length, out=np.zeros_like(rows), where=length > 0))

@@ -16,8 +16,9 @@ from markupsafe import Markup
 
 from wecfl import __version__
 from wecfl.errors import ConfigError, RunFolderError
-from wecfl.folder.readers import read_metrics, read_summary
+from wecfl.folder.readers import read_config, read_metrics, read_summary
 from wecfl.printing import printable_lines
+from wecfl.report.page.fleet_section import fleet_section
 from wecfl.report.page.line_charts import COLOR_COUNT, line_chart, stroke
 from wecfl.report.page.objective_charts import Chart
 from wecfl.report.page.run_section import TrackRounds, run_section
@@ -88,8 +89,11 @@ def page(
         charts=charts,
         numbers=numbers,
         headline=headline_of(read_summary(shown["folder"].iloc[0]))[1],
+        fleets=any("registered" in read_config(folder) for folder in runs["folder"]),
         details=[
-            run_section(row["name"], row["folder"], track, frames=frames, places=limits.places)
+            fleet_section(row["name"], row["folder"])
+            if "registered" in read_config(row["folder"])
+            else run_section(row["name"], row["folder"], track, frames=frames, places=limits.places)
             for _, row in shown.iterrows()
         ],
         colors=COLOR_COUNT,

@@ -18,6 +18,7 @@ __all__ = [
     "Series",
     "Spec",
     "Stroke",
+    "area_chart",
     "as_spec",
     "bound_stroke",
     "line_chart",
@@ -81,14 +82,8 @@ def line_chart(
     known = [value for values in columns for value in values if value is not None]
     scale, axis = _upwards(known, percent, best)
     number_format = ".1%" if percent else ".4~g"
-    hover = alt.selection_point(
-        name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
-        empty=False,
-    )  # fmt: skip
-    across = alt.Axis(title=over, tickMinStep=1, tickCount=6, labelFlush=False, grid=False)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=alt.X("round:Q", axis=across, scale=alt.Scale(nice=False, zero=False))
-    )
+    hover = _nearest_round()
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis(over))
     layers: list[alt.Chart] = []
     looks = strokes or [stroke(i) for i in range(len(fields))]
     for field, values, (color, dashes) in zip(fields, columns, looks, strict=True):
@@ -99,14 +94,12 @@ def line_chart(
             "point": sum(v is not None for v in values) == 1 and {"color": color},
         }
         layers.append(base.mark_line(strokeWidth=2, **mark).encode(y=y))
-        shown = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
-        layers.append(base.mark_circle(color=color, size=60).encode(y=y, opacity=shown))
+        layers.append(base.mark_circle(color=color, size=60).encode(y=y, opacity=_where(hover, 1)))
     tooltip = [alt.Tooltip("round:Q", title=over)] + [
         alt.Tooltip(f"{field}:Q", title=name, format=number_format)
         for field, name in zip(fields, series, strict=True)
     ]
-    faint = alt.when(hover).then(alt.value(0.5)).otherwise(alt.value(0))
-    rule = base.mark_rule(color="var(--muted)").encode(opacity=faint, tooltip=tooltip)
+    rule = base.mark_rule(color="var(--muted)").encode(opacity=_where(hover, 0.5), tooltip=tooltip)
     chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
     return as_spec(chart)
 
@@ -119,7 +112,58 @@ def _upwards(known: Sequence[float], percent: bool, best: float | None) -> tuple
         ticks = [value for value in tens if value >= min(known)]
         return alt.Scale(type="log", nice=False), alt.Axis(format="~g", values=ticks)
     scale = alt.Scale(zero=best is not None, domainMax=alt.Undefined if best is None else best)
-    return scale, alt.Axis(format="%" if percent else "~g", tickCount=5)
+    whole = bool(known) and max(known) >= 10 and all(value == int(value) for value in known)
+    return scale, alt.Axis(format="%" if percent else "~s" if whole else "~g", tickCount=5)
+
+
+def area_chart(series: Mapping[str, Sequence[int]], rounds: Sequence[int]) -> Spec:
+    """Counts over the rounds, one above the other; the pointer shows all of them.
+
+    >>> spec = area_chart({"a": [1, 2], "b": [3, 4]}, [1, 2])
+    >>> [rows] = spec["datasets"].values()
+    >>> [row["top1"] for row in rows]
+    [4, 6]
+    """
+    rows = [
+        {"round": t, "top": 0}
+        | {f"v{i}": count for i, count in enumerate(counts)}
+        | {f"top{i}": sum(counts[: i + 1]) for i in range(len(counts))}
+        for t, *counts in zip(rounds, *series.values(), strict=True)
+    ]
+    hover = _nearest_round()
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis("round"))
+    axis = alt.Axis(format="~s", tickCount=5)
+    layers: list[alt.Chart] = []
+    for i in range(len(series)):
+        area = base.mark_bar if len(rows) == 1 else base.mark_area
+        top, bottom = f"top{i}", f"top{i - 1}" if i else "top"
+        layers.append(
+            area(color=stroke(i)[0]).encode(y=alt.Y(f"{top}:Q", title=None, axis=axis), y2=bottom)
+        )
+    tooltip = [alt.Tooltip("round:Q")] + [
+        alt.Tooltip(f"v{i}:Q", title=name, format=",") for i, name in enumerate(series)
+    ]
+    rule = base.mark_rule(color="var(--ink)").encode(opacity=_where(hover, 0.5), tooltip=tooltip)
+    chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
+    return as_spec(chart)
+
+
+def _nearest_round() -> alt.Parameter:
+    """The round that the pointer is nearest to."""
+    return alt.selection_point(
+        name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
+        empty=False,
+    )  # fmt: skip
+
+
+def _where(hover: alt.Parameter, opacity: float) -> Any:
+    """Visible where the pointer is."""
+    return alt.when(hover).then(alt.value(opacity)).otherwise(alt.value(0))
+
+
+def _rounds_axis(over: str) -> alt.X:
+    axis = alt.Axis(title=over, tickMinStep=1, tickCount=6, labelFlush=False, grid=False)
+    return alt.X("round:Q", axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
 def as_spec(chart: alt.LayerChart | alt.FacetChart) -> Spec:

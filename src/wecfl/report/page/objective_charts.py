@@ -20,10 +20,16 @@ from wecfl.report.page.line_charts import (
 )
 from wecfl.report.tables.results import MAX_SHOWN_SCORES
 from wecfl.runs.json_values import leaves
-from wecfl.runs.record import CONDITION_KEYS, DIAGNOSTIC_KEYS, RECORD_KEYS, Record
+from wecfl.runs.record import (
+    CONDITION_KEYS,
+    DIAGNOSTIC_KEYS,
+    FLEET_KEYS,
+    RECORD_KEYS,
+    Record,
+)
 from wecfl.runs.scores import scores_of
 
-__all__ = ["Chart", "choice_charts", "objective_charts"]
+__all__ = ["Chart", "choice_charts", "drawn", "objective_charts"]
 
 MAX_DRAWN_CHOICES = 6
 """The largest number of rounds whose choice of K is drawn."""
@@ -38,6 +44,7 @@ SHOWN_ELSEWHERE = {
     "clients",
     "cluster_scores",
     "notes",
+    *FLEET_KEYS,
 }
 """Keys of a record that are not drawn here: the page shows them in other ways."""
 OBJECTIVES = {"F", "R", "R_estimate", "B"}
@@ -58,7 +65,7 @@ class Chart:
 def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart]]:
     """F, R, B and the learning rate beside their bounds; then everything else that was measured."""
     rounds = [record["round"] for record in records]
-    first = _drawn("F", _series([record.get("F") for record in records]), rounds, DESCRIPTIONS["F"])
+    first = drawn("F", _series([record.get("F") for record in records]), rounds, DESCRIPTIONS["F"])
     for make_chart in (_r_chart, _b_chart, _rate_chart):
         first += make_chart(records, rounds)
     more = []
@@ -66,18 +73,18 @@ def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart
     for key in dict.fromkeys(key for record in records for key in record):
         if key not in SHOWN_ELSEWHERE | OBJECTIVES | curves:
             for name, values in _series([record.get(key) for record in records]).items():
-                more += _drawn(
+                more += drawn(
                     f"{key} {name}".strip(), {name: values}, rounds, DESCRIPTIONS.get(key, "")
                 )
     gaps = {"gap": _median_client(records, "gap")}
-    return first, more + _drawn("gap", gaps, rounds, "‖g_i − G_k‖ before D, median client")
+    return first, more + drawn("gap", gaps, rounds, "‖g_i − G_k‖ before D, median client")
 
 
 def _r_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
     """R, with the bounds of Lemma 5 after L and of Lemma 4 after D; or else its estimate."""
     if not any(record.get("R") for record in records):
         estimates = _series([record.get("R_estimate") for record in records])
-        return _drawn("R, estimated", estimates, rounds, DESCRIPTIONS["R_estimate"])
+        return drawn("R, estimated", estimates, rounds, DESCRIPTIONS["R_estimate"])
     series = dict(_series([record.get("R") for record in records]))
     strokes = [stroke(i) for i in range(len(series))]
     about = DESCRIPTIONS["R"]
@@ -87,7 +94,7 @@ def _r_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
         series["D by Lemma 4"] = [*map(_sum, after, _theory(records, "lemma_4"))]
         strokes += [bound_stroke(0), bound_stroke(1)]
         about = "the learning objective after L and D, and the most that the lemmas let it be"
-    return _drawn("R", series, rounds, about, strokes)
+    return drawn("R", series, rounds, about, strokes)
 
 
 def _b_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
@@ -117,7 +124,7 @@ def _b_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
         series["‖∇L‖² / U²"] = wanted
         strokes.append(bound_stroke())
         about += "; Theorem 2 wants it below ‖∇L‖² / U² (here of the mean client)"
-    return _drawn("B", series, rounds, about, strokes)
+    return drawn("B", series, rounds, about, strokes)
 
 
 def _rate_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]:
@@ -134,7 +141,7 @@ def _rate_chart(records: Sequence[Record], rounds: Sequence[int]) -> list[Chart]
     none = sum(value is not None and value <= 0 for value in second)
     if none:
         about += f"; none is small enough for Theorem 2 in {none} of {len(rounds)} rounds"
-    return _drawn(
+    return drawn(
         "Learning rate", series, rounds, about, [stroke(0), bound_stroke(1), bound_stroke(2)]
     )
 
@@ -160,7 +167,7 @@ def choice_charts(records: Sequence[Record]) -> list[Chart]:
         return [
             chart
             for name, lines in series.items()
-            for chart in _drawn(f"{name.capitalize()} update", lines, rounds, "norm, by cluster")
+            for chart in drawn(f"{name.capitalize()} update", lines, rounds, "norm, by cluster")
         ]
     shown = chosen
     if len(chosen) > MAX_DRAWN_CHOICES:
@@ -179,11 +186,11 @@ def choice_charts(records: Sequence[Record]) -> list[Chart]:
         curves = {f"round {t}": notes[name] for t, notes in shown}
         max_k = max(map(len, curves.values()))
         padded = {t: [*curve, *[None] * (max_k - len(curve))] for t, curve in curves.items()}
-        charts += _drawn(title, padded, range(1, max_k + 1), words, over="K")
+        charts += drawn(title, padded, range(1, max_k + 1), words, over="K")
     return charts
 
 
-def _drawn(
+def drawn(
     title: str,
     series: Series,
     at: Sequence[int],
@@ -191,6 +198,7 @@ def _drawn(
     strokes: Sequence[Stroke] | None = None,
     *,
     over: str = "round",
+    percent: bool = False,
 ) -> list[Chart]:
     """A chart of the lines that have at least one known value; nothing if there are none."""
     all_strokes = strokes or [stroke(i) for i in range(len(series))]
@@ -203,8 +211,9 @@ def _drawn(
         return []
     own = [own for _, own in known.values()]
     spec = line_chart(
-        {name: values for name, (values, _) in known.items()}, at, strokes=own, over=over
-    )
+        {name: values for name, (values, _) in known.items()}, at, strokes=own, over=over,
+        percent=percent,
+    )  # fmt: skip
     return [Chart(title, spec, list(zip(known, own, strict=True)), about)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from wecfl.report.tables.results import MAX_SHOWN_SCORES
 from wecfl.report.tsne import MIN_CLIENTS, tsne_planes
 from wecfl.runs.scores import ScoreKind, headline_of, kind_of, summary_scores
 
-__all__ = ["RunSection", "TrackRounds", "run_section"]
+__all__ = ["ClusterCard", "Origin", "RunSection", "TrackRounds", "facts", "run_section"]
 
 TrackRounds = Callable[[Sequence[int], str], Iterable[int]]
 """Yields the rounds while it shows, under a title, how many are done."""
@@ -83,6 +83,8 @@ class ClusterCard:
     span: tuple[float, float]
     """The ends of the axis that the scores are drawn on, the same for all clusters."""
     members: list[Any]
+    shown: str = "Members"
+    """Which clients are listed, and have their score drawn."""
 
     @property
     def median(self) -> float:
@@ -99,6 +101,35 @@ class ClusterCard:
         """Where a score lies on the axis, from 4 to 196."""
         low, high = self.span
         return 4 + 192 * ((score - low) / (high - low) if high > low else 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was run, and where."""
+
+    command: str
+    repeat: str
+    config: str
+    environment: list[tuple[str, str]]
+
+    @classmethod
+    def read(cls, folder: Path, config: dict[str, Any], engine: str) -> Origin:
+        """What the folder says of its origin."""
+        env = read_environment(folder)
+        machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
+        return cls(
+            command=env.get("command", ""),
+            # A run made from Python values: its folder describes them, but can't make them again.
+            repeat=""
+            if "components" in config
+            else shlex.join(["wecfl", "run", str(folder / "config.toml")]),
+            config=tomli_w.dumps(config),
+            environment=[
+                ("engine", engine),
+                *((key, str(env[key])) for key in machine),
+                *env.get("packages", {}).items(),
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +153,13 @@ class RunSection:
     charts: list[Chart]
     more: list[Chart]
     cosines: list[CosineMap]
-    command: str
-    repeat: str
-    config: str
-    environment: list[tuple[str, str]]
+    origin: Origin
+    presence: list[Chart] = field(default_factory=list)
+    """Of a fleet: how many clients were heard, and who took part."""
+    service: list[Chart] = field(default_factory=list)
+    """Of a fleet: the scores of those who took part."""
+    costs: list[Chart] = field(default_factory=list)
+    """Of a fleet: the time and memory of each round."""
 
 
 def run_section(
@@ -135,7 +169,7 @@ def run_section(
 
     Its map of clients shows at most `frames` rounds, and at most `places` clients × rounds.
     """
-    run, env, newcomers = RunData.read(folder), read_environment(folder), read_newcomers(folder)
+    run, newcomers = RunData.read(folder), read_newcomers(folder)
     lead = client_words(run.sizes, run.groups) + " each"
     if "partition" in run.config:
         lead = f"{partition_words(run.config)}: {lead}"
@@ -144,11 +178,10 @@ def run_section(
     columns = telling_rounds(run.labels)
     picture = alluvial(run.labels[columns], run.groups, [str(t + 1) for t in columns])
     charts, more = objective_charts(run.records)
-    machine = [key for key in ("started", "system", "machine", "cores", "python") if key in env]
     return RunSection(
         name=name,
         lead=lead,
-        facts=_facts(run),
+        facts=facts(run.summary, run.config, several=run.several),
         remarks=remarks(run.summary, refused_of(read_clients(folder))),
         motion=motion,
         missing=missing,
@@ -160,23 +193,14 @@ def run_section(
         charts=charts,
         more=more,
         cosines=cosine_maps(run),
-        command=env.get("command", ""),
-        # A run made from Python values: its folder describes them, but can't make them again.
-        repeat=""
-        if "components" in run.config
-        else shlex.join(["wecfl", "run", str(folder / "config.toml")]),
-        config=tomli_w.dumps(run.config),
-        environment=[
-            ("engine", str(run.summary.get("engine", "unknown"))),
-            *((key, str(env[key])) for key in machine),
-            *env.get("packages", {}).items(),
-        ],
+        origin=Origin.read(folder, run.config, str(run.summary.get("engine", "unknown"))),
     )
 
 
-def _facts(run: RunData) -> list[tuple[str, str]]:
-    """The numbers that a reader looks for first."""
-    summary = run.summary
+def facts(
+    summary: dict[str, Any], config: dict[str, Any], *, several: bool
+) -> list[tuple[str, str]]:
+    """The numbers that a reader looks for first; `several` clusters may settle."""
     facts = [
         (kind_of(name, better).label, kind_of(name, better).text(summary[name]))
         for name, better in list(summary_scores(summary).items())[:MAX_SHOWN_SCORES]
@@ -187,9 +211,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     facts.append(("clusters used", str(summary["clusters"])))
     if summary["ari"] is not None:
         facts.append(("ARI", f"{summary['ari']:.2f}"))
-    if run.several and "settled" in summary:
+    if several and "settled" in summary:
         facts.append(("settled in round", str(summary["settled"] or "not yet")))
-    done, planned = summary["rounds"], run.config.get("rounds", summary["rounds"])
+    done, planned = summary["rounds"], config.get("rounds", summary["rounds"])
     facts.append(("rounds", f"{done}" if done == planned else f"{done} of {planned}"))
     facts.append(("seed", str(summary["seed"])))
     if summary["status"] != "finished":
