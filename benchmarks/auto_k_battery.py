@@ -32,7 +32,8 @@ from wecfl import Federation, Measure, Plan, methods, partitions, run
 from wecfl.bilevel.auto import Curve
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.distance import squared_euclidean
-from wecfl.bilevel.served import Look, Served
+from wecfl.bilevel.look import Look
+from wecfl.bilevel.served import Served
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.data.datasets import load
 from wecfl.data.source import Dataset
