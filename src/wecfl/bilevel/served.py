@@ -120,7 +120,7 @@ class Served:
         labels = view.labels.copy()
         labels[heard] = squared_euclidean(view.points[heard], means).argmin(axis=1)
         labels[again] = look.labels[k - 1]
-        found = _numbered(view, heard, labels)
+        found = _better_placed(view, _numbered(view, heard, labels), heard)
         return replace(found, notes=notes, placed=None if heard.all() else heard)
 
     def _looked(
