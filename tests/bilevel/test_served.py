@@ -230,28 +230,52 @@ def test_a_run_that_stops_between_two_looks_finds_the_same(tmp_path: Path) -> No
     same_folders(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_a_client_between_two_clusters_says_which_one_serves_it(wanted: int) -> None:
-    """K-means gives it to the smaller cluster, whose mean follows a single client more."""
+def between() -> tuple[F64, Int]:
+    """The first client is of the first of two groups; K-means gives it to the other, smaller one.
+
+    The mean of a small cluster follows a single client more.
+    """
     truth = np.repeat([0, 1], [14, 8])
     points = 10.0 * truth[:, None] + np.random.default_rng(0).normal(size=(22, 1)) * 0.01
     points[0] = 4.98
-    wants = np.where(np.arange(22) == 0, wanted, truth)
+    return points, truth
+
+
+def judge_by_companions(truth: Int, wanted: int) -> Judge:
+    """The loss is 0 where half of a client's companions are of the group that it wants.
+
+    The first client wants the group `wanted`, the others want their own.
+    """
+    wants = np.where(np.arange(len(truth)) == 0, wanted, truth)
 
     def judge(labels: Int | None, who: Bool) -> F64:
-        """The loss is 0 where half of a client's companions are of the group that it wants."""
-        own = np.arange(22) if labels is None else labels
-        together = (own[:, None] == own) & ~np.eye(22, dtype=bool)
+        own = np.arange(len(truth)) if labels is None else labels
+        together = (own[:, None] == own) & ~np.eye(len(truth), dtype=bool)
         alike = (together & (truth == wants[:, None])).sum(axis=1)
         served = together.any(axis=1) & (alike >= together.sum(axis=1) / 2)
         return np.where(who, 1.0 - served, np.nan)
 
+    return judge
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_client_between_two_clusters_says_which_one_serves_it(wanted: int) -> None:
+    points, truth = between()
+    judge = judge_by_companions(truth, wanted)
     first = looked(view_of(points, judge=judge))
     found = looked(view_of(points, judge=judge, notes=first.notes, round=2))
     assert found.notes["k"].tolist() == [2.0]
     assert (adjusted_rand_score(found.labels, truth) == 1.0) == (wanted == 0)
     means = cluster_means(points, found.labels, np.ones(22))
     np.testing.assert_allclose(found.centers, means)
+
+
+def test_in_the_next_round_it_is_asked_again() -> None:
+    points, truth = between()
+    first = looked(view_of(points, judge=judge_by_companions(truth, 1)))
+    for wanted in (0, 1):
+        found = second_look(first, points, judge_by_companions(truth, wanted))
+        assert (adjusted_rand_score(found.labels, truth) == 1.0) == (wanted == 0)
 
 
 def test_after_three_looks_without_groups_there_is_a_pause() -> None:
