@@ -2,8 +2,9 @@
 
 Geometry proposes, held-out data decide. Ward's hierarchy divides the clients into K = 1, 2, …
 clusters. Each client then says how large the loss of its cluster's model is on its validation
-samples, which it has left out of its last local update. What was measured about this rule and about
-others is in `docs/evidence/auto-k.md`.
+samples, which it has left out of its last local update. What is found in one round must serve in
+the next one too. What was measured about this rule and about others is in
+`docs/evidence/auto-k.md`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ CHANCE_DRAWS = 3
 class Served:
     """K-means with a K whose clusters serve the clients best.
 
-    All clients start in one cluster. A look (`Look.best`) is taken in each round until the same
-    K > 1 was found in two looks in a row, or some K > 1 in `patience` looks in a row. Then the
-    clients are divided, those between two clusters say which of them serves them better, and K has
-    settled. After `patience` looks in a row that found K = 1, the
-    next looks are taken `pause` rounds later. Clients are looked at if they were heard in this
-    round.
+    All clients start in one cluster. A look (`Look.best`) is taken in each round until K has
+    settled. If it finds K > 1, K-means makes clusters from Ward's, clients between two of them say
+    which one serves them better, and the result is a candidate. In the next round the candidate is
+    judged again (`Look.confirmed`): if it serves the clients then too, they are divided so.
+    Otherwise another look is taken. If it finds the same K, or is the one after `patience` − 1
+    looks in a row that found some K > 1, the clients are divided as it says. After `patience` looks
+    in a row that found K = 1, the next looks are taken `pause` rounds later. Clients are looked at
+    if they were heard in this round.
 
     Its notes are `k`; `settled` (0 or 1); `found`, the K of the last look; `same` and `grouped`,
     the number of looks in a row that found this K, and a K > 1; and `next`, the round of the next
@@ -57,7 +60,8 @@ class Served:
     `proposed`: `chance`, the silhouette where there are no groups, `alone`, the loss of the
     clients' own models, `gain` and `error` (how much better than one model, and its standard
     error), `better`, the share of clients that are served better, `uncertain`, the number of
-    clients nearer to another cluster, and `clients`, how many were looked at.
+    clients nearer to another cluster, and `clients`, how many were looked at. When a candidate has
+    been judged, `silhouette`, `chance` and `uncertain` are those of the look that found it.
 
     >>> Served().patience
     3
