@@ -17,7 +17,7 @@ import argparse
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +31,8 @@ from sklearn.metrics import adjusted_rand_score
 from wecfl import Federation, Measure, Plan, methods, partitions, run
 from wecfl.bilevel.clustering import KMeans
 from wecfl.bilevel.clustering.auto import Curve
-from wecfl.bilevel.clustering.served import Look, Served
+from wecfl.bilevel.clustering.look import Look
+from wecfl.bilevel.clustering.served import Served
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.core.components import Clusters, Distance, View
 from wecfl.data.datasets import load
@@ -79,9 +80,9 @@ class Case:
         return words.replace(",", "").replace(" ", "-")
 
 
-def cases(data: str) -> Iterator[Case]:
+def cases(data: str, seeds: Iterable[int] = SEEDS) -> Iterator[Case]:
     """All cases of a data set."""
-    for seed in SEEDS:
+    for seed in seeds:
         for world in UNGROUPED:
             yield Case(world, data, 1, seed)
         for world, groups in itertools.product(GROUPED, GROUPS):
@@ -289,6 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file, or a folder for store")
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--most-groups", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS], help="for report")
     chosen = parser.parse_args()
     if chosen.do == "rules":
         return compare(chosen.out, chosen.data)
@@ -304,7 +306,7 @@ def main() -> None:
     key = ("world", "data", "groups", "seed")
     text = chosen.out.read_text() if chosen.out.exists() else ""
     done = {tuple(json.loads(line)[name] for name in key) for line in text.splitlines()}
-    for case in cases(chosen.data):
+    for case in cases(chosen.data, chosen.seeds):
         new = (case.world, case.data, case.groups, case.seed) not in done
         if new and not case.for_choosing and case.groups <= chosen.most_groups:
             try:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from scipy.cluster.hierarchy import cut_tree, ward
 from sklearn.metrics import adjusted_rand_score, silhouette_samples
 
 import wecfl
+from helpers import same_folders
 from wecfl.bilevel.clustering import AtLeast, KMeans
-from wecfl.bilevel.clustering.served import Look, Served
+from wecfl.bilevel.clustering.look import Look
+from wecfl.bilevel.clustering.served import Served
 from wecfl.bilevel.clustering.ward import silhouettes, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
@@ -160,28 +163,119 @@ def test_two_looks_must_agree_before_clients_are_divided() -> None:
     assert "loss" not in after.notes
 
 
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_a_client_between_two_clusters_says_which_one_serves_it(wanted: int) -> None:
-    """K-means gives it to the smaller cluster, whose mean follows a single client more."""
+def second_look(before: Clusters, points: F64, judge: Judge, **more: Any) -> Clusters:
+    """What is found in the next round, when the clients have moved."""
+    more = {"notes": before.notes, "candidate": before.candidate, "round": 2, "judge": judge} | more
+    return looked(view_of(points, **more))
+
+
+def test_what_the_first_look_found_is_made_if_it_serves_in_the_next_round() -> None:
+    """The clients' models then tell nothing any more, but those who were together still do well."""
+    points, truth = blobs(4)
+    noise = np.random.default_rng(1).normal(size=points.shape)
+    found = second_look(looked(view_of(points)), noise, judge_of(points))
+    assert adjusted_rand_score(found.labels, truth) == 1.0
+    assert found.notes["settled"].tolist() == [1.0]
+    np.testing.assert_allclose(found.centers, cluster_means(noise, found.labels, np.ones(32)))
+    assert found.candidate is None
+
+
+def test_clusters_that_gain_nothing_in_the_next_round_are_one() -> None:
+    """In the first round one group seems to be two."""
+    points, truth = blobs(3)
+    halves = truth + (np.arange(24) % 8 > 3) * 3 * (truth == 2)
+    apart = points + 2.0 * (halves == 5)[:, None]
+    first = looked(view_of(apart, judge=judge_of(apart)))
+    assert first.notes["found"].tolist() == [4.0]
+    found = second_look(first, apart, judge_of(points))
+    assert adjusted_rand_score(found.labels, truth) == 1.0
+    assert found.notes["k"].tolist() == [3.0]
+    kept = second_look(first, apart, judge_of(apart))
+    assert adjusted_rand_score(kept.labels, halves) == 1.0
+
+
+def test_clusters_that_do_not_serve_in_the_next_round_are_not_made() -> None:
+    first, (points, truth) = looked(view_of(blobs(2)[0])), blobs(4, each=4, seed=5)
+    again = second_look(first, points, judge_of(points))
+    assert (again.labels == 0).all()
+    assert again.notes["found"].tolist() == [4.0]
+    third = second_look(again, points, judge_of(points), round=3)
+    assert adjusted_rand_score(third.labels, truth) == 1.0
+
+
+def test_clients_that_the_first_look_missed_join_the_nearest_cluster() -> None:
+    points, truth = blobs(3)
+    early, late = np.arange(24) % 8 != 0, np.arange(24) % 8 != 1
+    first = looked(view_of(points, heard=early))
+    found = second_look(first, points, judge_of(points), heard=late)
+    assert found.notes["settled"].tolist() == [1.0]
+    assert adjusted_rand_score(found.labels[late], truth[late]) == 1.0
+    assert found.placed is not None
+    np.testing.assert_array_equal(found.placed, late)
+    # If nobody of a cluster is heard again, nobody can say whether it serves: a new look is taken.
+    gone = second_look(first, points, judge_of(points), heard=truth > 0)
+    assert gone.notes["found"].tolist() == [2.0]
+    assert not gone.notes["settled"][0]
+
+
+def test_a_run_that_stops_between_two_looks_finds_the_same(tmp_path: Path) -> None:
+    config = wecfl.Config(
+        transform=("rotation",), partition="iid", clients=24, groups=4, clusters="auto", lr=0.03,
+        rounds=3, objectives=False,
+    )  # fmt: skip
+    wecfl.run_config(config, out=tmp_path / "whole")
+    wecfl.run_config(config.model_copy(update={"rounds": 1}), out=tmp_path / "run")
+    found = wecfl.run_config(config, out=tmp_path / "run", resume=True)
+    assert found.records[-1]["clusters"] == 4
+    same_folders(tmp_path / "whole", tmp_path / "run")
+
+
+def between() -> tuple[F64, Int]:
+    """The first client is of the first of two groups; K-means gives it to the other, smaller one.
+
+    The mean of a small cluster follows a single client more.
+    """
     truth = np.repeat([0, 1], [14, 8])
     points = 10.0 * truth[:, None] + np.random.default_rng(0).normal(size=(22, 1)) * 0.01
     points[0] = 4.98
-    wants = np.where(np.arange(22) == 0, wanted, truth)
+    return points, truth
+
+
+def judge_by_companions(truth: Int, wanted: int) -> Judge:
+    """The loss is 0 where half of a client's companions are of the group that it wants.
+
+    The first client wants the group `wanted`, the others want their own.
+    """
+    wants = np.where(np.arange(len(truth)) == 0, wanted, truth)
 
     def judge(labels: Int | None, who: Bool) -> F64:
-        """The loss is 0 where half of a client's companions are of the group that it wants."""
-        own = np.arange(22) if labels is None else labels
-        together = (own[:, None] == own) & ~np.eye(22, dtype=bool)
+        own = np.arange(len(truth)) if labels is None else labels
+        together = (own[:, None] == own) & ~np.eye(len(truth), dtype=bool)
         alike = (together & (truth == wants[:, None])).sum(axis=1)
         served = together.any(axis=1) & (alike >= together.sum(axis=1) / 2)
         return np.where(who, 1.0 - served, np.nan)
 
+    return judge
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_client_between_two_clusters_says_which_one_serves_it(wanted: int) -> None:
+    points, truth = between()
+    judge = judge_by_companions(truth, wanted)
     first = looked(view_of(points, judge=judge))
     found = looked(view_of(points, judge=judge, notes=first.notes, round=2))
     assert found.notes["k"].tolist() == [2.0]
     assert (adjusted_rand_score(found.labels, truth) == 1.0) == (wanted == 0)
     means = cluster_means(points, found.labels, np.ones(22))
     np.testing.assert_allclose(found.centers, means)
+
+
+def test_in_the_next_round_it_is_asked_again() -> None:
+    points, truth = between()
+    first = looked(view_of(points, judge=judge_by_companions(truth, 1)))
+    for wanted in (0, 1):
+        found = second_look(first, points, judge_by_companions(truth, wanted))
+        assert (adjusted_rand_score(found.labels, truth) == 1.0) == (wanted == 0)
 
 
 def test_after_three_looks_without_groups_there_is_a_pause() -> None:

@@ -156,15 +156,23 @@ def test_losses_and_accuracy(result: Result, members: Federation) -> None:
 
 
 def test_novelty_by_hand() -> None:
-    far, high = np.array([1.0, 3.0, 1.0, 3.0]), np.array([0.0, 0.0, 4.0, 4.0])
-    few = MemberProbe(4, 10 * far, high)
-    usual = Usual.of([MemberProbe(16, far, high), few])
+    """Four members of the first of two clusters; the last one fits the second cluster better."""
+    far = np.array([[1.0, 9.0], [3.0, 9.0], [1.0, 9.0], [3.0, 2.0]])
+    high = np.array([[0.0, 6.0], [0.0, 6.0], [4.0, 6.0], [4.0, 4.4]])
+    own = np.zeros(4, np.int64)
+    few = MemberProbe(4, 10 * far, high, own)
+    usual = Usual.of([MemberProbe(16, far, high, own), few])
     assert usual.distance.tolist() == [[20, 10], [2, 1]] and usual.loss.tolist() == [[2, 2]] * 2
-    # Of the members one in four is a standard deviation above the mean in both.
-    assert usual.limits[1] == pytest.approx([1 + (2**0.5 - 1) * (1 - 0.12), 1])
+    # The last one is a standard deviation above the mean in both. With the second cluster it is 1.2
+    # standard deviations above the mean loss, and not too far.
+    assert usual.limits[1] == pytest.approx([1 + 0.2 * (1 - 0.12), 1])
     assert usual.novelty(16, distance=5, loss=10) == pytest.approx((5, usual.limits[1, 0]))
     assert usual.novelty(16, loss=8)[0] == 3
     assert usual.novelty(4, distance=5, loss=0)[0] == 0, "less than usual is not novel"
+    # The nearest cluster has a large loss. The other one fits: 1 and 0.5 standard deviations.
+    both = usual.novelty(16, distance=np.array([2, 3]), loss=np.array([12, 3]))
+    assert both[0] == pytest.approx(1.25**0.5)
+    assert usual.novelty(16, loss=np.array([12, 3]))[0] == 0.5
     # 1/√n of 64/9 lies in the middle of those of 4 and 16: mean 11, sd 5.5.
     assert usual.novelty(64 / 9, distance=22, loss=0)[0] == pytest.approx(2)
     assert usual.novelty(1e6, distance=5)[0] == usual.novelty(16, distance=5)[0]

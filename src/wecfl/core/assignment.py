@@ -77,6 +77,7 @@ class KnownClients:
             state.round,
             state.notes,
             judge,
+            state.known["candidate"][self.known] if "candidate" in state.known else None,
         )
 
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:
@@ -102,6 +103,10 @@ class KnownClients:
         met = known | heard
         if found.placed is not None:
             met[known] = found.placed | heard[known]
+        each = {} if met.all() else {"met": met}
+        if found.candidate is not None:
+            each["candidate"] = np.full((len(labels), found.candidate.shape[1]), -1)
+            each["candidate"][known] = found.candidate
         notes = {f"notes.{name}": values for name, values in found.notes.items()}
         kept = {name: a for name, a in state.whole.items() if not name.startswith("notes.")}
         kept = without(["validate"], kept) | ({"validate": np.ones(1)} if found.validate else {})
@@ -112,7 +117,7 @@ class KnownClients:
             kept["moved"] = np.where(enough[:, None], found.centers, before)
         return state.replace(
             labels=labels,
-            known=without(["met"], state.known) | ({} if met.all() else {"met": met}),
+            known=without(["met", "candidate"], state.known) | each,
             whole=kept | notes,
         )
 

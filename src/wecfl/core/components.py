@@ -114,6 +114,8 @@ class View:
     """What the clustering wrote down in the previous round."""
     judge: Judge | None = None
     """Asks clients how well a division would serve them; None: the method does not allow it."""
+    candidate: Int | None = None
+    """(n, levels), what the clustering has left for this round (`Clusters.candidate`)."""
 
     @property
     def updates(self) -> Real:
@@ -141,6 +143,10 @@ class Clusters:
     placed: Bool | None = None
     """(n,), the clients of the view whose cluster is known. Any other one is sent the mean of all
     centers, and joins the nearest cluster when it is heard again. None: all."""
+    candidate: Int | None = None
+    """(n, levels), clusters that are not made yet, and shown to the clustering again in the next
+    round: for each client, the node of a hierarchy at each level; −1 for one that is in none.
+    None: there are no such clusters."""
 
 
 class Serving(Protocol):

@@ -68,7 +68,7 @@ class State:
     """(m, …), what the server knows about each client: `outcome`, what became of its last local
     update (`Reply`; missing if all were heard); `met`, whether it was ever heard (missing if all
     were); `lr`, the learning rate it was sent, if that follows the run; `control`, its control
-    variate."""
+    variate; `candidate`, its place in clusters that are not made yet (`Clusters.candidate`)."""
     whole: Table = field(default_factory=dict)
     """What belongs to no single client or cluster: `notes.NAME`, what the clustering has written
     down for the next round and for the reader; `stranger`, the model for clients that were never

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wecfl.bilevel.clustering.auto import MIN_SILHOUETTE
-from wecfl.bilevel.clustering.served import LEAST_SHARE, STANDARD_ERRORS
+from wecfl.bilevel.clustering.look import LEAST_SHARE, STANDARD_ERRORS
 from wecfl.runs.record import Record
 
 __all__ = ["choice_words", "last_choice"]

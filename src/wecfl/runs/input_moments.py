@@ -69,8 +69,9 @@ class InputMoments:
             far[np.arange(len(far)), place] = _apart(rows, others[:, None], spread)[:, 0]
             judged = several & enough
             found.append(_mean_share(far.argmin(axis=1) == place, place, judged))
-            unknown = np.full(judged.sum(), np.nan)
-            probes.append(MemberProbe(size, far[judged].min(axis=1), unknown))
+            least = far[judged].min(axis=1, keepdims=True)
+            one = np.zeros(len(least), np.int64)
+            probes.append(MemberProbe(size, least, np.full(least.shape, np.nan), one))
         return cls(
             centers.astype(np.float32), spread.astype(np.float32), np.array(found), Usual.of(probes)
         )

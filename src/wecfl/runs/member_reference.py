@@ -89,12 +89,12 @@ class Reference:
             return made
         sizes, several = setting.engine.sizes, alone.several
         usually = int(np.median(sizes[several]))
-        far = alone.distances(points)
-        nearest = clusters[far.argmin(axis=1)]
-        unknown = np.full(len(far), np.nan)
-        high = alone.losses(setting.engine, state.centers, nearest) if members else unknown
+        far, places = alone.distances(points), alone.places
+        high = np.full(far.shape, np.nan)
+        if members is not None:
+            high = alone.losses(setting.engine, state.centers)
         all_of_them = MemberProbe(
-            counting_samples(setting.plan, usually), far[several].min(axis=1), high[several]
+            counting_samples(setting.plan, usually), far[several], high[several], places[several]
         )
         if members is None:
             return replace(made, usual=Usual.of([all_of_them]))
@@ -106,7 +106,8 @@ class Reference:
             drawn = [_part(members, size, setting.seed, repeat) for repeat in range(repeats)]
             found = [alone.probe(single, state, start(part)) for part in drawn]
             far, high = (np.concatenate([each[i][enough] for each in found]) for i in range(2))
-            probes.append(MemberProbe(counting_samples(setting.plan, size), far, high))
+            counting = counting_samples(setting.plan, size)
+            probes.append(MemberProbe(counting, far, high, np.tile(places[enough], repeats)))
             inputs[size] = _moments(drawn[0]), enough
         parts = {
             size: (rows[heard], enough[heard]) for size, (rows, enough) in sorted(inputs.items())
@@ -133,6 +134,11 @@ class _Alone:
         counts = np.bincount(self.labels[self.heard], minlength=int(self.labels.max()) + 1)
         return self.heard & (counts[self.labels] > 1)
 
+    @property
+    def places(self) -> Int:
+        """(m,), the number of each member's own cluster among those that have members."""
+        return np.searchsorted(self.clusters, self.labels)
+
     def distances(self, points: F32) -> F64:
         """(m, n), ‖g_i − G_k‖, where G_k is the mean of the *other* members of its own cluster."""
         found = np.sqrt(squared_euclidean(points, self.centers))
@@ -149,25 +155,26 @@ class _Alone:
     def probe(
         self, setting: Setting, state: State, opened: AbstractContextManager[Engine]
     ) -> tuple[F64, F64]:
-        """(m,) and (m,), distance and loss of members with a part of their data, on an engine."""
+        """(m, n) twice, distances and losses of members with a part of their data, on an engine."""
         with opened as engine:
             part = replace(setting, engine=engine)
             after, _ = first_update(part)
             far = self.distances(compared_points(part, after))
-            nearest = self.clusters[far.argmin(axis=1)]
-            return far.min(axis=1), self.losses(engine, state.centers, nearest)
+            return far, self.losses(engine, state.centers)
 
-    def losses(self, engine: Engine, models: F32, nearest: Int) -> F64:
-        """(m,), the loss of the nearest cluster's model on each member's test samples.
+    def losses(self, engine: Engine, models: F32) -> F64:
+        """(m, n), the loss of each cluster's model on each member's test samples.
 
         A member has helped to train the model of its own cluster. Without it, the mean of models
         would be further from it by Λ / (Λ − λ_i), with Λ = Σλ; its loss is raised as much.
         """
-        found = risk(engine, models[nearest], "test")
+        m = len(self.labels)
+        each = [risk(engine, np.tile(models[k], (m, 1)), "test") for k in self.clusters]
+        found = np.stack(each, axis=1)
         total = np.bincount(self.labels[self.heard], self.importance[self.heard], len(models))
-        others = total[self.labels] - self.importance
-        own = self.several & (nearest == self.labels)
-        found[own] *= total[self.labels][own] / others[own]
+        members, own = np.flatnonzero(self.several), total[self.labels[self.several]]
+        others = own - self.importance[self.several]
+        found[members, self.places[members]] *= own / others
         return found
 
 

@@ -227,7 +227,7 @@ class Assigner:
             size, loss = int(sizes[i]), float(losses[i, k])
             distance = None if by == "losses" else float(far[i, k])
             found = self._inputs(size).found_with(size) if by == "inputs" else None
-            novelty, limit = self._novelty(by, size, distance, loss)
+            novelty, limit = self._novelty(by, size, far[i], losses[i])
             own = {name: float(each[i]) for name, each in scores.items()}
             cluster = int(nearest[i])
             each = Assignment(
@@ -276,15 +276,15 @@ class Assigner:
         return known
 
     def _novelty(
-        self, by: By, samples: int, distance: float | None, loss: float | None
+        self, by: By, samples: int, far: F64, losses: F64
     ) -> tuple[float | None, float | None]:
         """The novelty of a client and its limit, where members can be compared with."""
         if by == "inputs":
-            return self._inputs(samples).usual.novelty(samples, distance)
+            return self._inputs(samples).usual.novelty(samples, float(far.min()))
         if (usual := self.reference.usual) is None:
             return None, None
         counting = counting_samples(self.setup.plan, samples)
-        return usual.novelty(counting, distance, loss)
+        return usual.novelty(counting, None if by == "losses" else far, losses)
 
     def model(self, cluster: int) -> Module:
         """The model of a cluster, as a module."""

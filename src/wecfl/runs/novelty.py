@@ -2,12 +2,14 @@
 
 A client with few samples makes a noisy update, so it lies further from the center of its cluster
 than a client with many, and the loss of its cluster's model varies more. So members are measured
-with several numbers of samples. For a newcomer with distance d and loss l
+with several numbers of samples. For a newcomer whose distance from cluster k is d_k, and on whose
+samples the model of cluster k has the loss l_k,
 
-    novelty = √(max(z_d, 0)² + max(z_l, 0)²)    z_d = (d − mean_d) / sd_d, and z_l alike,
+    novelty = min_k √(max(z(d_k), 0)² + max(z(l_k), 0)²)    z(d) = (d − mean) / sd, and z(l) alike,
 
-with the mean and the standard deviation of members that have as many samples. It is novel if this
-exceeds the limit, which one in twenty-five members exceeds (decision 39).
+with the mean and the standard deviation that d and l have for members of their own cluster that
+have as many samples. So it is how unusual the client is in the cluster that fits it best. It is
+novel if this exceeds the limit, which one in twenty-five members exceeds (decisions 39 and 54).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wecfl.core.plan import LocalPlan
-from wecfl.core.types import F64
+from wecfl.core.types import F64, Int
 
 __all__ = ["FALSE_ALARM_RATE", "MemberProbe", "Usual", "counting_samples"]
 
@@ -37,17 +39,24 @@ class MemberProbe:
     samples: float
     """How many samples count (`counting_samples`)."""
     distances: F64
-    """(n,), the distance of each member from the nearest center."""
+    """(n, K), the distance of each member from each cluster."""
     losses: F64
-    """(n,), the loss of that center's model on its test samples; NaN if it has none."""
+    """(n, K), the loss of each cluster's model on its test samples; NaN if it has none."""
+    own: Int
+    """(n,), the number of its own cluster among these."""
+
+    def of_own(self, values: F64) -> tuple[float, float]:
+        """The mean and the standard deviation of what members have with their own cluster."""
+        return _mean_and_spread(np.take_along_axis(values, self.own[:, None], axis=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Usual:
     """What is usual for members, by their number of samples.
 
-    >>> few = MemberProbe(5, np.array([2.0, 3.0, 4.0]), np.full(3, np.nan))
-    >>> many = MemberProbe(500, np.array([0.2, 0.3, 0.4]), np.full(3, np.nan))
+    >>> unknown, own = np.full((3, 1), np.nan), np.zeros(3, np.int64)
+    >>> few = MemberProbe(5, np.array([[2.0], [3.0], [4.0]]), unknown, own)
+    >>> many = MemberProbe(500, np.array([[0.2], [0.3], [0.4]]), unknown, own)
     >>> usual = Usual.of([many, few])
     >>> [usual.novel(samples, distance=2.5) for samples in (5, 500)]
     [False, True]
@@ -67,35 +76,41 @@ class Usual:
     def of(cls, probes: Sequence[MemberProbe]) -> Usual:
         """What is usual by these measurements, of which each has at least one member."""
         ordered = sorted(probes, key=lambda probe: probe.samples)
-        distance = np.array([_mean_and_spread(probe.distances) for probe in ordered])
+        distance = np.array([probe.of_own(probe.distances) for probe in ordered])
         known = all(np.isfinite(probe.losses).any() for probe in ordered)
         loss = np.empty((0, 2))
         if known:
-            loss = np.array([_mean_and_spread(probe.losses) for probe in ordered])
+            loss = np.array([probe.of_own(probe.losses) for probe in ordered])
         limits = []
         for i, probe in enumerate(ordered):
             far = _excess(probe.distances, distance[i])
             high = _excess(probe.losses, loss[i]) if known else np.zeros_like(far)
-            quantiles = [np.quantile(np.hypot(far, high), 1 - FALSE_ALARM_RATE)]
-            limits.append([*quantiles, np.quantile(high, 1 - FALSE_ALARM_RATE)])
+            least = [np.hypot(far, high).min(axis=1), high.min(axis=1)]
+            limits.append(np.quantile(least, 1 - FALSE_ALARM_RATE, axis=1))
         samples = np.array([probe.samples for probe in ordered], np.float64)
         return cls(samples, distance, loss, np.array(limits))
 
     def novelty(
-        self, samples: float, distance: float | None = None, loss: float | None = None
+        self, samples: float, distance: F64 | float | None = None, loss: F64 | float | None = None
     ) -> tuple[float, float | None]:
-        """The novelty of a client, and its limit; None where its loss alone has none."""
-        far = 0.0 if distance is None else float(_excess(distance, self._at(samples, "distance")))
-        high = 0.0
+        """The novelty of a client, and its limit; None where its loss alone has none.
+
+        Distance and loss are those with each cluster (K,), or with one.
+        """
+        far: F64 | float = 0.0
+        if distance is not None:
+            far = _excess(distance, self._at(samples, "distance"))
+        high: F64 | float = 0.0
         if loss is not None and len(self.loss):
-            high = float(_excess(loss, self._at(samples, "loss")))
+            high = _excess(loss, self._at(samples, "loss"))
         by_both, by_loss = self._at(samples, "limits")
+        least = float(np.min(np.hypot(far, high)))
         if distance is None:
-            return high, float(by_loss) if len(self.loss) else None
-        return float(np.hypot(far, high)), float(by_both)
+            return least, float(by_loss) if len(self.loss) else None
+        return least, float(by_both)
 
     def novel(
-        self, samples: float, distance: float | None = None, loss: float | None = None
+        self, samples: float, distance: F64 | float | None = None, loss: F64 | float | None = None
     ) -> bool:
         """Whether the novelty exceeds its limit."""
         score, limit = self.novelty(samples, distance, loss)

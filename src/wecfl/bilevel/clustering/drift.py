@@ -15,8 +15,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from wecfl.bilevel.evaluation import losses
-from wecfl.bilevel.local.evaluating import Risk
+from wecfl.bilevel.clustering.watched import (
+    LEAST_LOSS,
+    ByDistance,
+    ByLoss,
+    Choice,
+    Seen,
+    Watched,
+)
 from wecfl.core.ask import Ask, Steps
 from wecfl.core.components import Clustering, Clusters, Distance, View
 from wecfl.core.method import Method
@@ -43,8 +49,8 @@ HISTORY = 10
 CAUTION = 2
 """By how much less than the asked rate of false alarms is aimed at: rounds without drift are not
 quite alike, since losses fall (docs/drift.md)."""
-LEAST_LOSS = 1e-6
-"""Added to losses, so that a loss of 0 has a logarithm."""
+WAYS: Mapping[WatchedBy, Watched] = {"loss": ByLoss(), "distance": ByDistance()}
+"""What a client is watched by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,67 +124,43 @@ class Watch:
 
     def step(self, local: str | Ask) -> Steps:
         """The local update `local` with what is asked before it, or learnt from it."""
-        if self.by == "loss":
-            return Ask(Risk(), learn=self), local
-        return (replace(local if isinstance(local, Ask) else Ask(), learn=self),)
+        return WAYS[self.by].step(local, self)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with what is known of drift, and clients that were found in other clusters."""
-        by_loss = self.by == "loss"
-        state = replace(before, tick=after.tick, memory=after.memory) if by_loss else after
+        way = WAYS[self.by]
+        state = way.begun(before, after)
         m, heard = len(state.labels), after.heard
         if after.replies is None or not heard.any():
             return state
-        seen = after.replies["risk"] if by_loss else _update_lengths(before, after, setting)
-        now = np.where(heard, seen + LEAST_LOSS, np.nan)
         known = self._known(state, m)
-        last, rises = known["loss"], known["rises"]
-        excess = _excess(now, last)
-        limit = _limit(rises[np.isfinite(rises)], self.alarm / CAUTION)
-        found = excess > limit
+        now = np.where(heard, way.values(before, after, setting) + LEAST_LOSS, np.nan)
+        excess = _excess(now, known["loss"])
+        limit = _limit(known["rises"][np.isfinite(known["rises"])], self.alarm / CAUTION)
+        found, first = excess > limit, known["watched"] == 0
         watched = np.where(found, self.patience, known["watched"])
-        usual = np.where(found & (known["watched"] == 0), last, known["usual"])
-        labels, loss = state.labels.copy(), np.where(heard, now, last)
-        new = np.zeros(m, np.bool_)
-        asked = heard & (watched > 0)
-        if asked.any():
-            others = not by_loss and setting.method.k == "auto"
-            of_each = _losses(heard if others else asked, before, setting)
-            asked &= np.isfinite(of_each).all(axis=1)
-            own = now if by_loss else of_each[np.arange(m), labels] + LEAST_LOSS
-            labels[asked] = of_each[asked].argmin(axis=1)
-            least = of_each.min(axis=1, initial=np.inf, where=asked[:, None]) + LEAST_LOSS
-            normal = own[heard & (watched == 0) & np.isfinite(own)]
-            new = asked & (least > normal.max(initial=0.0)) & (known["watched"] == 0)
-            if by_loss:
-                new &= least > np.sqrt(now * usual)
-                loss[asked] = least[asked]
-        opens = self._opens(new, state, setting)
-        if opens and by_loss:
-            usual[new] = loss[new]
-        moved = labels != state.labels
+        usual = np.where(found & first, known["loss"], known["usual"])
+        last = np.where(heard, now, known["loss"])
+        choice = Choice(state.labels, np.zeros(m, np.bool_), last)
+        if (asked := heard & (watched > 0)).any():
+            seen = Seen(state.labels, heard, asked, first, now, usual, last)
+            choice = way.choose(seen, before, setting)
+        labels, new = choice.labels.copy(), choice.new
         # A drift says nothing about rounds without one. Left out, the limit would sink.
-        excess = np.where((moved | new) & found, limit, excess)
-        if not by_loss:  # it is not known how long the next update from another model will be
-            loss[moved | new] = np.nan
+        excess = np.where(((labels != state.labels) | new) & found, limit, excess)
+        opens = self._opens(new, state, setting)
+        if opens:  # what is usual in a new cluster is what it begins with, if that is known
+            usual = np.where(new & np.isfinite(choice.last), choice.last, usual)
         kept = {
-            "loss": loss, "usual": usual, "drifted": found,
+            "loss": choice.last, "usual": usual, "drifted": found,
             "watched": np.where(heard, np.maximum(watched - 1, 0), watched).astype(np.int64),
-            "rises": np.concatenate([rises[:, 1:], excess[:, None]], axis=1),
+            "rises": np.concatenate([known["rises"][:, 1:], excess[:, None]], axis=1),
         }  # fmt: skip
         state = replace(state, known={**state.known, **kept})
         if opens:
-            origin = np.bincount(labels[new]).argmax()
-            k = len(state.centers)
-            labels[new] = k
-            whole = {**state.whole, "notes.unchanged": np.array([float(PATIENCE)])}
-            state = replace(state.grown(np.array([*range(k), origin], np.int64)), whole=whole)
-        if by_loss:
-            return replace(state, labels=labels, replies=None)
-        models = after.models.copy()
-        elsewhere = moved & (labels < len(before.centers))
-        models[elsewhere] = before.centers[labels[elsewhere]]
-        return replace(state, labels=labels, replies={**after.replies, "model": models})
+            state = _with_one_more(state, np.bincount(labels[new]).argmax())
+            labels[new] = len(state.centers) - 1
+        return way.ended(state, before, labels)
 
     def _opens(self, new: Bool, state: State, setting: Setting) -> bool:
         """Whether the new clients make a cluster of their own."""
@@ -236,16 +218,11 @@ def has_settled(notes: Mapping[str, F64], patience: int = PATIENCE) -> bool:
     return "unchanged" in notes and float(notes["unchanged"][0]) >= patience
 
 
-def _update_lengths(before: State, after: State, setting: Setting) -> F64:
-    """(m,), how far each client's local update has moved what stands for it."""
-    chosen, engine = setting.method.representation, setting.engine
-    if chosen.asks or chosen.tells:
-        raise ConfigError(
-            "watch distance needs clients that are compared by their models: leave out "
-            "representation, or watch by loss"
-        )
-    start, end = (chosen.clients(state, engine, setting.seed) for state in (before, after))
-    return np.asarray(np.sqrt(((end.astype(np.float64) - start) ** 2).sum(axis=1)))
+def _with_one_more(state: State, origin: np.intp) -> State:
+    """The state with a further cluster, which begins as `origin` is; it has settled."""
+    origins = np.array([*range(len(state.centers)), origin], np.int64)
+    whole = {**state.whole, "notes.unchanged": np.array([float(PATIENCE)])}
+    return replace(state.grown(origins), whole=whole)
 
 
 def _excess(now: F64, last: F64) -> F64:
@@ -255,15 +232,6 @@ def _excess(now: F64, last: F64) -> F64:
         return rise
     low, median = np.nanquantile(rise, [0.25, 0.5])
     return np.asarray((rise - low) / max(median - low, LEAST_LOSS))
-
-
-def _losses(who: Bool, state: State, setting: Setting) -> F64:
-    """(m, K), the losses of all clusters' models on the data of some clients; NaN of the others."""
-    chosen = np.flatnonzero(who)
-    found = losses(setting.engine, state.centers, seed=setting.seed, round=state.round, who=chosen)
-    of_each = np.full((len(who), found.shape[1]), np.nan)
-    of_each[chosen] = found
-    return of_each
 
 
 def _limit(reference: F64, alarm: float) -> float:
