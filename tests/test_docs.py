@@ -51,6 +51,7 @@ WITHOUT_EXAMPLE = {
     "known_masks", "learn_masks", "logistic_bound", "own_prototypes",
     "Array", "Criterion", "Engine", "Kind", "Linkage", "Metric", "Module", "NamedArray", "Observer",
     "Package", "Partition", "Recluster", "Source", "Telling", "WatchedBy",
+    "Choice", "Seen", "Watched",
 }  # fmt: skip
 
 

@@ -154,7 +154,12 @@ def _path_losses(nodes: Int, judge: Judge) -> F64:
 
 
 def client_silhouettes(far: F64, labels: Int, weight: F64) -> F64:
-    """(n,), the silhouette of each client, from the distances (n, n) of the clients."""
+    """(n,), the silhouette of each client, from the distances (n, n) of the clients.
+
+    >>> far = np.array([[0.0, 1, 4], [1, 0, 5], [4, 5, 0]])
+    >>> client_silhouettes(far, np.array([0, 0, 1]), np.ones(3)).tolist()
+    [0.75, 0.8, 0.0]
+    """
     members = np.zeros((len(labels), int(labels.max()) + 1))
     members[np.arange(len(labels)), labels] = weight
     return silhouettes(far @ members, labels, weight)

@@ -80,6 +80,9 @@ class ByLoss:
     """L_i is the loss of the model that a client is about to train, for which it is asked.
 
     A client that no cluster suits takes back less than half of the rise of log L_i.
+
+    >>> [getattr(step, "letter", step) for step in ByLoss().step("L", lambda *_: None)]
+    ['risk', 'L']
     """
 
     def step(self, local: str | Ask, learn: Learn) -> Steps:
@@ -111,6 +114,9 @@ class ByDistance:
     """L_i = ‖g_i − G_k‖, the length of a client's local update in the representation.
 
     The server has it anyway, and finds drift after the update. What began elsewhere is dropped.
+
+    >>> [step.letter for step in ByDistance().step("L", lambda *_: None)]
+    ['L']
     """
 
     def step(self, local: str | Ask, learn: Learn) -> Steps:
