@@ -26,6 +26,7 @@ far more."""
 class Look:
     """What is known about K = 1, 2, … after a look at n clients.
 
+    >>> from wecfl.bilevel.means import cluster_means
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
     >>> def judge(labels, who):                 # the squared distance to the mean of its cluster
     ...     labels = np.arange(6) if labels is None else labels
