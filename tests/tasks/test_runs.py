@@ -65,7 +65,7 @@ def test_a_regression_from_files_to_an_exported_model(wecfl: Wecfl, tmp_path: Pa
     html = page([tmp_path / "whole"])
     assert "RMSE (lower is better)" in html and "RMSE of the worst tenth" in html
     together = read_metrics(tmp_path / "whole")[-1]["cluster_scores"]
-    assert all(f"RMSE {score:.4g} in all" in html for score in together)
+    assert all(f"pooled RMSE {score:.4g}" in html for score in together)
     assert "ccuracy" not in html.partition("<script")[0]
 
     assert wecfl("run", "--dataset", data, *FLAGS, "--rounds", "5", "--out", "half").code == 0

@@ -106,12 +106,13 @@ def table(rows: Table) -> None:
     options = console.options.update(width=MAX_TABLE_WIDTH)
     # What rich calls the least width lacks up to one place for each column.
     needed = Measurement.get(console, options, rows).minimum + len(rows.columns)
-    SafeConsole(width=max(console.width, needed)).print(rows)
+    SafeConsole(width=max(console.width, needed), file=console.file).print(rows)
 
 
 def wide(rows: RenderableType) -> None:
     """Print a table of long texts, wide enough for all columns if the output is not a terminal."""
-    SafeConsole(width=max(console.width, 160) if not console.is_terminal else None).print(rows)
+    width = None if console.is_terminal else max(console.width, 160)
+    SafeConsole(width=width, file=console.file).print(rows)
 
 
 def show_json(document: str) -> None:

@@ -155,7 +155,7 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
     >>> xs, ys = [np.zeros((4, 1))] * 2, [[0.5, 1.5, 2.0, 0.0]] * 2
     >>> found = fitted("auto", Federation.from_arrays(xs, ys))
     >>> found.task.name, found.reason
-    ('regression', 'regression, since the targets are floats (if labels: classification)')
+    ('regression', 'regression, since targets are floats (if labels: classification)')
     """
     names = federation.pipeline.classes if federation.pipeline else None
     asked, reason = asked_for(task, federation.y, names)
@@ -182,7 +182,7 @@ def asked_for(task: Task | str, y: Targets, names: Sequence[str] | None = None) 
     `names` are those of the classes, if the targets were texts.
 
     >>> asked_for("auto", np.array([0, 1, 1]))[1]
-    'classification, since the targets are 2 distinct whole numbers (if quantities: regression)'
+    'classification of 2 distinct whole numbers (if quantities: regression)'
     """
     if not isinstance(task, str):
         return task, ""
@@ -194,7 +194,7 @@ def _chosen(y: Targets, names: Sequence[str] | None) -> tuple[Task, str]:
         several = "" if y.ndim == 1 else f" of {y.shape[1]} numbers"
         return (
             Regression(),
-            f"regression{several}, since the targets are floats (if labels: classification)",
+            f"regression{several}, since targets are floats (if labels: classification)",
         )
     distinct = np.unique(y)
     if y.ndim == 2:
@@ -217,7 +217,6 @@ def _chosen(y: Targets, names: Sequence[str] | None) -> tuple[Task, str]:
             "choose task classification or task regression"
         )
     if names is not None:
-        reason = f"since the targets are {len(distinct)} distinct names"
-        return Classification(), f"classification, {reason}"
-    reason = f"since the targets are {len(distinct)} distinct whole numbers"
-    return Classification(), f"classification, {reason} (if quantities: regression)"
+        return Classification(), f"classification of {len(distinct)} distinct names"
+    what = f"{len(distinct)} distinct whole numbers"
+    return Classification(), f"classification of {what} (if quantities: regression)"
