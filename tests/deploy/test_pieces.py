@@ -549,7 +549,8 @@ def test_a_number_that_is_in_use_again_is_not_taken_for_the_process(folder: Path
     assert replace(service, created=service.created - 10).process is None
     bystander = subprocess.Popen(["sleep", "300"])
     try:
-        stale = replace(service, name="old", pid=bystander.pid)
+        before = service.created - 10  # both may have begun within one tick of the clock
+        stale = replace(service, name="old", pid=bystander.pid, created=before)
         file = folder / "services" / "old.json"
         file.write_text(json.dumps({each: getattr(stale, each) for each in stale.__slots__}))
         assert bystander.pid not in {each.pid for each in processes.find(folder)}
