@@ -4,11 +4,15 @@
 averaging, distribution and the test scores of every client. There is one actor or one thread per
 core. Both come to the same bits, and their rounds take turns. Ray costs the copying of rows into
 its object store and out of it, so its share is larger the less a client trains.
+
+With `--nodes 4` there is a cluster of four nodes on this machine, with one core and one actor each;
+they share the cores, so seconds of the processor are what counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
@@ -23,27 +27,31 @@ from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine.hardware import cores
 from wecfl.engine.local import BaseEngine
+from wecfl.engine.ray.cluster import imported
 from wecfl.from_config import method_of
 from wecfl.metrics import accuracy, weighted
 
 SETTING = SETTINGS[0]
 
 
-def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
+def lines(turns: int = 5, data_dir: str = "", nodes: int = 1) -> list[Line]:
     """The cost of a round on Ray, in time and in CPU-seconds of all its processes."""
-    title = f"round, {cores()} Ray actors ÷ {cores()} threads"
+    actors = nodes if nodes > 1 else cores()
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    title = f"round, {actors} Ray actors{where} ÷ {cores()} threads"
     if find_spec("ray") is None:
         return [Line(title, SETTING.title, [], detail="Ray is not installed")]
     config, fed = paper(SETTING, data_dir)
     options = {"batchnorm": config.batchnorm, "batch": config.batch}
     model = module_of(SETTING)
     with (
+        cluster_of(nodes) as address,
         make_engine("native", fed, model, **options) as here,
-        make_engine("ray", fed, model, **options) as there,
+        make_engine("ray", fed, model, address=address, **options) as there,
     ):
-        threads, actors = (_rounds(engine, config, fed) for engine in (here, there))
-        used = measure(turns, lambda: next(actors), lambda: next(threads), clock=_clocks)
-        if next(actors) != next(threads):
+        threads, sharded = (_rounds(engine, config, fed) for engine in (here, there))
+        used = measure(turns, lambda: next(sharded), lambda: next(threads), clock=_clocks)
+        if next(sharded) != next(threads):
             raise RuntimeError("Ray actors and threads don't come to the same bits")
     ours, theirs = np.array(used).transpose(0, 2, 1)
     return [
@@ -56,6 +64,26 @@ def lines(turns: int = 5, data_dir: str = "") -> list[Line]:
         )
         for clock, name in enumerate((title, "the same, CPU-seconds"))
     ]
+
+
+@contextmanager
+def cluster_of(nodes: int) -> Iterator[str | None]:
+    """The address of a cluster of so many nodes on this machine; None for one, the engine's own."""
+    if nodes == 1:
+        yield None
+        return
+    ray = imported()
+    from ray.cluster_utils import Cluster  # noqa: PLC0415  (Ray is an extra)
+
+    cluster = Cluster(True, head_node_args={"num_cpus": 1})
+    for _ in range(nodes - 1):
+        cluster.add_node(num_cpus=1)
+    ray.init(cluster.address, log_to_driver=False, logging_level="warning")
+    try:
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def _clocks() -> np.ndarray:

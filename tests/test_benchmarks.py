@@ -35,8 +35,18 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     alone = {
         "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
         "table2_mixture", "auto_k_battery", "drift", "niid_scaffold", "kmeans_sample",
+        "cluster_plan",
     }  # fmt: skip
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
+
+
+def test_a_plan_adds_up_what_was_measured(module: Callable[[str], ModuleType]) -> None:
+    found = module("cluster_plan").Constants(
+        train=0.01, call=0.001, server=0.0002, copy=1e-9, parameters=1000
+    )
+    assert found.round(1000, 1, cores=10) == pytest.approx(1.0 + 0.2)
+    # half a second of training, the server, 20 actors, 12 MB copied and sent at 12 MB/s
+    assert found.round(1000, 2, cores=10, network=12e6) == pytest.approx(0.5 + 0.2 + 0.02 + 1.012)
 
 
 def test_growth_runs_the_public_interface(module: Callable[[str], ModuleType]) -> None:
