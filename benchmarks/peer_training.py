@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from time import sleep
@@ -21,20 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from architectures import ARCHITECTURES
-from common import (
-    SETTINGS,
-    cpu_seconds,
-    measure,
-    module_of,
-    random_clients,
-    sgd,
-    training_sets,
-    update,
-)  # fmt: skip
-from wecfl import Federation, NativeEngine, State
+from common import cpu_seconds, measure, sgd, update
+from peer_workloads import workload
+from wecfl import NativeEngine, State
 from wecfl.core.plan import LocalPlan
 from wecfl.models import row_of
 
@@ -45,37 +34,6 @@ Work = Callable[[], object]
 """All clients train for 10 steps."""
 Turns = Callable[[Work], None]
 """Given the work of a peer: measures it in turns with the native engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is trained: a model, and what each client trains on."""
-
-    build: Callable[[], nn.Module]
-    sets: Sequence[TensorDataset]
-    fed: Federation
-    native: nn.Module
-    """The model for samples as the federation holds them."""
-    classes: int
-
-
-@cache
-def workload(model: str, m: int) -> Workload:
-    """The work of m clients with the model of that name in `MODELS`."""
-    for setting in SETTINGS:
-        if setting.model == model:
-            build, fed = partial(module_of, setting), random_clients(setting, m)
-            return Workload(build, training_sets(setting, m), fed, build(), 10)
-    chosen = next(each for each in ARCHITECTURES if each.title == MODELS[model])
-    fed, sets = chosen.clients(m)
-    return Workload(chosen.build, sets, fed, chosen.module(), chosen.classes)
-
-
-MODELS = {setting.model: setting.title for setting in SETTINGS} | {
-    "resnet-8": "ResNet-8, GroupNorm, batch 32",
-    "gru": "GRU of 128 on 80 characters, batch 32",
-}
-"""Name ↦ title."""
 
 
 def fedlab(model: str, m: int, turns: Turns) -> None:

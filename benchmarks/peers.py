@@ -21,7 +21,8 @@ from statistics import median
 from typing import Any
 
 from common import Line, main, ratios
-from peer_training import BATCH, MODELS, PEERS, STEPS
+from peer_training import BATCH, PEERS, STEPS
+from peer_workloads import MODELS
 
 GOALS = {"cnn-cifar": 4.0, "cnn-fashion": 2.7, "resnet-8": 2.5, "gru": None}
 """Against the fastest peer."""
