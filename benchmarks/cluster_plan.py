@@ -4,12 +4,11 @@ The model, for m clients that take part, n nodes of c cores with an actor each, 
 
     T(n) = m t / (n c)  +  n c o  +  m s  +  B (b + 1 / w)
 
-t: seconds of a core to train and test a client; o: seconds of a call of one more actor; s: seconds
+t: seconds of a core to train and test a client; o: seconds of the call of an actor; s: seconds
 of the server per client (E, M, D); B = 12 m P, the bytes of models and momentum that come back and
 of momentum that is sent; b: seconds to copy a byte through the object store; w: bytes per second of
 the network, 10 Gbit/s. Everything that the driver does comes one after the other, so the plan is
-careful. It was compared with real rounds on up to four nodes of one machine only
-(`benchmarks/cluster.py`).
+careful. No real round on several machines was compared with it.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ from wecfl.engine.ray.cluster import imported
 
 MEGABYTES = 64
 """The size of the array with which copying is measured."""
+ACTORS = 4
+"""Each on a node of its own."""
 REPEATS = 5
 STEPS = 10
 """Mini-batches of 32 in a round."""
@@ -46,7 +47,7 @@ class Constants:
     train: float
     """Of a core, for each client."""
     call: float
-    """Of one more actor."""
+    """Of each actor that is called."""
     server: float
     """For each client."""
     copy: float
@@ -68,7 +69,7 @@ def lines(clients: int = 10_000, cores: int = 16) -> list[Line]:
     title = f"{SETTING.title}, {clients:,} clients"
     told = [
         Line("train and test a client", title, [1e3 * found.train], unit="ms"),
-        Line("one more actor", title, [1e3 * found.call], unit="ms"),
+        Line("call of an actor", title, [1e3 * found.call], unit="ms"),
         Line("server, per client", title, [1e3 * found.server], unit="ms"),
         Line("copy through the store", title, [1e9 * found.copy], unit="s/GB"),
     ]
@@ -87,16 +88,14 @@ def measured() -> Constants:
     with make_engine("native", fed, model, workers=1) as engine:
         train, server = _round_of(engine)
         width = engine.layout.width
-    few = clients_of_a_pool((4,), 4, train=2, test=1)
-    calls = {}
-    with cluster_of(4) as address:
-        for actors in (1, 4):
-            small: Any = {"workers": actors, "address": address}
-            with make_engine("ray", few, nn.Linear(4, 10), **small) as engine:
-                rows = np.zeros((4, engine.layout.width), np.float32)
-                calls[actors] = _median(lambda e=engine, r=rows: evaluation.risk(e, r))
+    few = clients_of_a_pool((4,), ACTORS, train=2, test=1)
+    with cluster_of(ACTORS) as address:
+        small: Any = {"workers": ACTORS, "address": address}
+        with make_engine("ray", few, nn.Linear(4, 10), **small) as engine:
+            rows = np.zeros((len(few), engine.layout.width), np.float32)
+            call = _median(lambda: evaluation.risk(engine, rows)) / ACTORS
         copy = _copy()
-    return Constants(train, max(calls[4] - calls[1], 0.0) / 3, server, copy, width)
+    return Constants(train, call, server, copy, width)
 
 
 def _median(work: Any) -> float:
