@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from wecfl.bilevel.threads import one_thread
 from wecfl.core.types import F64, Real
 
 __all__ = ["in_random_directions"]
@@ -34,10 +35,11 @@ def in_random_directions(rows: Real, width: int, draws: np.random.Generator) -> 
     ((1, 64), True)
     """
     found = np.zeros((len(rows), width))
-    for start in range(0, rows.shape[1], DRAWN_ROWS):
-        columns = slice(start, min(start + DRAWN_ROWS, rows.shape[1]))
-        directions = draws.standard_normal((columns.stop - start, width))
-        for first in range(0, len(rows), CLIENTS_AT_ONCE):
-            some = slice(first, first + CLIENTS_AT_ONCE)
-            found[some] += rows[some, columns] @ directions
+    with one_thread():
+        for start in range(0, rows.shape[1], DRAWN_ROWS):
+            columns = slice(start, min(start + DRAWN_ROWS, rows.shape[1]))
+            directions = draws.standard_normal((columns.stop - start, width))
+            for first in range(0, len(rows), CLIENTS_AT_ONCE):
+                some = slice(first, first + CLIENTS_AT_ONCE)
+                found[some] += rows[some, columns] @ directions
     return found
