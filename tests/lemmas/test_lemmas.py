@@ -63,7 +63,15 @@ def projected(k: int) -> Method:
     return methods.wecfl(k, project=3)
 
 
-@given(situations(), st.sampled_from([methods.wecfl, methods.fesem, methods.ifca, projected]))
+def nearest_projected(k: int) -> Method:
+    """One reassignment by the same projections."""
+    return projected(k).replace(clustering=methods.fedavg.clustering)
+
+
+MAKERS = [methods.wecfl, methods.fesem, methods.ifca, projected, nearest_projected]
+
+
+@given(situations(), st.sampled_from(MAKERS))
 def test_lemma_1_the_expectation_step_never_raises_f(
     case: Case, make: Callable[[int], Method]
 ) -> None:
