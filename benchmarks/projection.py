@@ -17,6 +17,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from common import SETTINGS, Line, main
 from wecfl import methods
+from wecfl.bilevel.objectives import F
 from wecfl.bilevel.representation import Columns
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import expectation
@@ -49,11 +50,15 @@ def lines(clients: int = 1000, project: int = 64, repeats: int = 3, seed: int = 
             for name, width in ways.items()
         }  # fmt: skip
         seconds: dict[str, list[float]] = {name: [] for name in ways}
+        of_f: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(repeats):
             for name, setting in settings.items():
                 began = process_time()
                 after = expectation(before, setting)
                 seconds[name].append(process_time() - began)
+                began = process_time()
+                F(after, setting.method, engine, seed)
+                of_f[name].append(process_time() - began)
         for name, setting in settings.items():
             tracemalloc.start()
             after = expectation(before, setting)
@@ -63,6 +68,7 @@ def lines(clients: int = 1000, project: int = 64, repeats: int = 3, seed: int = 
             title = f"{which}, {Columns(which).width(layout):,} columns, {name}"
             found += [
                 Line(f"E-step, {title}", SETTING.title, seconds[name], unit="s"),
+                Line(f"F after it, {title}", SETTING.title, of_f[name], unit="s"),
                 Line(
                     f"peak of E, {title}", SETTING.title, [peak], unit="MB", detail=f"ARI {ari:.3f}"
                 ),
