@@ -36,6 +36,7 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
         "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
         "table2_mixture", "auto_k_battery", "drift", "niid_scaffold", "kmeans_sample",
         "cluster_plan",
+        "projection",
     }  # fmt: skip
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
 

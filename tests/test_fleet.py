@@ -74,7 +74,14 @@ def with_rows_for_all(method: wecfl.Method, plan: Plan = PLAN) -> State:
 
 @pytest.mark.parametrize(
     "method",
-    [methods.fedavg, methods.wecfl(k=2), methods.fesem(k=3), methods.fedprox(), methods.ditto()],
+    [
+        methods.fedavg,
+        methods.wecfl(k=2),
+        methods.wecfl(k=2, project=8).replace(name="projected"),
+        methods.fesem(k=3),
+        methods.fedprox(),
+        methods.ditto(),
+    ],
     ids=lambda method: method.name,
 )
 def test_a_fleet_trains_as_a_run_with_rows_for_all(method: wecfl.Method) -> None:
@@ -133,8 +140,11 @@ def test_k_is_chosen_on_a_fleet() -> None:
     assert found.agreement()["ari"] == 1
 
 
-def test_a_stopped_fleet_goes_on_to_the_same_bits_and_is_read_back(tmp_path: Path) -> None:
-    method = methods.wecfl(k=2)
+@pytest.mark.parametrize("project", [None, 8])
+def test_a_stopped_fleet_goes_on_to_the_same_bits_and_is_read_back(
+    tmp_path: Path, project: int | None
+) -> None:
+    method = methods.wecfl(k=2, project=project)
     whole = trained(method, folder=tmp_path / "whole", conditions=CONDITIONS)
     trained(method, folder=tmp_path / "two", conditions=CONDITIONS, rounds=3)
     again = Folder(tmp_path / "two", resume=True)

@@ -212,7 +212,9 @@ def method_of(config: Config) -> Method:
     if config.representation in TOLD or config.distance != "method":
         method = _by_told(config, method)
     elif isinstance(method.representation, Columns) and method.shared == "all":
-        method = method.replace(representation=Columns(config.representation))
+        method = method.replace(
+            representation=replace(method.representation, which=config.representation)
+        )
     if config.aggregation != "mean":
         method = method.replace(aggregation=_robust(config, method.aggregation))
     if config.adapt_steps:

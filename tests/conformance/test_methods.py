@@ -34,14 +34,19 @@ from wecfl.runs.result import Result
 
 SEED = 5
 ROUNDS = 3
-NAMES = [*methods.METHODS, "wecfl auto", "fesem auto"]
+NAMES = [*methods.METHODS, "wecfl auto", "fesem auto", "wecfl projected"]
 EVERY = pytest.mark.parametrize("name", NAMES)
-KINDS = ("fedavg+", "ifca", "wecfl auto", "fedadam", "scaffold", "fedavg-ft", "ditto", "fedper")
+KINDS = (
+    "fedavg+", "ifca", "wecfl auto", "wecfl projected", "fedadam", "scaffold", "fedavg-ft", "ditto",
+    "fedper",
+)  # fmt: skip
 """A method of each kind: votes, asks, counts clusters, keeps something here, there or at home."""
 
 
 def named(name: str) -> Method:
     """With three clusters, or with as many as it finds."""
+    if name == "wecfl projected":
+        return methods.wecfl(3, project=64)
     kind, _, auto = name.partition(" ")
     return method_named(kind, k="auto" if auto else 3)
 

@@ -129,6 +129,12 @@ def test_every_method_comes_to_what_the_simulation_does(
     assert over.clients["client"].tolist() == ["c0", "c1", "c2", "c3"]
 
 
+def test_projections_are_those_of_the_simulation(fed: Federation, served: Served) -> None:
+    method = methods.wecfl(2, project=8)
+    here = run_flat(fed, method, model=make_model(), rounds=3, steps=3, lr=0.05, seed=3)
+    same_result(served(project=8), here)
+
+
 def test_optimizer_epochs_schedule_and_the_rule_of_the_end_work_over_the_network(
     fed: Federation, served: Served, tmp_path: Path
 ) -> None:

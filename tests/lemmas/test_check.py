@@ -55,6 +55,16 @@ def test_a_convex_run_meets_every_assumption(convex: Path) -> None:
     assert "T ≥" in check.notes[0]
 
 
+def test_a_projection_keeps_lemmas_1_and_2_and_has_no_bound_of_the_rate(tmp_path: Path) -> None:
+    run_config(Config(**{**CONVEX, "options": (("project", 8),)}), out=tmp_path / "run")
+    check = check_run(tmp_path / "run")
+    assert not check.refuted
+    for name in ("Lemma 1", "Lemma 2"):
+        assert all(i.held and i.condition for i in of(check, name).rounds), name
+    for name in ("Lemma 3", "Theorem 1", "Theorem 2"):
+        assert not any(i.condition for i in of(check, name).rounds), name
+
+
 def test_margins_are_those_of_the_record(convex: Path) -> None:
     lines = (convex / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     before, record = (json.loads(line) for line in lines[1:3])

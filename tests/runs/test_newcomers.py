@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import wecfl
 from helpers import method_named, run_flat, same_folders
-from wecfl import Federation, Result, methods
+from wecfl import Federation, Result, methods, rng
 from wecfl.config import Config
 from wecfl.core.plan import LocalPlan
 from wecfl.errors import ConfigError, DataError
@@ -89,15 +89,22 @@ def mean(rows: Any, weights: Any) -> Any:
     return sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
 
 
-@pytest.mark.parametrize("shorten_above", [np.inf, 0.5])
-def test_update_distance_and_confidence(members: Federation, shorten_above: float) -> None:
-    """Of whole updates, also where the run shortens those of its members."""
-    result = run_flat(members, methods.wecfl(k=2), **QUICK, shorten_above=shorten_above)
-    heads = [naive_head(members, i) for i in range(8)]
+@pytest.mark.parametrize(("shorten_above", "project"), [(np.inf, None), (0.5, None), (np.inf, 6)])
+def test_update_distance_and_confidence(
+    members: Federation, shorten_above: float, project: int | None
+) -> None:
+    """Of whole updates, also where the run shortens those of its members, or projects them."""
+    method = methods.wecfl(k=2, project=project)
+    result = run_flat(members, method, **QUICK, shorten_above=shorten_above)
+    matrix: Any = np.eye(CLASSES * FEATURES)
+    if project:
+        draws = rng.stream(0, "projection")
+        matrix = draws.standard_normal((CLASSES * FEATURES, project)) / np.sqrt(project)
+    heads = [naive_head(members, i) @ matrix for i in range(8)]
     sizes, labels = members.sizes, result.labels
     x, y = client(1, 99)
     new = Federation.from_arrays([x], [y])
-    head = naive_head(new, 0)
+    head = naive_head(new, 0) @ matrix
     far = []
     for k in range(2):
         own = np.flatnonzero(labels == k)

@@ -25,6 +25,7 @@ from wecfl.bilevel.distance import (
     smallest_angle,
     squared_euclidean,
 )
+from wecfl.bilevel.representation.from_models import is_projected
 from wecfl.bilevel.representation.telling import (
     Directions,
     InitialUpdate,
@@ -93,6 +94,10 @@ def by_told(method: Method, tells: Telling, distance: Distance | None = None) ->
         raise ConfigError(
             f"{method.name} does not cluster clients, so there is nothing that "
             f"'{tells.name}' could change: choose a method with clusters"
+        )
+    if is_projected(method.representation):
+        raise ConfigError(
+            f"project is for columns of a model, which '{tells.name}' is not: leave out one of them"
         )
     clustering: Any = method.clustering
     if isinstance(clustering, Agglomerative):

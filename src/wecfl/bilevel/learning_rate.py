@@ -7,6 +7,7 @@ import numpy as np
 from wecfl.bilevel.bounds import gradient_bound, lr_bound_1
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.evaluation import gradients
+from wecfl.bilevel.representation.from_models import is_projected
 from wecfl.bilevel.smoothness import largest_curvature
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
@@ -63,6 +64,11 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
         raise ConfigError(f"lr theory needs plain gradient steps, got {other}")
     if plan.epochs:
         raise ConfigError("lr theory needs as many steps at each client: give steps, not epochs")
+    if is_projected(method.representation):
+        raise ConfigError(
+            "lr theory needs the distances of the columns themselves: leave out project, or give "
+            "lr as a number"
+        )
     if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
             f"lr theory needs a method that compares clients by their models, in the order "

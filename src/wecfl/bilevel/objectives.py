@@ -13,7 +13,7 @@ from wecfl.core.types import F64
 __all__ = ["F", "R", "gaps"]
 
 
-def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
+def F(state: State, method: Method, engine: Engine, seed: int = 0) -> float:  # noqa: N802
     """The clustering objective F = 1/Σλ · Σ_i λ_i d(g_i, G_{labels_i}), over the clients heard.
 
     >>> from types import SimpleNamespace
@@ -24,7 +24,7 @@ def F(state: State, method: Method, engine: Engine) -> float:  # noqa: N802
     >>> F(state, methods.wecfl(1), engine)                                  # (3·1 + 1·9) / 4
     3.0
     """
-    distances = method.representation.own_distances(state, engine, method.distance)
+    distances = method.representation.own_distances(state, engine, method.distance, seed)
     weights = method.importance(engine.sizes) * state.heard
     return float(np.average(distances, weights=weights)) if weights.any() else 0.0
 
@@ -54,7 +54,7 @@ def R(  # noqa: N802
     return float(np.average(found, weights=method.importance(engine.sizes)))
 
 
-def gaps(state: State, method: Method, engine: Engine) -> F64:
+def gaps(state: State, method: Method, engine: Engine, seed: int = 0) -> F64:
     """(m,), ‖g_i − G_{labels_i}‖, how far each client is from its center (d is its square).
 
     >>> from types import SimpleNamespace
@@ -65,4 +65,4 @@ def gaps(state: State, method: Method, engine: Engine) -> F64:
     >>> gaps(state, methods.wecfl(1), engine).tolist()
     [1.0, 3.0]
     """
-    return np.sqrt(method.representation.own_distances(state, engine, method.distance))
+    return np.sqrt(method.representation.own_distances(state, engine, method.distance, seed))

@@ -70,7 +70,7 @@ class KnownClients:
             labels = np.where(_placed(state)[self.known], labels, -1)
         return View(
             self.points,
-            setting.method.representation.centers(state, setting.engine),
+            setting.method.representation.centers(state, setting.engine, setting.seed),
             setting.importance[self.known],
             labels,
             self.heard[self.known],
@@ -84,7 +84,7 @@ class KnownClients:
         """The state with the clusters found. New clients join the nearest cluster."""
         method, engine, (known, heard) = setting.method, setting.engine, (self.known, self.heard)
         state = self._grown(state, found, setting)
-        before = method.representation.centers(state, engine)
+        before = method.representation.centers(state, engine, setting.seed)
         labels, new = state.labels.copy(), heard & ~known
         labels[known & heard] = found.labels[heard[known]]
         if new.any():
@@ -96,7 +96,7 @@ class KnownClients:
             else:
                 stranger = state.whole["stranger"][None]
                 alone = replace(state, centers=stranger, labels=np.zeros_like(labels))
-                [sent] = method.representation.centers(alone, engine)
+                [sent] = method.representation.centers(alone, engine, setting.seed)
                 ways = state.cluster.get("ways")
                 labels[new], ways = setting.joining(points, sent, before, ways)
                 state = replace(state, cluster={**state.cluster, "ways": ways})

@@ -62,10 +62,10 @@ class Representation(Protocol):
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> Real:
         """(m, p), g_i of all clients, or only of those for which `who` (m,) is true."""
 
-    def centers(self, state: State, engine: Engine) -> Real:
+    def centers(self, state: State, engine: Engine, seed: int) -> Real:
         """(K, p), G_k of the models Ω_k."""
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), d(g_i, G_{labels_i}), of which F is the mean; G is as the last E-step moved it."""
 
 

@@ -105,7 +105,7 @@ def distribution(state: State, setting: Setting) -> State:
     sent = replace(state, replies=None, whole=whole)
     if setting.rate is None:
         return sent
-    gap = np.sqrt(method.representation.own_distances(state, engine, method.distance))
+    gap = np.sqrt(method.representation.own_distances(state, engine, method.distance, setting.seed))
     lr = setting.rate(gap, sent, engine, setting.plan, setting.seed)
     return sent.replace(known={**state.known, "lr": lr})
 

@@ -262,9 +262,8 @@ def _reference(
     if not (path / REFERENCE_FILE).exists():
         return None
     layout = layout_of(module)
-    columns = np.arange(layout.width)[layout.columns(compared_columns(method, layout).which)]
-    moments = 2 * prod(blueprint.shape)
-    return read_reference(path, len(states[0].centers), columns.size, moments)
+    width, moments = compared_columns(method, layout).width(layout), 2 * prod(blueprint.shape)
+    return read_reference(path, len(states[0].centers), width, moments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,9 @@ class DistanceTrace:
             points = self._representation.clients(state, self._engine, self._seed)
             self._clients = _geometry("clients", points)
         if step == "M":
-            centers = _geometry("centers", self._representation.centers(state, self._engine))
+            centers = _geometry(
+                "centers", self._representation.centers(state, self._engine, self._seed)
+            )
             self._folder.mkdir(exist_ok=True)
             file = self._folder / f"{state.round:04}.safetensors"
             replace_tensors(file, {**self._clients, **centers})

@@ -205,7 +205,7 @@ def options(name: str) -> Mapping[str, Parameter]:
     """The options of a method, as parameters of the function that makes it.
 
     >>> {name: option.default for name, option in options("cfl").items()}
-    {'eps1': 0.4, 'eps2': 1.0, 'relative': False}
+    {'eps1': 0.4, 'eps2': 1.0, 'relative': False, 'project': None}
     """
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))

@@ -82,6 +82,7 @@ def wecfl(
     recluster: Recluster = "every",
     alarm: float | None = None,
     watch: WatchedBy | None = None,
+    project: int | None = None,
 ) -> Method:
     """WeCFL, Algorithm 1: weighted K-means of the clients' models, λ_i = |D_i| (the paper).
 
@@ -92,7 +93,9 @@ def wecfl(
     clients, which is in the authors' code but not in the paper (`wecfl.bilevel.local.common_pull`).
     `recluster` says when clients are clustered: in every round, until the assignment has settled,
     or so and again where their data drift, with `alarm` as the rate of false alarms, and `watch`
-    for what tells a drift, the loss or the distance (`wecfl.bilevel.clustering.drift`).
+    for what tells a drift, the loss or the distance (`wecfl.bilevel.clustering.drift`). With
+    `project`, models are compared by that many random projections of their columns
+    (`wecfl.bilevel.representation.projection`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -100,7 +103,8 @@ def wecfl(
     Risk(split='validation', batches=None)
     """
     kmeans = KMeans(warm=warm)
-    method = fedavg.replace(name="wecfl", k=k, clustering=kmeans)
+    shown = Columns("head", project)
+    method = fedavg.replace(name="wecfl", k=k, clustering=kmeans, representation=shown)
     if k == "auto" and criterion != "served":
         method = method.replace(clustering=Auto(kmeans, criterion))
     elif k == "auto":
@@ -119,13 +123,16 @@ def fesem(
     recluster: Recluster = "every",
     alarm: float | None = None,
     watch: WatchedBy | None = None,
+    project: int | None = None,
 ) -> Method:
     """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
     """
-    like = wecfl(k, warm, criterion, pull, recluster=recluster, alarm=alarm, watch=watch)
+    like = wecfl(
+        k, warm, criterion, pull, recluster=recluster, alarm=alarm, watch=watch, project=project
+    )
     return like.replace(name="fesem", importance=uniform, aggregation=Mean(data_size))
 
 
@@ -170,18 +177,18 @@ def ifca_plus(
     )  # fmt: skip
 
 
-def ifca_one_shot(k: int, start_steps: int = 100) -> Method:
+def ifca_one_shot(k: int, start_steps: int = 100, project: int | None = None) -> Method:
     """One-shot IFCA: clients train alone, and their models are clustered once (Ghosh et al.).
 
     Each client takes `start_steps` steps from the initial model. Then each cluster of K-means is
-    trained as by FedAvg.
+    trained as by FedAvg. `project` is that of `wecfl`.
 
     >>> ifca_one_shot(3).opening[0].program
     Trial(steps=100)
     """
     return fedavg.replace(
-        name="ifca-one-shot", k=k, representation=Columns("parameters"), importance=uniform,
-        aggregation=Mean(data_size), clustering=Once(KMeans(warm=False)),
+        name="ifca-one-shot", k=k, representation=Columns("parameters", project),
+        importance=uniform, aggregation=Mean(data_size), clustering=Once(KMeans(warm=False)),
         opening=(Ask(Trial(start_steps)), "E", "M", "D"),
     )  # fmt: skip
 
@@ -200,16 +207,21 @@ def clove(k: int, batches: int | None = None) -> Method:
     )
 
 
-def cfl(eps1: float = 0.4, eps2: float = 1.0, relative: bool = False) -> Method:
+def cfl(
+    eps1: float = 0.4, eps2: float = 1.0, relative: bool = False, project: int | None = None
+) -> Method:
     """CFL: a cluster is split in two where its clients disagree (Sattler et al., TNNLS 2020).
 
     The options are those of `wecfl.bilevel.clustering.hierarchy.Bipartition`; if `relative`, ε₁ =
-    0.3 and ε₂ = 0.6 are good values.
+    0.3 and ε₂ = 0.6 are good values. `project` is that of `wecfl`.
 
     >>> cfl(eps1=0.1).clustering.eps1
     0.1
     """
-    return fedavg.replace(name="cfl", k="auto", clustering=Bipartition(eps1, eps2, relative))
+    return fedavg.replace(
+        name="cfl", k="auto", representation=Columns("head", project),
+        clustering=Bipartition(eps1, eps2, relative),
+    )  # fmt: skip
 
 
 def flhc(
@@ -217,16 +229,20 @@ def flhc(
     threshold: float = 0.5,
     linkage: Linkage = "average",
     metric: Metric = "cosine",
+    project: int | None = None,
 ) -> Method:
     """FL+HC: clients are clustered once, by their updates in one round (Briggs et al., IJCNN 2020).
 
-    The options are those of `wecfl.bilevel.clustering.hierarchy.Agglomerative`.
+    The options are those of `wecfl.bilevel.clustering.hierarchy.Agglomerative`, and `project` of
+    `wecfl`.
 
     >>> flhc(round=3).clustering.round
     3
     """
-    clustering = Agglomerative(round, threshold, linkage, metric)
-    return fedavg.replace(name="flhc", k="auto", clustering=clustering)
+    return fedavg.replace(
+        name="flhc", k="auto", representation=Columns("head", project),
+        clustering=Agglomerative(round, threshold, linkage, metric),
+    )  # fmt: skip
 
 
 def pacfl(
@@ -307,15 +323,15 @@ def k_fed(k: int, local_clusters: int = 1) -> Method:
     )  # fmt: skip
 
 
-def cam(k: int, proximal: float = 0.0, warm: bool = True) -> Method:
+def cam(k: int, proximal: float = 0.0, warm: bool = True, project: int | None = None) -> Method:
     """CAM: a model for each cluster, added to one that is common to all (Ma et al., NeurIPS 2023).
 
-    Clients are clustered as by WeCFL, by the cluster's part of the model.
+    Clients are clustered as by WeCFL, by the cluster's part of the model, with its `project`.
 
     >>> cam(3).serve
     Added()
     """
-    return wecfl(k, warm).replace(
+    return wecfl(k, warm, project=project).replace(
         name="cam", local=AddedSteps(proximal), serve=Added(), aggregation=WithCommon(),
         steps=(Ask(send=common_model), "E", "M", "D"),
     )  # fmt: skip

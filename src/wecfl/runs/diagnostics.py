@@ -13,6 +13,7 @@ from wecfl.bilevel import bounds
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.evaluation import gradients
 from wecfl.bilevel.objectives import gaps
+from wecfl.bilevel.representation.from_models import is_projected
 from wecfl.bilevel.smoothness import largest_curvature, logistic_bound
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
@@ -112,9 +113,12 @@ class Diagnostics:
         U = max(path_U, self._path_U)
         self._see(U=U)
         self._see_secants(state, self._started_slope)
-        models_only = self._setting.method.distance is squared_euclidean
+        method = self._setting.method
+        models_only = method.distance is squared_euclidean
+        # The bound is about the length of a step, which a projection does not keep exactly.
+        bounded = models_only and not is_projected(method.representation)
         if models_only:
-            self._gap = gaps(before, self._setting.method, self._setting.engine)
+            self._gap = gaps(before, method, self._setting.engine, self._setting.seed)
         k, labels, share = len(state.centers), before.labels, self._importance
         B = [bounds.clusterability(slope, labels, share, k) for slope in slopes]
         worst: F64 = np.maximum(*B)[labels]
@@ -126,7 +130,7 @@ class Diagnostics:
         together = all(len(np.unique(started.labels[labels == c])) == 1 for c in np.unique(labels))
         self._clients = {
             "lr": _plain(lr),
-            "lr_bound_1": _plain(bounds.lr_bound_1(gap, steps, path_U)) if models_only else None,
+            "lr_bound_1": _plain(bounds.lr_bound_1(gap, steps, path_U)) if bounded else None,
             "lr_bound_2": _plain(bounds.lr_bound_2(smallest, worst, U, sigma2, beta)),
             "gap": _plain(self._gap),
         }

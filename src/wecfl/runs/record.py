@@ -198,7 +198,7 @@ class Recorder:
         setting, exact = self._setting, self.exact(state.round)
         clusters = "E" in self._method.steps and "M" in self._method.steps
         if step in "LEM" and clusters and (exact or not self._method.representation.asks):
-            self._note("F", step, F(state, self._method, self._engine))
+            self._note("F", step, F(state, self._method, self._engine, setting.seed))
         if step in "LD" and self._objectives:
             name, batches = ("R", None) if exact else ("R_estimate", 1)
             value = R(state, self._method, self._engine, batches=batches, seed=setting.seed)
@@ -333,7 +333,8 @@ class Recorder:
         if elsewhere and not self._diagnostics:
             return None
         which = Columns("parameters") if elsewhere else chosen
-        return which.clients(state, self._engine, 0).copy(), which.centers(state, self._engine)
+        clients = which.clients(state, self._engine, self._setting.seed)
+        return clients.copy(), which.centers(state, self._engine, self._setting.seed)
 
     def _note(self, name: str, step: str, value: float) -> None:
         self._values[name].setdefault(step, []).append(value)

@@ -129,7 +129,7 @@ def _statements(run: RunEvidence) -> Iterator[Statement]:
 
 def _within(record: Record, bound: str) -> bool:
     """Whether η_i is within the bound for every client; False if the bound is unknown."""
-    if "theory" not in record:
+    if "theory" not in record or record["clients"][bound] is None:
         return False
     both = zip(record["clients"]["lr"], record["clients"][bound], strict=True)
     return all(limit is not None and lr <= limit * (1 + RELATIVE_TOLERANCE) for lr, limit in both)

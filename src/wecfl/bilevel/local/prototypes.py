@@ -163,14 +163,14 @@ class Prototypes(FromModels):
         flat: F32 = points.reshape(len(points), -1)
         return flat if who is None else flat[who]
 
-    def centers(self, state: State, engine: Engine) -> F32:
+    def centers(self, state: State, engine: Engine, seed: int) -> F32:
         """(K, C·D), the prototypes of the clusters."""
         prototypes = _tables(state, engine.layout)["prototypes"]
         flat: F32 = prototypes.reshape(len(prototypes), -1)
         return flat
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), how far a client's prototypes are from those of its cluster."""
-        points, centers = self.clients(state, engine, 0), state.whole.get("moved")
-        centers = self.centers(state, engine) if centers is None else centers
+        points, centers = self.clients(state, engine, seed), state.whole.get("moved")
+        centers = self.centers(state, engine, seed) if centers is None else centers
         return to_own_center(points, centers, state.labels, distance)

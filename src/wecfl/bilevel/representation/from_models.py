@@ -7,8 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from wecfl import rng
 from wecfl.bilevel.evaluation import losses, risk
-from wecfl.core.components import Distance
+from wecfl.bilevel.representation.projection import in_random_directions
+from wecfl.core.components import Distance, Representation
 from wecfl.core.engine import Engine
 from wecfl.core.program import Program, private_columns
 from wecfl.core.setting import Setting
@@ -17,7 +19,15 @@ from wecfl.core.types import F32, F64, Bool, Int, Real
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["Columns", "FromModels", "Losses", "Weights", "last_layer", "to_own_center"]
+__all__ = [
+    "Columns",
+    "FromModels",
+    "Losses",
+    "Weights",
+    "is_projected",
+    "last_layer",
+    "to_own_center",
+]
 
 
 class FromModels:
@@ -41,20 +51,37 @@ class Columns(FromModels):
 
     `which` is a selection of `Layout.columns`: ``head`` (the last linear layer's weight matrix, as
     in the authors' code), ``linear`` (all fully connected layers, as in the paper's text),
-    ``parameters``, or a pattern on tensor names.
+    ``parameters``, or a pattern on tensor names. With `project`, g_i and G_k are projected to that
+    many numbers by one random matrix, which follows from the seed of the run and is neither stored
+    nor sent (`wecfl.bilevel.representation.projection`).
 
-    >>> Columns("head")
-    Columns('head')
+    >>> Columns("head"), Columns("linear", project=64)
+    (Columns('head'), Columns('linear', project=64))
     """
 
     which: str = "head"
+    project: int | None = None
     asks: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.project is not None and self.project < 1:
+            raise ConfigError(f"project must be at least 1, got {self.project}")
+
     def __repr__(self) -> str:
-        return f"Columns({self.which!r})"
+        projected = "" if self.project is None else f", project={self.project}"
+        return f"Columns({self.which!r}{projected})"
+
+    def width(self, layout: Layout) -> int:
+        """p, how many numbers g_i has.
+
+        >>> layout = Layout.of([("w", (3, 4), ["head"])])
+        >>> Columns("head").width(layout), Columns("head", project=5).width(layout)
+        (12, 5)
+        """
+        return self.project or len(np.arange(layout.width)[layout.columns(self.which)])
 
     def check(self, shared: str, layout: Layout) -> None:
-        """Raise an error unless the columns exist and are shared."""
+        """Raise an error unless the columns exist, are shared, and are enough to be projected."""
         columns = np.arange(layout.width)[layout.columns(self.which)]
         private = private_columns(layout, shared)
         if private is not None and np.isin(columns, private).any():
@@ -62,24 +89,48 @@ class Columns(FromModels):
                 f"clients share only '{shared}', so they can't be compared by '{self.which}': "
                 f"choose a representation within what is shared"
             )
+        if self.project is not None and self.project > len(columns):
+            raise ConfigError(
+                f"project must be at most {len(columns)}, as many columns as '{self.which}' has in "
+                f"this model, got {self.project}: choose a smaller number, or leave it out"
+            )
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
-        """(m, p), g_i; a view if the columns are adjacent and all clients are wanted."""
-        columns, everyone = engine.layout.columns(self.which), who is None or who.all()
+        """(m, p), g_i; a view if the columns are adjacent, as they are, and of all clients."""
+        everyone = who is None or who.all()
         if state.replies is None and (state.met is None or state.met.all()):
-            return state.centers[:, columns][state.labels if everyone else state.labels[who]]
-        models = state.models
-        return models[:, columns] if everyone else models[who][:, columns]
+            centers = self.centers(state, engine, seed)
+            return centers[state.labels if everyone else state.labels[who]]
+        models = state.models if everyone else state.models[who]
+        return self._of(models, engine.layout, seed)
 
-    def centers(self, state: State, engine: Engine) -> F32:
+    def centers(self, state: State, engine: Engine, seed: int) -> F32:
         """(K, p), G_k."""
-        return state.centers[:, engine.layout.columns(self.which)]
+        return self._of(state.centers, engine.layout, seed)
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def _of(self, models: F32, layout: Layout, seed: int) -> F32:
+        """(n, p), what stands for these models."""
+        columns: F32 = models[:, layout.columns(self.which)]
+        if self.project is None:
+            return columns
+        draws = rng.stream(seed, "projection")
+        found = in_random_directions(columns, self.project, draws) / np.sqrt(self.project)
+        return np.asarray(found, np.float32)
+
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), d(ω_i, G_{labels_i}) on the columns."""
-        points, centers = self.clients(state, engine, 0), state.whole.get("moved")
-        centers = self.centers(state, engine) if centers is None else centers
+        points, centers = self.clients(state, engine, seed), state.whole.get("moved")
+        centers = self.centers(state, engine, seed) if centers is None else centers
         return to_own_center(points, centers, state.labels, distance)
+
+
+def is_projected(representation: Representation) -> bool:
+    """Whether clients are compared by a random projection.
+
+    >>> is_projected(Columns("head")), is_projected(Columns("head", project=64))
+    (False, True)
+    """
+    return isinstance(representation, Columns) and representation.project is not None
 
 
 def to_own_center(points: Real, centers: Real, labels: Int, distance: Distance) -> F64:
@@ -136,11 +187,11 @@ class Losses(FromModels):
             engine, state.centers, batches=self.batches, seed=seed, round=state.round, who=asked
         )
 
-    def centers(self, state: State, engine: Engine) -> F64:
+    def centers(self, state: State, engine: Engine, seed: int) -> F64:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), L(Ω_{labels_i}, D_i) on all local data."""
         return risk(engine, state.own_centers)
 
@@ -166,11 +217,11 @@ class Weights(FromModels):
         found = (state.replies or {}).get("mixture", empty).astype(np.float64)
         return found if who is None else found[who]
 
-    def centers(self, state: State, engine: Engine) -> F64:
+    def centers(self, state: State, engine: Engine, seed: int) -> F64:
         """(K, K), the identity."""
         return np.eye(len(state.centers))
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), the part of each client that does not belong to its cluster."""
-        far = distance(self.clients(state, engine, 0), self.centers(state, engine))
+        far = distance(self.clients(state, engine, seed), self.centers(state, engine, seed))
         return np.asarray(far[np.arange(len(far)), state.labels])

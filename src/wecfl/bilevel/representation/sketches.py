@@ -17,6 +17,7 @@ import numpy as np
 
 from wecfl import rng
 from wecfl.bilevel.means import cluster_means, unit
+from wecfl.bilevel.representation.projection import in_random_directions
 from wecfl.core.engine import Engine
 from wecfl.core.method import Method
 from wecfl.core.state import State
@@ -41,15 +42,14 @@ class Sketches:
     def of(self, state: State, method: Method, engine: Engine, seed: int) -> F32:
         """(n, width), the sketches of the clients that were heard; `state` is that after L."""
         shown, heard = method.representation, state.heard
-        sent = np.asarray(shown.centers(state, engine), np.float64)[state.labels]
+        sent = np.asarray(shown.centers(state, engine, seed), np.float64)[state.labels]
         never = np.zeros(len(heard), np.bool_) if state.met is None else ~state.met
         if never.any() and "stranger" in state.whole:
             alone = replace(state, centers=state.whole["stranger"][None], labels=state.labels * 0)
-            sent[never] = shown.centers(alone, engine)
+            sent[never] = shown.centers(alone, engine, seed)
         change = (shown.clients(state, engine, seed) - sent)[heard]
         if change.shape[1] > self.width:
-            draws = rng.stream(seed, "sketches")
-            change = change @ draws.standard_normal((change.shape[1], self.width))
+            change = in_random_directions(change, self.width, rng.stream(seed, "sketches"))
         alike = np.unique(np.where(never, -1, state.labels)[heard], return_inverse=True)[1]
         means = cluster_means(change, alike, np.ones(len(change)))
         return (change - means[alike]).astype(np.float32)

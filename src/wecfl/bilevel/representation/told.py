@@ -79,16 +79,16 @@ class Told:
         found: Real = state.known["told"]
         return found if who is None else found[who]
 
-    def centers(self, state: State, engine: Engine) -> Real:
+    def centers(self, state: State, engine: Engine, seed: int) -> Real:
         """(K, …), G_k; zeros before the first clustering."""
         shape = (len(state.centers), *state.known["told"].shape[1:])
         return np.asarray(state.cluster.get("told", np.zeros(shape)))
 
-    def own_distances(self, state: State, engine: Engine, distance: Distance) -> F64:
+    def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
         """(m,), d(g_i, G_{labels_i}); 0 for a client that has not told anything yet."""
         result, told = np.zeros(len(state.labels)), has_told(state)
         for k in np.unique(state.labels[told]):
             members = told & (state.labels == k)
-            center = self.centers(state, engine)[k : k + 1]
-            result[members] = distance(self.clients(state, engine, 0, members), center)[:, 0]
+            center = self.centers(state, engine, seed)[k : k + 1]
+            result[members] = distance(self.clients(state, engine, seed, members), center)[:, 0]
         return result

@@ -1,0 +1,45 @@
+"""Random projection: few numbers that keep the distances between long rows.
+
+By Johnson and Lindenstrauss (1984), for a matrix A (p × N) of independent standard normal numbers
+and any x,
+
+    E ‖xA / √N‖² = ‖x‖²,    P(|‖xA / √N‖² − ‖x‖²| > ε ‖x‖²) ≤ 2 exp(−N (ε² / 4 − ε³ / 6)).
+
+The standard deviation of ‖xA / √N‖² is √(2/N) ‖x‖², however large p is: 18 % with N = 64. To keep
+all distances between n clients up to ε, N must grow with log n / ε². Since the map is linear, means
+are kept exactly: the projection of a cluster's mean is the mean of the projections.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wecfl.bilevel.threads import one_thread
+from wecfl.core.types import F64, Real
+
+__all__ = ["in_random_directions"]
+
+DRAWN_ROWS = 8192
+"""How many rows of A are held at a time, which bounds the memory for a model of any width."""
+CLIENTS_AT_ONCE = 1024
+"""How many clients are converted to float64 at a time."""
+
+
+def in_random_directions(rows: Real, width: int, draws: np.random.Generator) -> F64:
+    """(n, N), xA for each row x (n, p), where A (p × N) is drawn piece by piece and not kept.
+
+    >>> x, y = np.eye(2, 10_000, dtype=np.float32)
+    >>> of_x, of_y, of_both = (
+    ...     in_random_directions(row[None], 64, np.random.default_rng(3)) for row in (x, y, x + y))
+    >>> of_x.shape, np.allclose(of_x + of_y, of_both)
+    ((1, 64), True)
+    """
+    found = np.zeros((len(rows), width))
+    with one_thread():
+        for start in range(0, rows.shape[1], DRAWN_ROWS):
+            columns = slice(start, min(start + DRAWN_ROWS, rows.shape[1]))
+            directions = draws.standard_normal((columns.stop - start, width))
+            for first in range(0, len(rows), CLIENTS_AT_ONCE):
+                some = slice(first, first + CLIENTS_AT_ONCE)
+                found[some] += rows[some, columns] @ directions
+    return found
