@@ -286,14 +286,16 @@ def test_partition_says_one_line_each_and_draws(wecfl: Wecfl) -> None:
     assert Path("four.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("columns", ["20", "70"])
+@pytest.mark.parametrize("columns", ["20", "70", "80"])
 def test_no_column_of_the_results_is_left_out_on_a_narrow_terminal(
     wecfl: Wecfl, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    wecfl("run", *SMALL, "--out", "one")
-    wide = wecfl("compare", "one").out.split()
+    wecfl("run", *SMALL, "--method", "fedavg-ft,wecfl", "--out", "two")
+    wide = wecfl("compare", "two").out.split()
     monkeypatch.setenv("COLUMNS", columns)
-    narrow = wecfl("compare", "one").out.split()
+    shown = wecfl("compare", "two").out
+    assert max(map(len, shown.splitlines())) <= 80
+    narrow = shown.split()
     rules = {"─" * n for n in range(300)}
     assert sorted(set(narrow) - rules) == sorted(set(wide) - rules)
     assert "seconds" in narrow

@@ -104,8 +104,9 @@ def table(rows: Table) -> None:
     It is at least as wide as its longest words need.
     """
     options = console.options.update(width=MAX_TABLE_WIDTH)
-    # What rich calls the least width lacks up to one place for each column.
-    needed = Measurement.get(console, options, rows).minimum + len(rows.columns)
+    # What rich calls the least width lacks the padding of columns with a least width of their own.
+    padded = sum(column.min_width is not None for column in rows.columns)
+    needed = Measurement.get(console, options, rows).minimum + padded
     SafeConsole(width=max(console.width, needed), file=console.file).print(rows)
 
 
