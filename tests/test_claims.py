@@ -37,6 +37,7 @@ def stored(rounds: int) -> list[dict[str, Any]]:
         run
         for run in runs
         if run["config"]["rounds"] == rounds
+        and not run.get("member")  # of a vote
         and all(run["config"][name] == value for name, value in PRESET.items())
     ]
 
