@@ -317,7 +317,7 @@ def test_a_client_that_fails_or_kills_its_actor(
 
     def kill(x: Tensor) -> None:
         if x.max() > 98:
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     how: Any = {"workers": 1, "address": cluster.address, "max_replacements": 1}
     with (
