@@ -128,6 +128,11 @@ def figures() -> dict[int, list[str]]:
             f"mean +{np.mean(gaps):.2f}",
             f"ahead in {sum(gap > 0.005 for gap in gaps)} pairs",
         ],
+        7: [
+            f"FedAvg has {cell(CIFAR, groups, 'fedavg', 1, 0):.2f}",
+            f"vote of five models {cell(CIFAR, groups, 'fedavg+', 5, 0):.2f} and of ten "
+            f"{cell(CIFAR, groups, 'fedavg+', 10, 0):.2f}",
+        ],
         8: [f"{moved[0]} clients", "none later" if not any(moved[1:]) else "some later"],
         9: [f"ARI {CELLS[CIFAR, groups, 'wecfl', 10, 1]['ari']:.2f}"],
         10: [
