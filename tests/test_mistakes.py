@@ -50,6 +50,8 @@ def place(wecfl: Wecfl) -> Path:
         ([*TABLE, "--target", "sick", "--features", "gap"], "--impute"),  # values are missing
         (["run", "--dataset", "twice.csv", *TABLE[3:], "--target", "sick"], "the name 'age'"),
         ([*TABLE, "--target", "sik"], "did you mean 'sick'"),
+        (["run", "--representation", "none"], "selects no column"),
+        (["run", "--copies", "1000000"], "fewer copies"),
         ([*TABLE, "--target", "visits", "--features", "age"], "choose task"),  # labels or numbers?
         ([*TABLE, "--target", "gap"], "drop"),  # targets are missing
         ([*SICK, "ag"], "did you mean 'age'"),

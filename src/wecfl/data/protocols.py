@@ -16,6 +16,7 @@ import numpy as np
 from wecfl import rng
 from wecfl.data.federation import Federation
 from wecfl.data.source import Dataset
+from wecfl.inputs import check_room
 from wecfl.limits import check_whole
 
 __all__ = ["commonly_tested", "limited", "merged", "repeated", "tested_by_class"]
@@ -40,6 +41,8 @@ def repeated(data: Dataset, copies: int) -> Dataset:
     (2876, 3594)
     """
     check_whole(copies=(copies, 1))
+    needed = copies * (data.x.nbytes + data.y.nbytes + 8 * len(data.y))
+    check_room(f"a data set {copies} times", needed, "choose fewer copies")
     rows = np.arange(len(data.y))
     cut = np.split(rows, [data.n_train])
     order = np.concatenate([np.tile(part, copies) for part in cut])

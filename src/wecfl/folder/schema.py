@@ -75,6 +75,9 @@ class ComponentsSchema(Schema):
     aggregation: str
     shared: str
     members: str
+    local: str | None = None
+    objective: str | None = None
+    """What early folders hold in place of `local`."""
     steps: str = ""
     order: str = ""
     """What folders of format 1 hold in place of `steps`."""

@@ -83,6 +83,11 @@ class Columns(FromModels):
     def check(self, shared: str, layout: Layout) -> None:
         """Raise an error unless the columns exist, are shared, and are enough to be projected."""
         columns = np.arange(layout.width)[layout.columns(self.which)]
+        if not len(columns):
+            raise ConfigError(
+                f"representation '{self.which}' selects no column of this model, so clients can't "
+                f"be compared: choose head, linear, parameters, or a pattern on tensor names"
+            )
         private = private_columns(layout, shared)
         if private is not None and np.isin(columns, private).any():
             raise ConfigError(
