@@ -12,6 +12,7 @@ that hold less than half of λ.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-class _OneByOne:
+class _OneByOne(ABC):
     """An aggregation that makes each center from its own members alone."""
 
     __slots__ = ()
@@ -58,9 +59,9 @@ class _OneByOne:
                     centers[k] = self._center(models[members], weight[members])
         return state.replace(centers=centers)
 
+    @abstractmethod
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center from a copy of the members' rows, and their λ."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
