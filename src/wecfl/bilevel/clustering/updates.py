@@ -6,7 +6,6 @@ of clients that come at different times can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,12 +13,13 @@ import numpy as np
 
 from wecfl.bilevel.aggregation.mean import Mean
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, joined
-from wecfl.bilevel.local.training import MODEL_REPLY, kept, momentum_field
+from wecfl.bilevel.local.common_model import BesideCommonModel
+from wecfl.bilevel.local.training import kept
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Aggregation, Clusters, Distance, View
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import ReplyAndMemory, Sent, Site
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
@@ -216,7 +216,7 @@ def _merged(products: F64, tau: float) -> Int:
 
 
 @dataclass(frozen=True, slots=True)
-class PulledSteps:
+class PulledSteps(BesideCommonModel):
     """StoCFL: trains a common model, and the cluster's model with a pull mu towards the common one.
 
     ω ← Q steps on L(ω, D_i), and θ ← Q steps on L(θ, D_i) + mu/2·‖θ − Ω‖², where Ω is the common
@@ -230,17 +230,9 @@ class PulledSteps:
     mu: float = 0.05
     name: ClassVar[str] = "pulled-steps"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = {**MODEL_REPLY, "common": Field(("P",))}
 
     def __post_init__(self) -> None:
         check_not_negative(mu=self.mu)
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """A momentum buffer for each of the two models."""
-        return {**momentum_field(plan), **momentum_field(plan, "common_momentum")}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train both models on the same mini-batches."""

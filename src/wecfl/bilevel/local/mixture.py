@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from wecfl.bilevel.aggregation.mean import Mean
+from wecfl.bilevel.local.common_model import BesideCommonModel
 from wecfl.bilevel.local.training import (
     MODEL_REPLY,
     MOMENTUM_FIELD,
@@ -256,7 +257,7 @@ def common_model(state: State, setting: Setting) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class AddedSteps:
+class AddedSteps(BesideCommonModel):
     """CAM: the outputs of a common model and of the cluster's model are added.
 
     Q steps of the common model while the cluster's is fixed, and Q steps of the cluster's, with a
@@ -270,17 +271,9 @@ class AddedSteps:
     mu: float = 0.0
     name: ClassVar[str] = "added-steps"
     version: ClassVar[int] = 1
-    replies: ClassVar[Mapping[str, Field]] = {**MODEL_REPLY, "common": Field(("P",))}
 
     def __post_init__(self) -> None:
         check_not_negative(mu=self.mu)
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """A momentum buffer for each of the two models."""
-        return {**momentum_field(plan), **momentum_field(plan, "common_momentum")}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train both models on the same mini-batches, each beside the other as it was received."""
