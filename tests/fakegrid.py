@@ -35,8 +35,8 @@ class Node:
     config: dict[str, Any]
     online: bool = True
     tamper: Tamper = lambda message: message
-    delay: int = 0
-    """How many pulls a reply takes."""
+    late: bool = False
+    """Its replies to `train` come when the next `train` is sent."""
     seen: list[str] = field(default_factory=list)
     """The kinds of messages it got."""
 
@@ -44,7 +44,8 @@ class Node:
 class FakeGrid(Grid):
     def __init__(self, nodes: Mapping[int, Node]) -> None:
         self.nodes = dict(nodes)
-        self.waiting: dict[str, tuple[int, Node, Message | Exception]] = {}
+        self.waiting: dict[str, tuple[Node, Message | Exception]] = {}
+        self.late: dict[str, tuple[Node, Message | Exception]] = {}
         self.pushed: list[Message] = []
 
     def set_run(self, run: Any) -> None: ...
@@ -60,7 +61,10 @@ class FakeGrid(Grid):
         return [number for number, node in self.nodes.items() if node.online]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        numbers = []
+        messages, numbers = list(messages), []
+        if any(message.metadata.message_type == "train" for message in messages):
+            self.waiting |= self.late
+            self.late = {}
         for message in messages:
             number = f"m{len(self.pushed)}"
             message.metadata.__dict__["_message_id"] = number
@@ -80,21 +84,20 @@ class FakeGrid(Grid):
             except Exception as error:
                 told = error
             if told is not None:
-                self.waiting[number] = (node.delay, node, told)
+                train = message.metadata.message_type == "train"
+                (self.late if train and node.late else self.waiting)[number] = (node, told)
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         came = []
         for number in message_ids:
             if number in self.waiting:
-                left, node, message = self.waiting[number]
-                if left <= 0 and node.online:
+                node, message = self.waiting[number]
+                if node.online:
                     del self.waiting[number]
                     if isinstance(message, Exception):
                         raise message
                     came.append(message)
-                else:
-                    self.waiting[number] = (left - 1, node, message)
         return came
 
     def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
