@@ -33,8 +33,10 @@ test: $(READY)  ## the whole test suite
 test-deploy: $(READY)  ## a Flower federation of real processes on loopback, killed and lied to (minutes)
 	$(BIN)/python -m pytest tests/deploy -m deploy -n 2 --dist loadfile
 
-fuzz: $(READY)  ## bad input, random networks, engines and hostile clients: twenty times as much, and other, than in make test
-	WECFL_FUZZ=20 $(BIN)/python -m pytest tests/fuzz tests/engine/test_native.py tests/conformance tests/flower/test_hostile.py -n auto --dist worksteal
+FUZZED := tests/fuzz tests/conformance tests/flower tests/engine/test_native.py tests/test_conditions.py \
+  tests/test_twin.py tests/runs/test_newcomers.py tests/runs/test_untested.py
+fuzz: $(READY)  ## all methods in all suites; bad input, random networks, hostile clients: forty times as much as in make test
+	WECFL_FUZZ=40 $(BIN)/python -m pytest $(FUZZED) -n auto --dist worksteal
 
 browser:  ## install the browser that the tests of the report page look for (Debian, as root)
 	@command -v chromium > /dev/null \

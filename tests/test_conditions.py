@@ -15,6 +15,7 @@ from scipy.stats import norm
 from torch import nn
 
 import wecfl as library
+from fuzzing import in_turns
 from helpers import BowlEngine, Wecfl, method_named, run_flat, same_folders
 from wecfl import Federation, methods
 from wecfl.bilevel.aggregation import AGGREGATIONS
@@ -40,7 +41,12 @@ from wecfl.folder.readers import config_of, read_metrics, read_summary
 from wecfl.options import Conditions
 from wecfl.runs.summary import replies
 
-EVERY = pytest.mark.parametrize("name", methods.METHODS)
+
+def some(turn: int, of: int = 3) -> pytest.MarkDecorator:
+    """A share of the methods (`make fuzz`: all)."""
+    return pytest.mark.parametrize("name", in_turns(methods.METHODS, turn, of))
+
+
 HARD: dict[str, Any] = {"participation": 0.6, "dropout": 0.2, "stragglers": 0.3}
 SEED = 3
 CHANGED_WITHOUT_STEPS = ("fedmeta", "fedsoft", "pfedhn", "stocfl")
@@ -66,7 +72,7 @@ def run(fed: Federation, method: Any, **choices: Any) -> library.Result:
 # Absence
 
 
-@EVERY
+@some(0)
 def test_every_method_under_hard_conditions(name: str, digits: Federation) -> None:
     """Labels of the absent stay, their centers too; any number of workers, any order of clients."""
     method, seen = method_named(name, k=3), []
@@ -95,7 +101,7 @@ def test_every_method_under_hard_conditions(name: str, digits: Federation) -> No
         np.testing.assert_allclose(permuted.states[0].models, seen[-1].models[order], atol=1e-4)
 
 
-@EVERY
+@some(1, of=2)
 def test_hard_conditions_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
     config = Config(
         method=name, clients=8, groups=2, clusters=2, rounds=5, steps=3, model="mlp", workers=1,
@@ -156,7 +162,7 @@ def test_a_lost_reply_leaves_the_model_but_the_client_remembers(digits: Federati
     np.testing.assert_allclose(heard_only.centers, lossy.centers, atol=1e-6)
 
 
-@EVERY
+@some(2)
 def test_rounds_in_which_nobody_is_heard(name: str, digits: Federation) -> None:
     few = digits.subset(range(4))
     result = run(few, method_named(name, k=2), dropout=0.8, rounds=8)

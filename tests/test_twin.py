@@ -1,6 +1,7 @@
 """The library against the naive twin, method by method."""
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import wecfl
+from fuzzing import in_turns
 from helpers import run_flat
 from twin import twin
 from wecfl.core.plan import LocalPlan
@@ -62,9 +64,10 @@ def twins(name: str, architecture: str) -> tuple[Any, list[nn.Module]]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["native", "torch"])
-@pytest.mark.parametrize("architecture", ["mlp", "cnn"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "architecture", "engine"),
+    in_turns(product(METHODS, ["mlp", "cnn"], ["native", "torch"]), turn=0),
+)
 def test_same_assignments_and_models_as_the_twin(name: str, architecture: str, engine: Any) -> None:
     method, given = METHODS[name][0], start(architecture)
     labels, clients = twins(name, architecture)

@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
 import wecfl
-from fuzzing import FACTOR
+from fuzzing import FACTOR, in_turns
 from helpers import engines_for, method_named, run_flat, same_bits, same_folders
 from wecfl import NativeEngine, State, methods, rng
 from wecfl.bilevel.aggregation import Mean
@@ -43,6 +43,11 @@ KINDS = (
 """A method of each kind: votes, asks, counts clusters, keeps something here, there or at home."""
 
 
+def some(turn: int) -> pytest.MarkDecorator:
+    """A third of the methods, and one of each kind (`make fuzz`: all)."""
+    return pytest.mark.parametrize("name", in_turns(NAMES, turn, always=KINDS))
+
+
 def named(name: str) -> Method:
     """With three clusters, or with as many as it finds."""
     if name == "wecfl projected":
@@ -51,16 +56,17 @@ def named(name: str) -> Method:
     return method_named(kind, k="auto" if auto else 3)
 
 
-ON_ENGINES = pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        (name, engine)
-        for name in NAMES
-        for engine in engines_for(named(name))[: 2 if FACTOR or name in KINDS else 1]
-    ],
-)
-"""All on the native engine, if it can carry them; on torch, which takes four times as long, some
-(`make fuzz`: all)."""
+def on_engines(names: list[str]) -> pytest.MarkDecorator:
+    """On the native engine, if it can carry them; on torch, which takes four times as long, one of
+    each kind (`make fuzz`: all)."""
+    return pytest.mark.parametrize(
+        ("name", "engine"),
+        [
+            (name, engine)
+            for name in names
+            for engine in engines_for(named(name))[: 2 if FACTOR or name in KINDS else 1]
+        ],
+    )
 
 
 @cache
@@ -116,7 +122,7 @@ def test_every_method_learns_and_keeps_the_shapes(name: str, fed: wecfl.Federati
     assert sum(result.records[-1]["sizes"]) == 9
 
 
-@EVERY
+@some(0)
 def test_a_round_does_not_change_the_state_before_it(name: str, fed: wecfl.Federation) -> None:
     """Of what the server holds: whoever kept an earlier state still has it as it was."""
     method = named(name)
@@ -157,14 +163,16 @@ def test_no_order_of_the_steps_notices_that_distributed_models_are_not_stored(
         np.testing.assert_array_equal(getattr(ended, name), getattr(stored, name))
 
 
-@ON_ENGINES
+@on_engines(in_turns(NAMES, 1, always=KINDS))
 def test_every_method_gives_the_same_bits_with_any_number_of_workers(
     name: str, engine: str, fed: wecfl.Federation
 ) -> None:
     same_bits(plain(name, engine), run(fed, named(name), 2, engine=engine))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if len(engines_for(named(name))) > 1])
+@pytest.mark.parametrize(
+    "name", in_turns([name for name in NAMES if len(engines_for(named(name))) > 1], 2)
+)
 def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
     native, torch = plain(name), plain(name, "torch")
     np.testing.assert_array_equal(native.labels, torch.labels)
@@ -172,7 +180,7 @@ def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
         np.testing.assert_allclose(ours.models, theirs.models, atol=1e-4)
 
 
-@ON_ENGINES
+@on_engines(in_turns(NAMES, 0, of=2, always=KINDS))
 def test_every_method_goes_on_to_the_bit(
     name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:
@@ -198,7 +206,7 @@ def test_every_method_goes_on_to_the_bit(
     same_folders(tmp_path / "whole", after)
 
 
-@EVERY
+@some(1)
 def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federation) -> None:
     method = named(name)
     order = np.random.default_rng(0).permutation(len(fed))
@@ -210,7 +218,7 @@ def test_permuting_the_clients_permutes_the_result(name: str, fed: wecfl.Federat
     assert permuted.records[-1]["accuracy"] == pytest.approx(usual.records[-1]["accuracy"])
 
 
-@EVERY
+@some(2)
 def test_scaling_importance_changes_nothing(name: str, fed: wecfl.Federation) -> None:
     method = named(name)
     scaled = method.replace(importance=lambda sizes: 7.3 * method.importance(sizes))

@@ -17,6 +17,7 @@ from torch import nn
 
 import wecfl
 from fakegrid import WAITS, FakeGrid, Node, Tamper, changed, digits_of
+from fuzzing import in_turns
 from helpers import method_named, run_flat
 from wecfl import Federation, NativeEngine, State, methods
 from wecfl.bilevel.local import Alone
@@ -118,7 +119,7 @@ def same_result(one: Result, two: Result) -> None:
 # The same numbers as a simulation
 
 
-@pytest.mark.parametrize("method", [*METHODS, "wecfl auto"])
+@pytest.mark.parametrize("method", in_turns([*METHODS, "wecfl auto"], 0, of=2))
 def test_every_method_comes_to_what_the_simulation_does(
     fed: Federation, served: Served, method: str
 ) -> None:

@@ -54,7 +54,7 @@ TOKENS = (
 )  # fmt: skip
 
 
-@tries(20)
+@tries(10)
 @given(name=st.sampled_from(sorted(Config.model_fields)), token=st.sampled_from(TOKENS))
 def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     if name in COSTLY and token == str(MAX_COUNT):
@@ -66,7 +66,7 @@ def test_flags(wecfl: Wecfl, tmp_path: Path, name: str, token: str) -> None:
     assert not worked or read_summary(out)["status"] == "finished"
 
 
-@tries(20)
+@tries(10)
 @given(name=st.sampled_from(sorted(Config.model_fields)), rnd=chances)
 def test_toml(wecfl: Wecfl, tmp_path: Path, name: str, rnd: Random) -> None:
     file, out = tmp_path / "a b.toml", tmp_path / "out"

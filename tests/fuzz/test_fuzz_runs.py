@@ -68,7 +68,7 @@ def fresh(
     return place
 
 
-@tries(30)
+@tries(15)
 @given(rnd=chances)
 def test_check(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = ("config.toml", "summary.json", "metrics.jsonl", "models.safetensors")
@@ -76,7 +76,7 @@ def test_check(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     reads_only(wecfl, folder, None, "check", folder, rnd.choice(("--rounds", "--json")))
 
 
-@tries(30)
+@tries(15)
 @given(rnd=chances)
 def test_compare(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     folder = fresh(runs, tmp_path / "run", rnd, ("config.toml", "summary.json"))
@@ -93,7 +93,7 @@ def reads_only(wecfl: Wecfl, folder: Path, written: Path | None, *tokens: str | 
     assert contents(folder) == before
 
 
-@tries(5)
+@tries(3)
 @given(rnd=chances)
 def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = ("config.toml", "summary.json", "metrics.jsonl", "clients.csv")
@@ -101,7 +101,7 @@ def test_compare_with_a_figure(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Ra
     reads_only(wecfl, folder, figure, "compare", folder, "--figure", figure)
 
 
-@tries(4)
+@tries(2)
 @given(rnd=chances)
 def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = (
@@ -114,7 +114,7 @@ def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     reads_only(wecfl, folder, page, "report", folder, "--out", page)
 
 
-@tries(20)
+@tries(10)
 @given(rnd=chances)
 def test_assign_and_export(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     names = ("config.toml", "summary.json", "models.safetensors", "reference.safetensors")
@@ -126,7 +126,7 @@ def test_assign_and_export(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random
     reads_only(wecfl, folder, out, "export", folder, "--cluster", "1", "--out", out)
 
 
-@tries(30)
+@tries(15)
 @given(rnd=chances)
 def test_load(runs: Path, tmp_path: Path, rnd: Random) -> None:
     """A result that predicts, or an error that is meant."""
@@ -139,7 +139,7 @@ def test_load(runs: Path, tmp_path: Path, rnd: Random) -> None:
         assert loaded.predict(np.zeros((2, *shape)), client=0).shape == (2,)
 
 
-@tries(15)
+@tries(8)
 @given(rnd=chances)
 def test_resume(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     """Goes on, or refuses and leaves all as it is."""
@@ -220,7 +220,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@tries(10)
+@tries(5)
 @given(rnd=chances)
 def test_results(wecfl: Wecfl, stored: Path, tmp_path: Path, rnd: Random) -> None:
     results = tmp_path / "results"
@@ -236,7 +236,7 @@ def test_results(wecfl: Wecfl, stored: Path, tmp_path: Path, rnd: Random) -> Non
     assert before.items() <= contents(results).items()
 
 
-@tries(30)
+@tries(15)
 @given(rnd=chances)
 def test_definitions(wecfl: Wecfl, tmp_path: Path, rnd: Random) -> None:
     folder = tmp_path / "definitions"

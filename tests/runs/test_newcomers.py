@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 import wecfl
+from fuzzing import in_turns
 from helpers import method_named, run_flat, same_folders
 from wecfl import Federation, Result, methods, rng
 from wecfl.config import Config
@@ -473,7 +474,7 @@ def test_no_run_asks_for_a_reference_that_nobody_needs(
     assert not (tmp_path / "run" / "reference.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", in_turns(methods.METHODS, 1))
 def test_newcomers_of_every_method_are_assigned_or_refused_in_one_line(
     name: str, fed: wecfl.Federation
 ) -> None:

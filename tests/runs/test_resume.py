@@ -92,7 +92,7 @@ MEMORY: dict[str, dict[str, list[str]]] = {
 
 def test_kills_change_nothing() -> None:
     """At random moments, and by fault injection in the middle of writing; `make soak` has more."""
-    command = [sys.executable, "tests/kills.py", "--times", "2", "--rounds", "4"]
+    command = [sys.executable, "tests/kills.py", "--times", "1", "--rounds", "4"]
     path = os.pathsep.join(["tests", *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [*command, "--method", *MEMORY, "--case", "several", "ledger"],
@@ -107,10 +107,10 @@ def test_kills_change_nothing() -> None:
     assert told["ledger"]["in ledgers"] >= told["ledger"]["sent"] >= 3 * 4
     assert told["cfl-adam"]["clusters"] == [1, 2, 4, 6]  # parted when they had moments to leave
     assert told["wecfl-adam"]["clusters"] == [1, 2, 2, 2]  # after two looks that agree
-    assert all(each["kills"] == 2 for each in told.values())
+    assert all(each["kills"] == 1 for each in told.values())
     writing = sum(each["while writing"] for each in told.values())
-    assert writing >= 3
-    assert sum(each["kills"] for each in told.values()) - writing >= 3
+    assert writing >= 2
+    assert sum(each["kills"] for each in told.values()) - writing >= 2
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole: Path, tmp_path: Path) -> None:
