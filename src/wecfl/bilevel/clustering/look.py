@@ -26,7 +26,12 @@ it has more, little is known about the others."""
 
 
 class Gains(NamedTuple):
-    """By how much clients are served better than by one model for all."""
+    """By how much clients are served better than by one model for all.
+
+    >>> gains = Gains(clusters=0.5, error=0.02, alone=0.3)
+    >>> gains.clusters > STANDARD_ERRORS * gains.error
+    True
+    """
 
     clusters: float
     """The gain of the clusters, as a λ-mean over clients."""
