@@ -241,12 +241,12 @@ RULES: dict[str, Callable[[Look, Any, int], int]] = {
 }
 
 
-def compare(folder: Path, data: str) -> None:
+def compare(folder: Path, data: str, seeds: Iterable[int]) -> None:
     """How often each rule is right in each of the first rounds, on the half for choosing."""
     for name, rule in RULES.items():
         for t in range(1, LOOKS + 1):
             right, of, one, none = 0, 0, 0, 0
-            for case in cases(data):
+            for case in cases(data, seeds):
                 file = folder / f"{case}.npz"
                 if not case.for_choosing or not file.exists():
                     continue
@@ -290,15 +290,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file, or a folder for store")
     parser.add_argument("--served", action="store_true")
     parser.add_argument("--most-groups", type=int, default=20)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS], help="for report")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
     chosen = parser.parse_args()
     if chosen.do == "rules":
-        return compare(chosen.out, chosen.data)
+        return compare(chosen.out, chosen.data, chosen.seeds)
     if chosen.do == "show":
         return show(chosen.out)
     if chosen.do == "store":
         chosen.out.mkdir(parents=True, exist_ok=True)
-        for case in cases(chosen.data):
+        for case in cases(chosen.data, chosen.seeds):
             if case.for_choosing and not (chosen.out / f"{case}.npz").exists():
                 with suppress(PartitionError):
                     store(case, chosen.out)

@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score, silhouette_samples
 import wecfl
 from helpers import same_folders
 from wecfl.bilevel.clustering import AtLeast, KMeans
-from wecfl.bilevel.clustering.look import Look
+from wecfl.bilevel.clustering.look import Gains, Look
 from wecfl.bilevel.clustering.served import Served
 from wecfl.bilevel.clustering.ward import silhouettes, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
@@ -126,6 +126,62 @@ def test_a_division_that_serves_no_better_is_not_made() -> None:
     assert (look.clearest, look.proposed, look.best) == (3, 2, 2)
     surely = replace(look, losses=losses - np.array([0, 0, 0.3]))
     assert (surely.clearest, surely.proposed, surely.best) == (3, 3, 3)
+
+
+def test_losses_with_the_models_of_others() -> None:
+    """If losses are linear, they are those of models that each client had no part in."""
+    rng = np.random.default_rng(0)
+    points, slopes, weight = rng.normal(size=(12, 3)), rng.normal(size=(12, 3)), np.arange(1.0, 13)
+    own = np.arange(12) % 2
+
+    def linear(labels: Int | None, who: Bool) -> F64:
+        models = points if labels is None else cluster_means(points, labels, weight)[labels]
+        return np.where(who, (slopes * models).sum(axis=1), np.nan)
+
+    nodes = np.stack([np.zeros(12, np.int64), own + 1])
+    look = Look.judged(nodes, np.array([np.nan, 0.5]), weight / weight.sum(), linear)
+    for level, labels in enumerate(look.labels):
+        for i in range(12):
+            others = (labels == labels[i]) & (np.arange(12) != i)
+            theirs = np.average(points[others], axis=0, weights=weight[others])
+            np.testing.assert_allclose(look.from_others[i, level], slopes[i] @ theirs)
+
+
+def test_a_client_that_makes_most_of_its_model_counts_as_half_of_it() -> None:
+    labels = np.array([[0, 0, 0], [0, 0, 1]])
+    losses, alone = np.array([[2.0, 2.0], [2.0, 2.0], [2.0, 5.0]]), np.array([3.0, 3.0, 5.0])
+    look = Look(labels, np.array([np.nan, 0.5]), losses, alone, np.array([0.8, 0.1, 0.1]))
+    np.testing.assert_allclose(look.from_others[0], [1.0, 1.0])
+    np.testing.assert_allclose(look.from_others[2], [(2 - 0.1 * 5) / 0.9, 5.0])
+
+
+def test_what_clients_gain_from_their_own_part_in_a_model_does_not_divide_them() -> None:
+    """Each has something of its own, and the larger its share of a model, the less the loss."""
+    rng = np.random.default_rng(0)
+    labels = np.stack([np.arange(40) * k // 40 for k in (1, 2, 4, 8)])
+    share = 1 / np.stack([np.bincount(own)[own] for own in labels], axis=1)
+    losses = 2 - share + rng.normal(0, 0.001, (40, 4)) - 0.5 * (np.arange(4) > 0)
+    silhouette = np.array([np.nan, 0.4, 0.4, 0.4])
+    look = Look(labels, silhouette, losses, np.full(40, 0.5), np.full(40, 1 / 40))
+    assert look.loss.argmin() == 3
+    assert look.proposed == 2
+    assert replace(look, losses=np.tile(look.alone[:, None], 4)).proposed == 1
+
+
+def test_two_rounds_together_show_what_one_of_them_does_not() -> None:
+    rng = np.random.default_rng(0)
+    gains = rng.normal(size=40)
+    gains = 1.5 * gains.std(ddof=1) / np.sqrt(40) + gains - gains.mean()  # 1.5 standard errors
+    look = Look(
+        np.stack([np.zeros(40, np.int64), np.arange(40) % 2]), np.array([np.nan, 0.5]),
+        np.stack([np.full(40, 5.0), 5.0 - gains], axis=1), np.full(40, 9.0), np.full(40, 1 / 40),
+    )  # fmt: skip
+    now = look.gains(2)
+    assert now.clusters == pytest.approx(1.5 * now.error)
+    assert look.best == 1
+    assert look.confirmed(Gains(3.0 * now.error, now.error, -4.0)) == 2
+    assert look.confirmed(Gains(2.4 * now.error, now.error, -4.0)) == 1
+    assert look.confirmed(Gains(3.0 * now.error, now.error, 20.0)) == 1  # local models are better
 
 
 def test_once_divided_a_lower_f_that_nobody_judged_does_not_part_them_anew() -> None:
@@ -244,13 +300,15 @@ def between() -> tuple[F64, Int]:
 def judge_by_companions(truth: Int, wanted: int) -> Judge:
     """The loss is 0 where half of a client's companions are of the group that it wants.
 
-    The first client wants the group `wanted`, the others want their own.
+    The first client wants the group `wanted`, the others want their own. Their own models serve
+    them nearly as well.
     """
     wants = np.where(np.arange(len(truth)) == 0, wanted, truth)
 
     def judge(labels: Int | None, who: Bool) -> F64:
-        own = np.arange(len(truth)) if labels is None else labels
-        together = (own[:, None] == own) & ~np.eye(len(truth), dtype=bool)
+        if labels is None:
+            return np.where(who, 0.05, np.nan)
+        together = (labels[:, None] == labels) & ~np.eye(len(truth), dtype=bool)
         alike = (together & (truth == wants[:, None])).sum(axis=1)
         served = together.any(axis=1) & (alike >= together.sum(axis=1) / 2)
         return np.where(who, 1.0 - served, np.nan)

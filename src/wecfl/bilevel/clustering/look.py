@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from wecfl.bilevel.distance import distances
 from wecfl.core.components import Judge
 from wecfl.core.types import F64, Int
 
-__all__ = ["LEAST_SHARE", "STANDARD_ERRORS", "Look", "client_silhouettes"]
+__all__ = ["LEAST_SHARE", "STANDARD_ERRORS", "Gains", "Look", "client_silhouettes"]
 
 STANDARD_ERRORS = 2.0
 """Clusters are accepted if they lower the loss of one model by more standard errors than this."""
@@ -20,6 +20,29 @@ LEAST_SHARE = 0.9
 """Clusters are accepted if they lower the loss by at least this share of what a model of its own
 for each client would. Their own models also fit what only one client has: without groups they gain
 far more."""
+MAX_OWN_SHARE = 0.5
+"""The largest share of a cluster's model that is taken for a client's own in `Look.from_others`. If
+it has more, little is known about the others."""
+
+
+class Gains(NamedTuple):
+    """By how much clients are served better than by one model for all.
+
+    >>> gains = Gains(clusters=0.5, error=0.02, alone=0.3)
+    >>> gains.clusters > STANDARD_ERRORS * gains.error
+    True
+    """
+
+    clusters: float
+    """The gain of the clusters, as a λ-mean over clients."""
+    error: float
+    """Its standard error."""
+    alone: float
+    """The gain of a model of its own for each client."""
+
+
+NOTHING = Gains(0.0, 0.0, 0.0)
+"""What is known about the gains before the first look."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +106,24 @@ class Look:
         mean: F64 = self.weight @ self.losses
         return mean
 
+    @property
+    def from_others(self) -> F64:
+        """(n, levels), the losses that clients would have if the models were made without them.
+
+        With the share s = λ_i / Σ_j λ_j a client has made the model of its cluster, s·ω_i + (1 − s)
+        times the model ω' of the others. To first order its loss is s·L(ω_i) + (1 − s)·L(ω'). Where
+        clients have few samples, what one of them brings is noise, of which there is more in a
+        small cluster; where each has something of its own, it helps, most of all in a small
+        cluster. Neither tells whether clusters are alike.
+        """
+        found = np.empty_like(self.losses)
+        for level, own in enumerate(self.labels):
+            total = np.bincount(own, self.weight)[own]
+            share = np.divide(self.weight, total, out=np.zeros_like(total), where=total > 0)
+            share = np.minimum(share, MAX_OWN_SHARE)
+            found[:, level] = (self.losses[:, level] - share * self.alone) / (1 - share)
+        return found
+
     def gain(self, of: F64, over: F64) -> tuple[float, float]:
         """By how much losses (n,) are lower than others on average, and its standard error."""
         difference = over - of
@@ -98,14 +139,15 @@ class Look:
         The gain alone goes on rising if clusters are divided further where labels are skewed, and
         the silhouette alone merges clusters that lie close together.
         """
-        gain = np.maximum(self.loss[0] - self.loss, 0)
-        return int((np.maximum(np.nan_to_num(self.silhouette), 0) * gain).argmax()) + 1
+        loss = self.weight @ self.from_others
+        product = np.maximum(np.nan_to_num(self.silhouette), 0) * np.maximum(loss[0] - loss, 0)
+        return int(product.argmax()) + 1
 
     @property
     def proposed(self) -> int:
         """The smallest K that serves the clients as well as the clearest K, to a standard error."""
-        clearest = self.losses[:, self.clearest - 1]
-        paired = [self.gain(clearest, self.losses[:, level]) for level in range(self.clearest)]
+        losses, most = self.from_others, self.clearest
+        paired = [self.gain(losses[:, most - 1], losses[:, level]) for level in range(most)]
         return next(k for k, (more, error) in enumerate(paired, 1) if more <= error)
 
     @property
@@ -113,23 +155,29 @@ class Look:
         """`proposed`, or 1 if its clusters are not accepted."""
         return self.accepted(self.proposed)
 
-    @property
-    def confirmed(self) -> int:
+    def confirmed(self, before: Gains) -> int:
         """The smallest K that serves the clients no worse than the largest, or 1.
 
-        It is for clusters that were found in an earlier round: those that gain nothing from being
-        apart in another round are one cluster.
+        It is for clusters that were found in an earlier round, with the gains `before`: those that
+        gain nothing from being apart in another round are one cluster.
         """
-        return self.accepted(int((self.loss <= self.loss[-1]).argmax()) + 1)
+        loss = self.weight @ self.from_others
+        return self.accepted(int((loss <= loss[-1]).argmax()) + 1, before)
 
-    def accepted(self, k: int) -> int:
-        """`k`, or 1 if its clusters don't serve better than one model and than none.
-
-        Clients that each serve themselves far better than their cluster does have no groups.
-        """
+    def gains(self, k: int) -> Gains:
+        """By how much k clusters, and clients' own models, have a lower loss than one model."""
         one = self.losses[:, 0]
         mean, error = self.gain(self.losses[:, k - 1], one)
-        alone, _ = self.gain(self.alone, one)
+        return Gains(mean, error, self.gain(self.alone, one)[0])
+
+    def accepted(self, k: int, before: Gains = NOTHING) -> int:
+        """`k`, or 1 if its clusters don't serve better than one model and than none.
+
+        Clients that each serve themselves far better than their cluster does have no groups. The
+        gains of an earlier round are added. Their standard errors are added as well, since the same
+        validation samples were asked.
+        """
+        mean, error, alone = (now + then for now, then in zip(self.gains(k), before, strict=True))
         return k if mean > STANDARD_ERRORS * error and mean >= LEAST_SHARE * alone else 1
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
-from wecfl.bilevel.clustering.look import Look, client_silhouettes
+from wecfl.bilevel.clustering.look import Gains, Look, client_silhouettes
 from wecfl.bilevel.clustering.ward import weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
@@ -102,7 +102,7 @@ class Served:
         return due and view.judge is not None and int(heard.sum()) >= MIN_CLIENTS
 
     def _confirmed(self, view: View, heard: Bool, notes: Mapping[str, F64]) -> Clusters | None:
-        """The clusters found in the last look, if they serve the clients in this round too.
+        """The clusters found in the last look, if they serve the clients by both rounds together.
 
         Clusters that were found by chance, or by the noise of few validation samples, don't: the
         models are others now. Clients that were not heard then join the nearest cluster.
@@ -116,7 +116,10 @@ class Served:
         weight = view.importance[again]
         judge = _judge_of(view, np.flatnonzero(again))
         look = Look.judged(nodes, view.notes["silhouette"][:k], weight / weight.sum(), judge)
-        if (k := look.confirmed) == 1:
+        one, alone, gain, error = (
+            view.notes[name][0] for name in ("loss", "alone", "gain", "error")
+        )
+        if (k := look.confirmed(Gains(gain, error, one - alone))) == 1:
             return None
         geometry = {name: view.notes[name] for name in GEOMETRY_NOTES}
         notes = self._after(k, True, notes, view.round) | geometry | _service(look, k)
@@ -288,11 +291,10 @@ def _told(look: Look, points: F64, weight: F64, rng: np.random.Generator) -> dic
 
 def _service(look: Look, k: int) -> dict[str, F64]:
     """The notes about how well k clusters serve the clients."""
-    served, one = look.losses[:, k - 1], look.losses[:, 0]
-    gain, error = look.gain(served, one)
+    served, one, gains = look.losses[:, k - 1], look.losses[:, 0], look.gains(k)
     numbers: dict[str, float] = {
-        "proposed": k, "alone": float(look.weight @ look.alone), "gain": gain, "error": error,
-        "better": float(look.weight @ (served < one)), "clients": len(served),
+        "proposed": k, "alone": float(look.weight @ look.alone), "gain": gains.clusters,
+        "error": gains.error, "better": float(look.weight @ (served < one)), "clients": len(served),
     }  # fmt: skip
     return {"loss": look.loss} | {
         name: np.array([float(number)]) for name, number in numbers.items()
