@@ -107,7 +107,9 @@ template <class F>
 static void map(const Geometry& gi, const float* in, const Geometry& go, float* out, F f) {
     for (int c = 0; c < gi.channels; c++)
         pixels(gi, c, [&](int y, int x, size_t at) {
-            store(out + go.at(c, y, x) * LANES, f(load(in + at), c, y, x));
+            float* to = out + go.at(c, y, x) * LANES;
+            fetch_ahead(in + at), fetch_ahead(to);
+            store(to, f(load(in + at), c, y, x));
         });
 }
 
