@@ -64,4 +64,16 @@ INLINE void transpose(V* v) {
     if constexpr (2 * D < LANES) transpose<2 * D>(v);
 }
 
+// Lane i of the result is the sum of v[i]; v are LANES vectors.
+template <int D = 1>
+INLINE V lane_sums(V* v) {
+    EACH(i, LANES / D)
+        if (i % 2 == 0) {
+            exchange<D>(v[i * D], v[(i + 1) * D], std::make_index_sequence<LANES>{});
+            v[i * D] += v[(i + 1) * D];
+        }
+    if constexpr (2 * D < LANES) return lane_sums<2 * D>(v);
+    return v[0];
+}
+
 }  // namespace WECFL_ISA
