@@ -7,7 +7,7 @@
 
 namespace WECFL_ISA {
 
-inline constexpr int TAP_COLUMNS = LANES_16 ? 6 : 3;  // beside 4 channels: AVX-512 has 32 registers, AVX2 16
+inline constexpr int TAP_COLUMNS = LANES_16 ? 4 : 3;  // beside 4 channels: AVX-512 has 32 registers, AVX2 16
 
 // Pixels (rows × columns, `row` and `step` floats apart where they are read) of `outputs` channels.
 struct TapGrid {
@@ -38,19 +38,21 @@ INLINE void taps_tile(const Taps& taps, const float* in, size_t step, const floa
 template <class Done>
 static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, const float* w,
                         const float* bias, Done done) {
-    int o = 0;
-    auto channels = [&](auto ob, auto xb) {
-        constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
-        for (int y = 0; y < g.rows; y++)
+    // Rows outside: what a row reads stays in a cache, which a whole plane of many channels does not.
+    for (int y = 0; y < g.rows; y++) {
+        int o = 0;
+        auto channels = [&](auto ob, auto xb) {
+            constexpr int OB = decltype(ob)::value, XB = decltype(xb)::value;
             in_tiles<XB>(g.columns, [&](int x, auto size) {
                 taps_tile<OB, decltype(size)::value>(
                     taps, in + y * g.row + x * g.step, g.step, w + size_t(o) * taps.count,
                     bias ? bias + o : nullptr, [&](int p, int q, V v) { done(o + p, y, x + q, v); });
             });
-        o += OB;
-    };
-    while (g.outputs - o >= 4) channels(Constant<4>{}, Constant<TAP_COLUMNS>{});
-    while (o < g.outputs) channels(Constant<1>{}, Constant<6>{});
+            o += OB;
+        };
+        while (g.outputs - o >= 4) channels(Constant<4>{}, Constant<TAP_COLUMNS>{});
+        while (o < g.outputs) channels(Constant<1>{}, Constant<6>{});
+    }
 }
 
 // partial[o][k][lane] += Σ_pixels grad[o][pixel] · in[pixel + offset k] for OB outputs and TB taps.
@@ -101,7 +103,7 @@ static void taps_weights(const Taps& taps, TapGrid g, const float* in, const flo
             while (k < taps.count) tile(Constant<1>{});
             o += OB;
         };
-        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<TAP_COLUMNS>{});
+        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<LANES_16 ? 6 : 3>{});
         while (o < g.outputs) outputs(Constant<1>{}, Constant<9>{});
     }
 }

@@ -157,6 +157,7 @@ static void backward_block(const Pass& p, const Op& op, int b) {
 
 static void backward_all(const Pass& p, float* gradient) {
     std::memset(p.partial, 0, p.net.partial_size * LANES * sizeof(float));
+    std::memset(p.square_sums, 0, p.net.square_sums_size * sizeof(float));
     turn_kernels(p);
     combine(p, true);
     for (int i = p.net.op_count - 1; i >= 0;) {
@@ -183,6 +184,7 @@ static void backward_all(const Pass& p, float* gradient) {
         i = end;
     }
     reduce_partial_sums(p, gradient);
+    reduce_square_sums(p, gradient);
 }
 
 // ---- what the engine calls --------------------------------------------------------------------

@@ -2,7 +2,7 @@
 #pragma once
 #include "pass.h"
 #include "pooling.h"
-#include "winograd.h"
+#include "squares.h"
 
 namespace WECFL_ISA {
 
@@ -39,6 +39,13 @@ INLINE const float* padded(const Geometry& g, const float* value, const Sides& p
 static void combine(const Pass& p, bool back) {
     for (int n = 0; n < p.net.op_count; n++) {
         const Op& op = p.net.ops[n];
+        if (op.squares) {
+            const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels;
+            if (!back || op.input_gradient)
+                combine_square_weights(ci, co, p.row + op.weight, back,
+                                       p.combined + (back ? op.combined_back_at : op.combined_at));
+            continue;
+        }
         if (!(back ? op.pairs_back : op.pairs)) continue;
         const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels;
         with_kernel(op, [&](auto k) {
@@ -57,6 +64,7 @@ static void forward_conv(const Pass& p, const Op& op, int b) {
     with_kernel(op, [&](auto k) {
         constexpr int K = decltype(k)::value;
         auto rows = [&](float* out, int from, int to) {
+            if (op.squares) return conv_squares(s, in, p.combined + op.combined_at, bias, p.room, out, from, to);
             if (op.pairs)
                 return conv_pairs<K>(s, in, p.combined + op.combined_at, bias, p.room, out, from, to);
             conv_forward<K, 1>(s, in, w, bias, out, from, to);
@@ -90,8 +98,11 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         constexpr int K = decltype(k)::value;
         ConvShape s = conv_shape(ti.value, to.grad);
         const float* inner = up + to.grad.at(0, 0, 0) * LANES;
-        conv_weights<K>(s, padded(ti.value, p.value(op.in, b), op.pad), inner,
-                        p.partial + op.partial_at * LANES);
+        const float* in = padded(ti.value, p.value(op.in, b), op.pad);
+        if (op.squares)
+            conv_square_weights(s, in, inner, p.room, p.square_sums + op.square_sums_at);
+        else
+            conv_weights<K>(s, in, inner, p.partial + op.partial_at * LANES);
         if (op.bias >= 0)
             add_channel_sums(to.grad, up, p.partial + (op.partial_at + op.partial_weights) * LANES);
         if (!op.input_gradient) return;
@@ -99,6 +110,8 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         const Geometry &h = to.grad, &hi = ti.grad;
         const ConvShape back = conv_shape(h, hi);
         float* out = p.grad(op.in, b) + hi.at(0, 0, 0) * LANES;
+        if (op.squares)
+            return conv_squares(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0, hi.height);
         if (op.pairs_back)
             return conv_pairs<K>(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0,
                                  hi.height);
@@ -106,12 +119,22 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
     });
 }
 
+// The gradients of weights that squares.h summed up.
+static void reduce_square_sums(const Pass& p, float* gradient) {
+    for (int n = 0; n < p.net.op_count; n++) {
+        const Op& op = p.net.ops[n];
+        if (op.squares)
+            squares_to_weights(p.tensor(op.in).value.channels, p.tensor(op.out).value.channels,
+                               p.square_sums + op.square_sums_at, gradient + op.weight);
+    }
+}
+
 // The turned kernels of all convolutions: flipped[c][o][K−1−i][K−1−j] = w[o][c][i][j]; for general ones in the
 // order of their phases.
 static void turn_kernels(const Pass& p) {
     for (int n = 0; n < p.net.op_count; n++) {
         const Op& op = p.net.ops[n];
-        if ((op.kind != Kind::conv && op.kind != Kind::any_conv) || !op.input_gradient) continue;
+        if ((op.kind != Kind::conv && op.kind != Kind::any_conv) || !op.input_gradient || op.squares) continue;
         const float* w = p.row + op.weight;
         float* to = p.flipped + op.partial_at;
         if (op.kind == Kind::any_conv) {

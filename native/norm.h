@@ -33,7 +33,10 @@ static void measure(const Pass& p, const Op& op) {
         for (int b = 0; b < p.blocks; b++) {
             const float* z = p.value(op.in, b);
             V acc = {};
-            pixels(g, c, [&](int, int, size_t at) { acc += load(z + at); });
+            pixels(g, c, [&](int, int, size_t at) {
+                fetch_ahead(z + at);
+                acc += load(z + at);
+            });
             total += sum(acc * p.live(b));
         }
         const float near = float(total / n);

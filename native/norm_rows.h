@@ -35,6 +35,8 @@ static void forward_norm_rows(const Pass& p, const Op& op, int b, Map affine) {
             const float *from = z + gi.at(c, y, 0) * LANES, *more = other + gx.at(c, y, 0) * LANES;
             float* to = out + go.at(c, y, 0) * LANES;
             for (int x = 0; x < gi.width * LANES; x += LANES) {
+                fetch_ahead(to + x);
+                if (other) fetch_ahead(more + x);
                 V v = f(load(from + x));
                 if (other) v += load(more + x);
                 store(to + x, op.relu ? positive(v) : v);
@@ -53,6 +55,8 @@ static ChannelSums norm_sums(const Pass& p, const Op& op, int b, int c, V mean, 
                     *result = p.value(op.out, b) + go.at(c, y, 0) * LANES;
         float* up = p.grad(op.out, b) + ho.at(c, y, 0) * LANES;
         for (int x = 0; x < gi.width * LANES; x += LANES) {
+            fetch_ahead(z + x), fetch_ahead(up + x);
+            if (op.relu) fetch_ahead(result + x);
             V g = load(up + x);
             if (op.relu) g = select(load(result + x) > 0, g, V{});
             if (op.masks()) store(up + x, g);
@@ -78,6 +82,7 @@ static void backward_norm_rows(const Pass& p, const Op& op, int b, Map back) {
                         *up = p.grad(op.out, b) + ho.at(c, y, 0) * LANES;
             float* to = p.grad(op.in, b) + hi.at(c, y, 0) * LANES;
             for (int x = 0; x < gi.width * LANES; x += LANES) {
+                fetch_ahead(to + x);
                 V g = load(up + x);
                 if (masked) g = select(load(result + x) > 0, g, V{});
                 store(to + x, (n.a * g + n.rest(load(z + x))) * live);

@@ -18,7 +18,7 @@ struct Pass {
     // Parts of the workspace, as `lay_out` divides it.
     float *tensors = nullptr, *partial = nullptr, *statistics = nullptr, *turned = nullptr,
           *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr, *moments = nullptr,
-          *kept = nullptr, *ordered = nullptr, *turned_steps = nullptr;
+          *kept = nullptr, *ordered = nullptr, *turned_steps = nullptr, *square_sums = nullptr;
     uint8_t* codes = nullptr;
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
@@ -64,6 +64,7 @@ static size_t lay_out(Pass& p, char* base) {
     p.kept = reinterpret_cast<float*>(take(n.kept_size * p.capacity * vector));
     p.ordered = reinterpret_cast<float*>(take(n.ordered_size * sizeof(float)));
     p.turned_steps = reinterpret_cast<float*>(take(n.turned_steps_size * sizeof(float)));
+    p.square_sums = reinterpret_cast<float*>(take(n.square_sums_size * sizeof(float)));
     p.codes = reinterpret_cast<uint8_t*>(take(n.codes_size * p.capacity * LANES));
     return size_t(at - base);
 }
@@ -107,7 +108,9 @@ template <class F>
 static void map(const Geometry& gi, const float* in, const Geometry& go, float* out, F f) {
     for (int c = 0; c < gi.channels; c++)
         pixels(gi, c, [&](int y, int x, size_t at) {
-            store(out + go.at(c, y, x) * LANES, f(load(in + at), c, y, x));
+            float* to = out + go.at(c, y, x) * LANES;
+            fetch_ahead(in + at), fetch_ahead(to);
+            store(to, f(load(in + at), c, y, x));
         });
 }
 

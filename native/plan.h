@@ -65,6 +65,15 @@ constexpr size_t rounded_up(size_t count, size_t unit) { return (count + unit - 
 // How many products stand for the 2K of a column of K taps and a pair of rows (winograd.h).
 constexpr int products(int kernel) { return 3 * ((kernel - 1) / 2) + 1; }
 
+// Squares of 2 × 2 pixels (squares.h): how many of them are multiplied at a time at most, and how many rows of them
+// at once for the gradient of the weights.
+constexpr int LEAST_FOR_SQUARES = 16;  // input and output channels
+constexpr int MOST_SQUARES = 4;
+constexpr int square_rows(int across, int down) { return 64 / across < 1 ? 1 : 64 / across < down ? 64 / across : down; }
+
+// From the combined weights of a point to those of the next one, in floats. Powers of two would share places in a cache.
+constexpr size_t square_point(int in_channels, int out_channels) { return size_t(in_channels) * out_channels + 16; }
+
 struct Tensor {
     Geometry value, grad;
     size_t value_at = 0, grad_at = 0;  // in vectors, of block 0; block b is b * size further
@@ -116,6 +125,8 @@ struct Op {
     int fused_pool = -1;         // of a convolution: the number of the relu_pool that it computes as well
     bool fused_in_conv = false;  // of that relu_pool: the convolution before it does its forward pass
     bool pairs = false, pairs_back = false;        // forward pass and input gradient by winograd.h
+    bool squares = false;       // forward pass, input gradient and weights' gradient by squares.h
+    size_t square_sums_at = 0;  // the sums for its weights' gradient, in floats
     size_t combined_at = 0, combined_back_at = 0;  // the combined weights of each, in floats
     size_t partial_at = 0;                         // its partial sums of weights, in vectors
     size_t partial_weights = 0, partial_biases = 0;  // how many
@@ -149,7 +160,7 @@ struct Network {
     LossOptions loss;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
     size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
-        combined_size, room_size, moments_size, kept_size, ordered_size, turned_steps_size;
+        combined_size, room_size, moments_size, kept_size, ordered_size, turned_steps_size, square_sums_size;
 };
 
 enum class Mode : int { train, running, batch };  // how BatchNorm and Dropout behave

@@ -292,6 +292,22 @@ bool Plan::by_pairs(int kernel, const Geometry& in, const Geometry& out) {
     return true;
 }
 
+// Whether squares.h is worth it. Makes room for it.
+bool Plan::by_squares(Op& op, const Geometry& in, const Geometry& out) {
+    if (op.kernel.y != 3 || std::min(in.channels, out.channels) < LEAST_FOR_SQUARES) return false;
+    const size_t weights = 16 * square_point(in.channels, out.channels);
+    op.combined_at = net_.combined_size;
+    op.combined_back_at = op.combined_at + weights;
+    net_.combined_size += weights * (op.input_gradient ? 2 : 1);
+    const size_t ins = rounded_up(in.channels, 4), outs = rounded_up(out.channels, 4);
+    net_.room_size = std::max(net_.room_size, 4 * MOST_SQUARES * (ins + outs) + 4);
+    const int across = (out.width + 1) / 2, down = (out.height + 1) / 2;
+    op.square_sums_at = net_.square_sums_size;
+    net_.square_sums_size += 16 * ins * outs;
+    net_.room_size = std::max(net_.room_size, 4 * (ins + outs) * (across * square_rows(across, down) + 1));
+    return true;
+}
+
 // What layers of sequences need beside their tensors (sequence.h, recurrent.h).
 void Plan::remember_steps(Op& op) {
     const Geometry &in = tensors_[op.in].value, &out = tensors_[op.out].value;
@@ -334,6 +350,8 @@ void Plan::assign_memory() {
         if (op.kind == Kind::conv || op.kind == Kind::any_conv) {
             op.partial_weights = size_t(out.channels) * (in.channels / op.groups) * op.kernel.area();
             op.partial_biases = op.bias < 0 ? 0 : out.channels;
+            op.squares = op.kind == Kind::conv && by_squares(op, in, out);
+            if (op.squares) op.partial_weights = 0;
         } else if (op.kind == Kind::group_norm || op.kind == Kind::layer_norm) {
             const size_t count = op.kind == Kind::group_norm ? in.channels
                                                              : size_t(in.channels) * in.height * in.width / op.groups;
@@ -346,10 +364,12 @@ void Plan::assign_memory() {
         net_.partial_size += op.partial_weights + op.partial_biases;
         if (op.kind == Kind::conv) {
             net_.rows_size = std::max(net_.rows_size, size_t(2) * out.channels * out.width);
-            op.combined_at = net_.combined_size;
-            op.pairs = by_pairs(op.kernel.y, in, out);
-            op.combined_back_at = net_.combined_size;
-            op.pairs_back = op.input_gradient && by_pairs(op.kernel.y, out, in);
+            if (!op.squares) {
+                op.combined_at = net_.combined_size;
+                op.pairs = by_pairs(op.kernel.y, in, out);
+                op.combined_back_at = net_.combined_size;
+                op.pairs_back = op.input_gradient && by_pairs(op.kernel.y, out, in);
+            }
             if (i + 1 < ops_.size() && ops_[i + 1].kind == Kind::relu_pool && ops_[i + 1].in == op.out)
                 op.fused_pool = int(i) + 1, ops_[i + 1].fused_in_conv = true;
         }

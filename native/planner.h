@@ -102,6 +102,7 @@ private:
     void share_gradients();
     void assign_memory();
     bool by_pairs(int kernel, const Geometry& in, const Geometry& out);
+    bool by_squares(Op& op, const Geometry& in, const Geometry& out);
 
     int tokens_ = 0;
     std::vector<float> weights_;

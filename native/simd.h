@@ -32,6 +32,9 @@ INLINE V load(const float* p) { return *reinterpret_cast<const V*>(p); }
 INLINE void store(float* p, V v) { *reinterpret_cast<V*>(p) = v; }
 INLINE V load_any(const float* p) { return *reinterpret_cast<const U*>(p); }
 INLINE void store_any(float* p, V v) { *reinterpret_cast<U*>(p) = v; }
+// A pass over tensors that no cache holds any more waits for memory; its rows are too short for the processor to run
+// ahead by itself (norms: a sixth faster).
+INLINE void fetch_ahead(const float* p) { __builtin_prefetch(p + 64 * LANES); }
 #if LANES_16
 INLINE V all(float f) { return V{f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f}; }
 #else
@@ -59,6 +62,18 @@ INLINE void transpose(V* v) {
     EACH(i, LANES)
         if (!(i & D)) exchange<D>(v[i], v[i | D], std::make_index_sequence<LANES>{});
     if constexpr (2 * D < LANES) transpose<2 * D>(v);
+}
+
+// Lane i of the result is the sum of v[i]; v are LANES vectors.
+template <int D = 1>
+INLINE V lane_sums(V* v) {
+    EACH(i, LANES / D)
+        if (i % 2 == 0) {
+            exchange<D>(v[i * D], v[(i + 1) * D], std::make_index_sequence<LANES>{});
+            v[i * D] += v[(i + 1) * D];
+        }
+    if constexpr (2 * D < LANES) return lane_sums<2 * D>(v);
+    return v[0];
 }
 
 }  // namespace WECFL_ISA

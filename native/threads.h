@@ -1,6 +1,9 @@
 // Threads that share clients out among themselves, and the memory that they use again.
 #pragma once
 #include <nanobind/nanobind.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -25,9 +28,16 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 
+// Large pieces are on large pages where the system has them: a step of a ResNet-8 goes through 60 MB, and looking up
+// small pages took a fourteenth of it.
 inline Memory zeros(size_t bytes) {
-    void* p = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    constexpr size_t large_page = size_t(1) << 21;
+    const size_t unit = bytes < large_page ? 64 : large_page, size = (bytes + unit - 1) / unit * unit;
+    void* p = std::aligned_alloc(unit, size);
     if (!p) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (unit == large_page) madvise(p, size, MADV_HUGEPAGE);
+#endif
     std::memset(p, 0, bytes);
     return Memory(p);
 }

@@ -17,6 +17,8 @@ from wecfl.models import layout_of, make, row_of
 
 Case = tuple[nn.Module, tuple[int, ...], int]
 """A model, the shape of its samples and its number of classes."""
+WIDTHS = st.one_of(st.integers(1, 12), st.integers(16, 21))
+"""Of channels: from 16 to 16 on, kernels of 3 × 3 run by squares of pixels."""
 JUMPS = (nn.ReLU, nn.LeakyReLU)
 """Functions whose slope is another one below 0."""
 
@@ -161,7 +163,7 @@ class Graph(nn.Module):
 @st.composite
 def networks(draw: st.DrawFn) -> Case:
     """Small random networks of all layers for images, with branches that meet again."""
-    shape = (draw(st.integers(1, 9)), draw(st.integers(6, 14)), draw(st.integers(6, 14)))
+    shape = (draw(WIDTHS), draw(st.integers(6, 14)), draw(st.integers(6, 14)))
     net, sizes, classes = Graph(), [shape], draw(st.integers(2, 7))
 
     def call(layer: nn.Module, reads: int | None = None) -> None:
@@ -300,7 +302,7 @@ def convolutions(draw: st.DrawFn, size: tuple[int, ...]) -> nn.Module | None:
         pad: Any = draw(st.integers(0, kernel - 1))
         if min(sides) + 2 * pad < kernel:
             return None
-        bias, out = draw(st.booleans()), draw(st.integers(1, 12))
+        bias, out = draw(st.booleans()), draw(WIDTHS)
         return nn.Conv2d(c, out, kernel, draw(st.sampled_from([1, 1, 2])), pad, bias=bias)
     groups = draw(st.sampled_from([n for n in range(1, c + 1) if c % n == 0]))
     kernel, pad = (draw(st.tuples(st.integers(low, 4), st.integers(low, 4))) for low in (1, 0))

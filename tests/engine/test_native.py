@@ -99,6 +99,38 @@ def test_gradients_of_random_networks_are_those_of_autograd(
         assert np.abs(ours - exact).max() <= max(2 * theirs, 2e-4 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channels", [(16, 16), (35, 18)])
+@pytest.mark.parametrize(
+    ("size", "pad"),
+    [
+        *(
+            ((h, w), pad)
+            for h, w in [(3, 9), (8, 8), (13, 7), (5, 70), (20, 17)]
+            for pad in range(3)
+        ),
+        *(((h, w), pad) for h, w in [(1, 1), (1, 6), (2, 3), (7, 2)] for pad in (1, 2)),
+    ],
+)
+def test_squares_of_pixels_at_every_edge(
+    size: tuple[int, int], pad: int, channels: tuple[int, int], isa: str
+) -> None:
+    """Odd heights and widths, channels that fill no block, more than one band of rows."""
+    model = nn.Sequential(
+        nn.Conv2d(2, channels[0], 1), nn.Conv2d(*channels, 3, padding=pad), nn.Flatten(),
+        nn.LazyLinear(3),
+    )  # fmt: skip
+    with torch.no_grad():
+        model(torch.zeros(1, 2, *size))
+    fed = federation((2, *size), 3, [20])
+    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
+    (ours,) = evaluation.gradients(NativeEngine(fed, model, isa=isa), start(model, 1).models)
+    how: Any = {"width": len(y), "by_batch": False}
+    exact = autograd(model, x, y, torch.float64, **how)
+    theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
+    assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize(
     ("name", "shape"), [("cnn-cifar", (3, 32, 32)), ("cnn-fashion", (1, 28, 28))]
 )
