@@ -181,13 +181,14 @@ def kill_and_resume(case: Case, times: int, seed: int, place: Path) -> dict[str,
     lasted = time.perf_counter() - began
     counts = {"kills": 0, "while writing": 0, "runs": 0}
     told: dict[str, Any] = {}
+    first = draw.randrange(2)
     while counts["kills"] < times:
         folder = place / f"run {counts['runs']}"
         finished = False
         while not finished:
             spared = counts["kills"] >= times  # enough: what is begun goes on to its end
-            inject = (draw.randrange(40), draw.random() < 0.5) if draw.random() < 0.5 else None
-            inject = None if spared else inject
+            writing = not spared and (first + counts["kills"]) % 2  # in turns with any moment
+            inject = (draw.randrange(40), draw.random() < 0.5) if writing else None
             pid = child(case, folder, inject)
             if not inject and not spared:
                 time.sleep(draw.uniform(0, lasted))
