@@ -62,8 +62,8 @@ def mutant(room: str, mistake: str, right: str, wrong: str, tests: str, *others:
 MUTANTS = (
     # -- core -------------------------------------------------------------------------------------
     mutant(
-        "core", "who is heard first joins the farthest cluster",
-        "before[inhabited]).argmin(axis=1)", "before[inhabited]).argmax(axis=1)",
+        "core", "who joins the clusters joins the farthest",
+        "centers[inhabited]).argmin(axis=1)]", "centers[inhabited]).argmax(axis=1)]",
         "tests/test_conditions.py",
     ),
     mutant(

@@ -8,17 +8,30 @@ from functools import partial
 
 import numpy as np
 
-from wecfl.core.components import Clusters, View
+from wecfl.core.components import Clusters, Distance, View
 from wecfl.core.program import Job, Program, Sent
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, F64, Bool, Int, Real, without
 from wecfl.errors import ConfigError
 
-__all__ = ["KnownClients", "has_told", "mean_center"]
+__all__ = ["KnownClients", "has_told", "mean_center", "nearest_inhabited"]
 
 Step = Callable[[State, Setting], State]
 """A step of a round."""
+
+
+def nearest_inhabited(points: Real, centers: Real, labels: Int, distance: Distance) -> Int:
+    """(n,), for each point the nearest of the clusters that stand in `labels`.
+
+    >>> from wecfl.bilevel.distance import squared_euclidean
+    >>> points, centers = np.array([[0.0], [9.0]]), np.array([[1.0], [8.0], [9.0]])
+    >>> nearest_inhabited(points, centers, np.array([0, 0, 1]), squared_euclidean)
+    array([0, 1])
+    """
+    inhabited = np.unique(labels)
+    nearest: Int = inhabited[distance(points, centers[inhabited]).argmin(axis=1)]
+    return nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +103,7 @@ class KnownClients:
         if new.any():
             points = method.representation.clients(state, engine, setting.seed, new)
             if setting.joining is None or "stranger" not in state.whole:
-                inhabited = np.unique(found.labels)
-                far = method.distance(points, before[inhabited])
-                labels[new] = inhabited[far.argmin(axis=1)]
+                labels[new] = nearest_inhabited(points, before, found.labels, method.distance)
             else:
                 stranger = state.whole["stranger"][None]
                 alone = replace(state, centers=stranger, labels=np.zeros_like(labels))

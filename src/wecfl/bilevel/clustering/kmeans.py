@@ -11,6 +11,7 @@ import numpy as np
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.assignment import nearest_inhabited
 from wecfl.core.components import Clustering, Clusters, Distance, View
 from wecfl.core.types import F64, Int, Real
 from wecfl.errors import ConfigError
@@ -262,9 +263,8 @@ def joined(view: View, distance: Distance) -> Int:
     """
     new, labels = view.labels < 0, view.labels.copy()
     if new.any() and not new.all():
-        inhabited = np.unique(labels[~new])
-        far = distance(view.points[new], view.centers[inhabited])
-        labels[new] = inhabited[far.argmin(axis=1)]
+        points, met = view.points[new], labels[~new]
+        labels[new] = nearest_inhabited(points, view.centers, met, distance)
     return np.maximum(labels, 0)
 
 

@@ -20,6 +20,7 @@ from wecfl.bilevel.clustering.ward import weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.assignment import nearest_inhabited
 from wecfl.core.components import Clusters, Distance, Judge, View
 from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
@@ -167,9 +168,10 @@ class Served:
             labels=view.labels[heard], heard=None,
         )  # fmt: skip
         if division is None and not heard.all():
-            near = squared_euclidean(seen.points, view.centers[inhabited]).argmin(axis=1)
             labels = view.labels.copy()
-            labels[heard] = inhabited[near]
+            labels[heard] = nearest_inhabited(
+                seen.points, view.centers, view.labels, squared_euclidean
+            )
             return Clusters(labels, view.centers)
         clients = DistinctClients.of(seen)
         start = view.centers[inhabited] if division is None else division
