@@ -59,7 +59,7 @@ def test_models_fit_any_number_of_classes_and_are_keyed() -> None:
     before = torch.get_rng_state()
     for name, factory in MODELS.items():
         images = {"cnn-fashion": (1, 28, 28), "cnn-cifar": (3, 32, 32)}
-        images |= {"lenet": (1, 28, 20), "cnn-wide": (2, 16, 16)}
+        images |= {"lenet": (1, 28, 20), "cnn-small": (1, 16, 16), "cnn-wide": (2, 16, 16)}
         shape = images.get(name, (2, 3))
         assert factory(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
     torch.set_rng_state(before)
@@ -70,7 +70,7 @@ def test_models_fit_any_number_of_classes_and_are_keyed() -> None:
 
 
 def test_models_of_other_benchmarks_have_their_sizes_and_refuse_small_images() -> None:
-    sizes = {"lenet": 44_426, "cnn-wide": 582_026, "mlp-200": 159_010}
+    sizes = {"lenet": 44_426, "cnn-small": 5_142, "cnn-wide": 582_026, "mlp-200": 159_010}
     for name, count in sizes.items():
         assert row_of(build(name, shape=(1, 28, 28), classes=10)).size == count
     for shape in ((1, 8, 8), (784,)):

@@ -131,8 +131,8 @@ class Config(MethodChoices):
 
     model: str = Field(
         "auto",
-        description="The model: cnn-fashion, cnn-cifar, cnn-wide, lenet, mlp, mlp-200, logistic, "
-        "auto (by the data), or your own, FILE.py:NAME, which runs the code of that file.",
+        description="The model: cnn-fashion, cnn-cifar, cnn-small, cnn-wide, lenet, mlp, mlp-200, "
+        "logistic, auto (by the data), or your own, FILE.py:NAME, which runs that file's code.",
     )
     task: str = Field(
         "auto",

@@ -54,35 +54,39 @@ def cnn_cifar(shape: Shape, classes: int) -> nn.Sequential:
 
 def lenet(shape: Shape, classes: int) -> nn.Sequential:
     """Two convolutions, of 6 and 16 channels, and layers of 120 and 84 units (NIID-Bench's CNN)."""
+    convolutions, pixels = _two_convolutions(shape, "lenet", 6, 16)
     return nn.Sequential(
-        nn.Conv2d(_channels(shape, "lenet"), 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Flatten(), nn.Linear(16 * _pixels(shape), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        *convolutions, nn.Linear(pixels, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
         nn.Linear(84, classes),
     )  # fmt: skip
 
 
+def cnn_small(shape: Shape, classes: int) -> nn.Sequential:
+    """Two convolutions, of 6 and 16 channels, and no hidden layer (the CNN of CFL and CLoVE)."""
+    convolutions, pixels = _two_convolutions(shape, "cnn-small", 6, 16)
+    return nn.Sequential(*convolutions, nn.Linear(pixels, classes))
+
+
 def cnn_wide(shape: Shape, classes: int) -> nn.Sequential:
     """Two convolutions, of 32 and 64 channels, and a layer of 512 units (PFLlib's CNN)."""
-    return nn.Sequential(
-        nn.Conv2d(_channels(shape, "cnn-wide"), 32, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
-        nn.Flatten(), nn.Linear(64 * _pixels(shape), 512), nn.ReLU(), nn.Linear(512, classes),
-    )  # fmt: skip
+    convolutions, pixels = _two_convolutions(shape, "cnn-wide", 32, 64)
+    return nn.Sequential(*convolutions, nn.Linear(pixels, 512), nn.ReLU(), nn.Linear(512, classes))
 
 
-def _channels(shape: Shape, name: str) -> int:
+def _two_convolutions(
+    shape: Shape, name: str, first: int, second: int
+) -> tuple[list[nn.Module], int]:
+    """Two convolutions of width 5, each with a pooling by 2, and how many numbers they leave."""
     if len(shape) != 3 or min(shape[1:]) < MIN_SIDE:
         raise ModelError(
             f"the model {name} expects images of at least {MIN_SIDE} × {MIN_SIDE} pixels, got "
             f"samples of shape {tuple(shape)}: use mlp or a module of your own"
         )
-    return shape[0]
-
-
-def _pixels(shape: Shape) -> int:
-    """What two convolutions of width 5, each with a pooling by 2, leave of an image."""
-    return prod(((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    layers = [
+        nn.Conv2d(shape[0], first, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+        nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(),
+    ]  # fmt: skip
+    return layers, second * prod(((side - 4) // 2 - 4) // 2 for side in shape[1:])
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Sequential:
@@ -116,6 +120,7 @@ def is_logistic(model: nn.Module) -> bool:
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn-fashion": cnn_fashion,
     "cnn-cifar": cnn_cifar,
+    "cnn-small": cnn_small,
     "cnn-wide": cnn_wide,
     "lenet": lenet,
     "mlp": mlp,

@@ -77,7 +77,7 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
     ...                     {"a": 7, "b": 1}):
     ...     print(line)
     under attack: 50 % of attackers in clusters of their own, 25 % of honest clients beside one
-    8 replies refused: look at client a (7 of 10 rounds)
+    8 replies refused (not finite, or too long for refuse_above): look at client a (7 of 10 rounds)
     """
     lines = [choice_words(summary["choice"])] if summary.get("choice") else []
     lines += [drift_words(summary["drift"])] if summary.get("drift") else []
@@ -118,7 +118,10 @@ def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]
         shown = ", ".join(often[:MAX_NAMED_CLIENTS]) + (
             f" and {len(often) - MAX_NAMED_CLIENTS} more" * (len(often) > MAX_NAMED_CLIENTS)
         )
-        lines.append(f"{total} replies refused" + (f": look at client {shown}" if often else ""))
+        why = "not finite, or too long for refuse_above"
+        lines.append(
+            f"{total} replies refused ({why})" + (f": look at client {shown}" if often else "")
+        )
     return lines
 
 
