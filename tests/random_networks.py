@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,31 +53,41 @@ def start(model: nn.Module, m: int) -> State:
     return State(0, {"model": rows}, rows[:1], np.zeros(m, dtype=np.int64))
 
 
+def shaken(model: nn.Module, fed: Federation, shake: int) -> tuple[nn.Module, Federation]:
+    """Every input moved to a neighbouring float32 or left, at random; 0: all are left.
+
+    If samples are tokens, the rows of the embedding are moved instead.
+    """
+    if not shake:
+        return model, fed
+    ways = np.random.default_rng(shake)
+    copy = deepcopy(model)
+    tables = [part.weight for part in copy.modules() if isinstance(part, nn.Embedding)]
+    for table in tables:
+        moves = torch.from_numpy(ways.integers(-1, 2, tuple(table.shape)))
+        table.data = table.data * (1 + moves * 2.0**-23).to(table.dtype)
+    if tables:
+        return copy, fed
+    moved = fed.x * (1 + ways.integers(-1, 2, fed.x.shape) * 2.0**-23)
+    return copy, replace(fed, x=moved.astype(np.float32))
+
+
 def plain_steps(
     model: nn.Module, fed: Federation, plan: LocalPlan, dtype: torch.dtype, shake: int = 0
 ) -> Iterator[tuple[nn.Module, Tensor]]:
     """One round of client 0 in a plain loop: the model and the batch before each step.
 
-    With `shake` every input is first moved to a neighbouring float32 or left, at random; if samples
-    are tokens, the rows of the embedding.
+    The inputs are `shaken` first.
     """
-    client, inputs = 0, fed.x
+    client = 0
+    model, fed = shaken(model, fed, shake)
     copy = deepcopy(model).to(dtype).train()
-    tables = [part.weight for part in copy.modules() if isinstance(part, nn.Embedding)]
-    if shake:
-        ways = np.random.default_rng(shake)
-        for table in tables:
-            moves = torch.from_numpy(ways.integers(-1, 2, tuple(table.shape)))
-            table.data = table.data * (1 + moves * 2.0**-23).to(dtype)
-        if not tables:
-            moved = fed.x * (1 + ways.integers(-1, 2, fed.x.shape) * 2.0**-23)
-            inputs = moved.astype(np.float32)
     optimizer = torch.optim.SGD(
         copy.parameters(), lr=float(plan.lr), momentum=plan.momentum, weight_decay=plan.weight_decay
     )
     own = fed.train[client]
     for chosen in plan.batches(len(own), 0, 0, int(fed.keys[client])):
-        x = torch.from_numpy(inputs[own[chosen]]).to(dtype)
+        x = torch.from_numpy(fed.x[own[chosen]]).to(dtype)
         yield copy, x
         optimizer.zero_grad()
         torch.autograd.backward(

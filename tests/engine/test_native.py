@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import takewhile
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from random_networks import (
     plain_steps,
     plain_torch,
     sequences,
+    shaken,
     start,
     tied,
     tokens_of,
@@ -60,15 +62,25 @@ def test_random_networks_train_like_torch_in_double_precision(
     before_ties = takewhile(lambda step: not tied(*step, by_batch=True), steps_of_torch)
     assume(steps := sum(1 for _ in before_ties))
     plan = replace(plan, steps=steps)
-    engine = NativeEngine(fed, model, isa=isa)
-    models, _ = local_update(engine, start(model, 1), plan, Correction(), 0)
     exact = plain_torch(model, fed, plan, torch.float64)
-    # One run of torch may be lucky: its error is the worst of three, two on inputs an ulp away.
-    single = [plain_torch(model, fed, plan, torch.float32, shake) for shake in range(3)]
     update = np.abs(exact - row_of(model)).max()
-    ours, *theirs = (np.abs(row - exact).max() / update for row in (models[0], *single))
-    # Twice torch's own error, or the rounding of a few steps where torch happens to be exact.
-    assert ours <= max(2 * max(theirs), 3e-5)
+
+    def ours(shake: int) -> float:
+        moved, clients = shaken(model, fed, shake)
+        engine = NativeEngine(clients, moved, isa=isa)
+        models, _ = local_update(engine, start(moved, 1), plan, Correction(), 0)
+        return float(np.abs(models[0] - exact).max() / update)
+
+    def of_torch(shake: int) -> float:
+        row = plain_torch(model, fed, plan, torch.float32, shake)
+        return float(np.abs(row - exact).max() / update)
+
+    # One run of torch may be lucky: its error is the worst of three, two on inputs an ulp away.
+    # At most twice that, or the rounding of a few steps where torch happens to be exact.
+    if ours(0) > max(2 * max(map(of_torch, range(3))), 3e-5):
+        # Errors of a badly conditioned network have long tails, and one of ours may be unlucky.
+        shakes = range(21)
+        assert median(map(ours, shakes)) <= 2 * median(map(of_torch, shakes))
 
 
 @given(ANY, st.booleans(), st.integers(1, 70), st.integers(0, 1000))
