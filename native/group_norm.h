@@ -13,22 +13,27 @@ static float* moments(const Pass& p, const Op& op, int b, int g) {
 }
 
 // Rows are measured one by one around their own means and put together by Chan's formula: each number is read
-// from memory once.
+// from memory once. The mean is the first row's and what all numbers are above it on average. Where they lie
+// close together, x̂ has only the digits in which they differ, and a mean that is rounded with every row would
+// lose some of these.
 struct Moments {
-    V mean{}, squares{};
+    V mean{}, squares{}, first{}, above{};
     float count = 0;
     void add_row(const float* from, int width) {
-        V total{}, rest{};
+        V total{}, rest{}, left{};
         for (int x = 0; x < width; x++) total += load(from + size_t(x) * LANES);
         const V own = total / float(width);
         for (int x = 0; x < width; x++) {
             const V d = load(from + size_t(x) * LANES) - own;
+            left += d;
             rest += d * d;
         }
+        if (!count) first = own;
         const float both = count + width, share = width / both;
         const V gap = own - mean;
-        mean += gap * share;
         squares += rest + gap * gap * (count * share);
+        above += (own - first) * float(width) + left;
+        mean = first + above / both;
         count = both;
     }
     void write(float* to, float eps) const {

@@ -42,7 +42,7 @@ from wecfl.core.setting import Setting
 from wecfl.engine import TorchEngine, make_engine
 from wecfl.engine.native import NativeEngine, Unsupported, _native, instruction_sets
 from wecfl.errors import ConfigError, EngineError
-from wecfl.models import build, fill, layout_of, row_of
+from wecfl.models import build, fill, layout_of, make, row_of
 
 ISAS = instruction_sets()
 
@@ -81,6 +81,32 @@ def test_random_networks_train_like_torch_in_double_precision(
         # Errors of a badly conditioned network have long tails, and one of ours may be unlucky.
         shakes = range(21)
         assert median(map(ours, shakes)) <= 2 * median(map(of_torch, shakes))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 1), nn.LayerNorm([1, 3, 5])])
+def test_norms_round_their_means_no_more_than_torch(norm: nn.Module, isa: str) -> None:
+    """They ignore what is added to all numbers, so the exact gradient of the bias before them is 0.
+
+    What is found instead is rounding, most of all that of means of numbers that lie close together.
+    """
+
+    def fresh() -> nn.Module:
+        first = nn.Conv2d(2, 1, 1, (2, 1), 1)
+        return nn.Sequential(first, norm, nn.Flatten(), nn.Linear(15, 4))
+
+    ratios = []
+    for seed in range(12):
+        model = make(fresh, shape=(2, 3, 3), classes=4, seed=seed)
+        fed = federation((2, 3, 3), 4, [6] * 30, seed)
+        rows, bias = start(model, 30).models, layout_of(model).columns("0.bias")
+        found = evaluation.gradients(NativeEngine(fed, model, isa=isa), rows)[:, bias]
+        of_torch = [
+            autograd(model, fed.x[own], fed.y[own], torch.float32, width=6, by_batch=False)[bias]
+            for own in fed.train
+        ]
+        ratios.append(np.median(np.abs(found)) / np.median(np.abs(of_torch)))
+    assert np.mean(ratios) <= 1, ratios
 
 
 @given(ANY, st.booleans(), st.integers(1, 70), st.integers(0, 1000))
