@@ -25,7 +25,9 @@ __all__ = [
     "Answers",
     "Ensemble",
     "Field",
+    "FitsAny",
     "Job",
+    "KeepsNothing",
     "Program",
     "ReplyAndMemory",
     "Sent",
@@ -195,6 +197,25 @@ class Program(Protocol):
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The reply (n, …) and the new memory (n, …), with all fields that are declared."""
+
+
+class FitsAny:
+    """What programs share that fit every plan and every model."""
+
+    __slots__ = ()
+
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
+
+
+class KeepsNothing:
+    """What programs share after which a client remembers nothing."""
+
+    __slots__ = ()
+
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """Nothing."""
+        return {}
 
 
 def needs_of(program: Program) -> frozenset[str]:
