@@ -82,7 +82,7 @@ def _dots(base: alt.Chart, kind: ScoreKind, grouped: bool, gap: float) -> alt.Ch
     form = alt.Scale(domain=list(range(len(SHAPES))), range=SHAPES)
     ring, edge = alt.value("var(--ink)"), alt.value("var(--paper)")
     radius = alt.expr(f"PI * pow(width * {gap / MAP_SIZE[0] / 2}, 2)")
-    return base.mark_point(filled=True, opacity=0.9, size=radius).encode(
+    dots: alt.Chart = base.mark_point(filled=True, opacity=0.9, size=radius).encode(
         color=alt.Color("color:O", legend=None, scale=hue),
         shape=alt.Shape("shape:N", legend=None, scale=form),
         stroke=alt.when("datum.moved").then(ring).otherwise(edge),
@@ -90,6 +90,7 @@ def _dots(base: alt.Chart, kind: ScoreKind, grouped: bool, gap: float) -> alt.Ch
         tooltip=tooltip,
         description="spoken:N",
     )
+    return dots
 
 
 def _cluster_numbers(base: alt.Chart, gap: float) -> list[alt.Chart]:
