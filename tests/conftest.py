@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from altair.utils.schemapi import SchemaBase, debug_mode
+from hypothesis import settings
 
 if build := os.environ.get("WECFL_NATIVE"):  # another build of the kernels: `make sanitize`
     found = spec_from_file_location("wecfl.engine.native._native", build)
@@ -30,6 +31,8 @@ from wecfl.data.federation import Federation
 if TYPE_CHECKING:
     from helpers import Wecfl
 
+settings.register_profile("patient", deadline=None)  # a busy machine is no mistake of the code
+settings.load_profile("patient")
 torch.set_num_threads(1)  # the cores belong to pytest-xdist
 gc.disable()  # until all tests are collected: importing makes no garbage
 

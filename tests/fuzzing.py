@@ -28,7 +28,6 @@ def tries(count: int) -> settings:
     return settings(
         max_examples=count * max(FACTOR, 1),
         derandomize=not FACTOR,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
 

@@ -17,9 +17,10 @@ import pytest
 import wecfl
 from wecfl import NativeEngine, methods
 from wecfl.bilevel.local import Train
+from wecfl.core.execution import perform
 from wecfl.core.method import Method
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Answers, Job, Program, Sent, Site, needs_of, perform
+from wecfl.core.program import Answers, Job, Program, Sent, Site, needs_of
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Split, Table
 from wecfl.engine.local import NO_MEMORY

@@ -184,7 +184,7 @@ def test_clusters_are_found_although_few_take_part(digits: Federation) -> None:
     assert result.records[-1]["ari"] == 1.0
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**20), share=st.floats(0.1, 0.9))
 def test_lemma_2_holds_for_those_who_take_part(seed: int, share: float) -> None:
     """F, over the clients heard, does not rise in M."""
@@ -427,7 +427,7 @@ def test_privacy_that_could_not_be_told_is_not_begun(
 # Small clusters
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**20), least=st.integers(1, 7))
 def test_no_cluster_is_smaller_than_asked(seed: int, least: int) -> None:
     points = np.random.default_rng(seed).normal(size=(12, 3))

@@ -731,6 +731,12 @@ def test_clusters_found_are_told_by_seed(wecfl: Wecfl, defined: Path) -> None:
         assert row in page.read_text(), page.read_text()
 
 
+def shown_table(wecfl: Wecfl, defined: Path, name: str) -> str:
+    """Show a table of stored results; returns its page."""
+    wecfl("reproduce", name, "--definitions", defined, "--show")
+    return Path(f"docs/results/{name}.md").read_text()
+
+
 GALLERY = f"""
 title = "Worlds"
 table = "gallery"
@@ -768,8 +774,7 @@ def test_a_gallery_has_a_row_for_each_world(wecfl: Wecfl, defined: Path) -> None
     made_up(store, fedavg.run(0), ari=0.0, worst_decile=0.25)
     for seed in range(2):
         made_up(store, given.run(seed), ari=1.0, worst_decile=0.375 + 0.25 * seed)
-    wecfl("reproduce", "gallery", "--definitions", defined, "--show")
-    text = Path("docs/results/gallery.md").read_text()
+    text = shown_table(wecfl, defined, "gallery")
     for row in (
         "| what | fedavg | wecfl | wecfl auto |",
         "| rotation, by group | **50.0** | **50.0** | not run |",
@@ -831,8 +836,7 @@ def test_a_table_of_drift_says_how_soon_runs_recover(wecfl: Wecfl, defined: Path
         curve = {"round": [1, 2, 3, 4, 5], "accuracy": scores, "macro_f1": scores, "ari": [0.5] * 5}
         made_up(store, abrupt.run(seed), curve, ari=1.0, drift=found)
         made_up(store, staggered.run(seed), curve, ari=1.0)
-    wecfl("reproduce", "drift", "--definitions", defined, "--show")
-    text = Path("docs/results/drift.md").read_text()
+    text = shown_table(wecfl, defined, "drift")
     for row in (
         "| what | abrupt |",
         "| looks | 2, never |",
@@ -870,8 +874,7 @@ def test_newcomers_are_told_by_the_group_that_was_unseen(wecfl: Wecfl, defined: 
         scores = found | {"accuracy": 0.5 + 0.2 * seed, "members": 0.5}
         made_up(store, first.run(seed), ari=1.0, newcomers=scores)
     made_up(store, second.run(0), ari=0.5, newcomers=found | {"accuracy": 0.4, "members": 0.5})
-    wecfl("reproduce", "late", "--definitions", defined, "--show")
-    text = Path("docs/results/late.md").read_text()
+    text = shown_table(wecfl, defined, "late")
     for row in (
         "| 0 | 75.0 ± 0.0 | 60.0 ± 14.1 | 50.0 ± 0.0 | 10.0 ± 14.1 | 100.0 ± 0.0 | 25.0 ± 0.0 |",
         "| 1 | 75.0 | 40.0 | 50.0 | -10.0 | 100.0 | 25.0 | 0.50 | 1 |",

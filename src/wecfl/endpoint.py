@@ -63,6 +63,14 @@ class _Prediction(_Asked):
 def make_app(result: Result) -> FastAPI:
     """The endpoint of a result, which any ASGI server can serve."""
     app = FastAPI(title="wecfl", docs_url=None, redoc_url=None)
+    _add_answers(app, result)
+    _add_errors(app)
+    app.add_middleware(_BodyLimit)
+    return app
+
+
+def _add_answers(app: FastAPI, result: Result) -> None:
+    """What the endpoint tells about a result."""
     training = Lock()  # newcomers train one after the other
 
     def assigned(newcomer: _Newcomer) -> Assignment:
@@ -86,15 +94,7 @@ def make_app(result: Result) -> FastAPI:
         if sum(each is not None for each in given) != 1:
             raise ConfigError("give one of client, cluster and newcomer: whose model predicts?")
         cluster = assigned(asked.newcomer).cluster if asked.newcomer else asked.cluster
-        found, shares = result.predictions(asked.rows, client=asked.client, cluster=cluster)
-        if asked.client is not None:
-            cluster = int(result.labels[list(result.federation.names).index(asked.client)])
-        told = {"cluster": cluster, "predictions": found.tolist()}
-        if shares is None:
-            return {**told, "targets": result.target_names} if result.target_names else told
-        names = result.class_names or result.target_names
-        classes: list[Any] = names or [*range(shares.shape[1])]
-        return {**told, "classes": classes, "probabilities": shares.tolist()}
+        return _prediction(result, asked.rows, asked.client, cluster)
 
     @app.post("/assign")
     def assign(asked: _Newcomer) -> dict[str, Any]:
@@ -105,6 +105,25 @@ def make_app(result: Result) -> FastAPI:
             "by": found.by, **{name: json_number(getattr(found, name)) for name in numbers},
             "scores": {name: json_number(score) for name, score in found.scores.items()},
         }  # fmt: skip
+
+
+def _prediction(
+    result: Result, rows: Rows, client: str | None, cluster: int | None
+) -> dict[str, Any]:
+    """What the model of a client or of a cluster predicts for rows."""
+    found, shares = result.predictions(rows, client=client, cluster=cluster)
+    if client is not None:
+        cluster = int(result.labels[list(result.federation.names).index(client)])
+    told = {"cluster": cluster, "predictions": found.tolist()}
+    if shares is None:
+        return {**told, "targets": result.target_names} if result.target_names else told
+    names = result.class_names or result.target_names
+    classes: list[Any] = names or [*range(shares.shape[1])]
+    return {**told, "classes": classes, "probabilities": shares.tolist()}
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Whatever goes wrong is told in one line of JSON."""
 
     @app.exception_handler(WecflError)
     def refused(_: Request, error: WecflError) -> JSONResponse:
@@ -119,9 +138,6 @@ def make_app(result: Result) -> FastAPI:
     @app.exception_handler(HTTPException)
     def unknown_path(request: Request, error: HTTPException) -> JSONResponse:
         return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-
-    app.add_middleware(_BodyLimit)
-    return app
 
 
 def _error(status: int, text: str) -> JSONResponse:

@@ -264,7 +264,7 @@ clusters = st.builds(
 
 @pytest.mark.parametrize("aggregation", EVERY)
 @given(cluster=clusters, seed=st.integers(0, 99), shift=st.sampled_from([-3.0, 0.5, 8.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_neither_order_nor_origin_matters(
     aggregation: Aggregation, cluster: tuple[F32, F64], seed: int, shift: float
 ) -> None:
@@ -292,7 +292,7 @@ def attacked(draw: st.DrawFn) -> tuple[F32, F64, F64]:
 
 
 @given(attacked())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_less_than_half_of_the_importance_does_not_break_them(case: tuple[F32, F64, F64]) -> None:
     rows, weight, (count, part) = case
     honest = rows[: int(count)].astype(np.float64)

@@ -34,7 +34,7 @@ def chosen(
 
 
 @given(st.integers(0, 10_000), st.integers(2, 6))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_silhouette_is_scikit_learns_where_all_count_the_same(seed: int, k: int) -> None:
     points, _ = blobs(k, seed=seed)
     curve = Curve.of(points, np.full(len(points), 3.0))

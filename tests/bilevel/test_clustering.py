@@ -52,7 +52,7 @@ def test_no_worse_than_scikit_learn_and_as_exact_in_few_dimensions(p: int) -> No
 
 
 @given(st.integers(0, 10_000), st.integers(2, 30), st.integers(1, 60))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_isometric_keeps_all_distances(seed: int, m: int, p: int) -> None:
     rng = np.random.default_rng(seed)
     points, centers = rng.normal(size=(m, p)) + 100, rng.normal(size=(3, p)) + 100
@@ -67,7 +67,7 @@ def test_isometric_keeps_all_distances(seed: int, m: int, p: int) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(12, 80), st.integers(1, 30), st.integers(2, 11))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_fresh_start_is_that_of_scikit_learn(seed: int, m: int, p: int, k: int) -> None:
     draws = np.random.default_rng(seed)
     points, weight = draws.normal(size=(m, p)), draws.uniform(0.1, 3, m)

@@ -57,7 +57,7 @@ def looked(view: View, clustering: Served | None = None) -> Clusters:
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_hierarchy_is_wards_where_all_count_the_same(seed: int) -> None:
     points = np.random.default_rng(seed).normal(size=(20, 3))
     nodes = weighted_ward(distances(points), np.full(20, 2.0), 8)
@@ -66,7 +66,7 @@ def test_the_hierarchy_is_wards_where_all_count_the_same(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_client_that_counts_twice_is_two_clients(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, weight = rng.normal(size=(12, 3)), rng.integers(1, 4, 12)

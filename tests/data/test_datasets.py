@@ -37,17 +37,13 @@ BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nowhere(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without data, without apt and without a network; returns its cache."""
-    monkeypatch.delenv("WECFL_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("time.sleep", lambda _: None)
     package = Package("dataset-fashion-mnist", PurePosixPath(tmp_path / "debian"))
     for name in ("mnist", "fashion-mnist", "cifar-10"):
         monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], urls=("http://127.0.0.1:9/",)))
     monkeypatch.setitem(SOURCES, "fashion-mnist", replace(SOURCES["fashion-mnist"], debian=package))
-    return tmp_path / "cache" / "wecfl"
+    return bare_machine
 
 
 def scaled(pixels: NDArray[Any]) -> NDArray[np.float32]:

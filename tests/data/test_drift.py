@@ -52,7 +52,7 @@ def groups(of: Federation, round: int = 1) -> Any:
     return of.at(round).groups
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(drifts, st.integers(0, 99))
 def test_a_client_holds_samples_of_its_group_in_each_round(drift: Drift, seed: int) -> None:
     still = federation()
@@ -109,7 +109,7 @@ def test_recurring_comes_back_to_what_it_held() -> None:
     assert groups(fed, 3).tolist() != groups(fed, 5).tolist() == groups(fed).tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.lists(st.text("012", min_size=9, max_size=9), min_size=2, max_size=4))
 def test_staggered_clients_follow_their_schedule_with_new_samples(
     every: int, schedule: list[str]

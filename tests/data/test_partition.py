@@ -86,7 +86,7 @@ def same(a: ClientRows, b: ClientRows) -> bool:
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(partitions(), labels(40, 400), labels(0, 200), st.integers(5, 20), st.integers(0, 99))
 def test_every_sample_has_exactly_one_owner(
     partition: Partition, y_train: Int, y_test: Int, clients: int, seed: int
@@ -212,7 +212,7 @@ def test_groups_are_even_and_consecutive(clients: int, groups: int) -> None:
         assert np.ptp(sizes) <= 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(3, 6).flatmap(lambda n1: st.tuples(st.just(n1), st.integers(1, n1))),
     st.integers(5, 8),

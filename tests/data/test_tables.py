@@ -25,12 +25,8 @@ from wecfl.from_config import federation_of
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nowhere(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without these tables, without apt and without a network."""
-    monkeypatch.delenv("WECFL_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("time.sleep", lambda _: None)
     for name, source in TABLES.items():
         debian = source.debian and Package("none", PurePosixPath(tmp_path / "debian"))
         urls = tuple("http://127.0.0.1:9/" for _ in source.urls)

@@ -71,7 +71,7 @@ def samples(of: Federation, client: int) -> tuple[F32, Any]:
     return of.x[rows], of.y[rows]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     st.lists(st.one_of(of_images), min_size=1, max_size=3, unique_by=lambda t: t.name),
     st.integers(0, 99),
@@ -99,7 +99,7 @@ def test_a_world_keeps_who_holds_what_and_is_the_same_for_the_same_seed(
     assert np.array_equal(np.concatenate(one.train), np.concatenate(before.train))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.one_of(of_images), st.integers(2, 5), st.integers(0, 99))
 def test_settings_of_groups_differ(transform: Transform, groups: int, seed: int) -> None:
     try:
@@ -144,7 +144,7 @@ def test_rotation_turns_each_group_by_its_angle_and_back() -> None:
         np.testing.assert_array_equal(back, x)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(1, 359), st.integers(3, 9))
 def test_any_angle_is_that_of_scipy(angle: float, size: int) -> None:
     x = rng(2).normal(size=(2, 1, size, size)).astype(np.float32)
@@ -155,7 +155,7 @@ def test_any_angle_is_that_of_scipy(angle: float, size: int) -> None:
     np.testing.assert_allclose(turned, expected, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(0.2, 3), st.integers(3, 9))
 def test_a_blur_is_that_of_scipy(width: float, size: int) -> None:
     x = rng(2).normal(size=(2, 1, size, size)).astype(np.float32)
@@ -246,7 +246,7 @@ def test_crossing_groups_are_pairs() -> None:
     assert len(set(zip(pairs, after.groups.tolist(), strict=True))) == 4
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(0.05, 0.5), st.integers(2, 4), st.integers(6, 12), st.integers(0, 99))
 def test_mixed_clients_hold_samples_of_two_groups(
     share: float, groups: int, clients: int, seed: int

@@ -18,8 +18,10 @@ import psutil
 import pytest
 from torch import Tensor, nn
 
+import moody_model
 import wecfl
 from helpers import Wecfl, local_update, method_named, run_flat, same_states
+from moody_model import Moody, is_marked, with_marked_client
 from wecfl import Correction, Federation, RayEngine, State, make_engine, methods
 from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
@@ -263,42 +265,27 @@ def test_a_node_that_dies_is_done_without(
     assert "died during 'train'" in caplog.text
 
 
-class Moody(nn.Module):
-    """A linear model whose training does `mood` to it."""
-
-    def __init__(self, mood: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.linear, self.mood = nn.Linear(6, 3), mood
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.mood(x)
-        out: Tensor = self.linear(x)
-        return out
-
-
 @pytest.fixture
 def by_value() -> Iterator[None]:
-    """The nodes can't import this file."""
+    """The nodes can't import this file, nor the model of the test."""
     from ray import cloudpickle
 
     pickling: Any = cloudpickle
-    pickling.register_pickle_by_value(sys.modules[__name__])
+    files = sys.modules[__name__], moody_model
+    for file in files:
+        pickling.register_pickle_by_value(file)
     yield
-    pickling.unregister_pickle_by_value(sys.modules[__name__])
+    for file in files:
+        pickling.unregister_pickle_by_value(file)
 
 
 def test_a_client_that_fails_or_kills_its_actor(
     fed: Federation, cluster: Any, by_value: None
 ) -> None:
-    marked = fed.x.copy()
-    marked[fed.train[3]] = 99
-    odd = Federation(
-        marked, fed.y, fed.train, fed.test, fed.classes, fed.keys, tuple("abcde"), fed.groups
-    )
+    odd = with_marked_client(fed)
 
     def fail(x: Tensor) -> None:
-        if x.max() > 98:
+        if is_marked(x):
             raise ArithmeticError("I would\nrather not")
 
     module = Moody(fail)
@@ -316,7 +303,7 @@ def test_a_client_that_fails_or_kills_its_actor(
             )
 
     def kill(x: Tensor) -> None:
-        if x.max() > 98:
+        if is_marked(x):
             os.kill(os.getpid(), signal.SIGKILL)
 
     how: Any = {"workers": 1, "address": cluster.address, "max_replacements": 1}

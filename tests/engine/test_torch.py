@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from helpers import local_update, workers
+from moody_model import Moody, is_marked, with_marked_client
 from wecfl import Correction, Federation, State, TorchEngine, rng
 from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
@@ -419,34 +420,14 @@ def test_a_model_may_view_its_activations(images: Federation) -> None:
     close(state.models, plain(Viewing(), images, PLAN))
 
 
-class Moody(nn.Module):
-    """A linear model whose training does `mood` to it."""
-
-    def __init__(self, mood: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.linear, self.mood = nn.Linear(6, 3), mood
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.mood(x)
-        out: Tensor = self.linear(x)
-        return out
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_failing_client_is_named_and_the_engine_survives(fed: Federation, count: int) -> None:
-    marked = fed.x.copy()
-    marked[fed.train[3]] = 99
-    odd = Federation(
-        marked, fed.y, fed.train, fed.test, fed.classes, fed.keys, tuple("abcde"), fed.groups
-    )
-
     def mood(x: Tensor) -> None:
-        if x.max() > 98:
+        if is_marked(x):
             raise ArithmeticError("I would\nrather not \udcff")
 
     module = Moody(mood)
-    with TorchEngine(odd, module, workers=count) as engine:
+    with TorchEngine(with_marked_client(fed), module, workers=count) as engine:
         for _ in range(2):
             said = r"^client d failed in train: ArithmeticError: I would rather not \?$"
             with pytest.raises(EngineError, match=said):

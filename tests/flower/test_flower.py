@@ -24,6 +24,7 @@ from wecfl.bilevel.local import Alone
 from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
 from wecfl.core.ask import Ask
+from wecfl.core.method import Method
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate
 from wecfl.core.schedule import Warmup
@@ -108,6 +109,19 @@ def simulated(fed: Federation, method: str = "wecfl", k: Any = 2, **options: Any
     return run_flat(fed, chosen, model=make_model(), **{**usual, **options})
 
 
+def over_and_here(
+    fed: Federation, grid: FakeGrid, method: Method, rounds: int
+) -> tuple[Result, Result, FlowerEngine]:
+    """A method that is a value over the network, the same in a simulation, and what carried it."""
+    roster = Roster(M, classes=CLASSES, shape=fed.shape)
+    runner = FlowerEngine(grid, roster, make_model(), **WAITS)
+    runner.enrol(M, 5)
+    roster.sort()
+    options: dict[str, Any] = {"rounds": rounds, "steps": 3, "lr": 0.05, "objectives": False}
+    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
+    return over, run_flat(fed, method, model=make_model(), **options), runner
+
+
 def same_result(one: Result, two: Result) -> None:
     assert one.labels.tolist() == two.labels.tolist()
     for a, b in zip(one.states, two.states, strict=True):
@@ -176,13 +190,8 @@ def test_objectives_and_diagnostics_are_asked_for_over_the_network(
 
 def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -> None:
     method = methods.fedprox(0.1).replace(shared="~head", representation=Columns("~head"))
-    grid, roster = FakeGrid(nodes), Roster(M, classes=CLASSES)
-    runner = FlowerEngine(grid, roster, make_model(), **WAITS)
-    runner.enrol(M, 5)
-    roster.sort()
-    options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
-    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
-    here = run_flat(fed, method, model=make_model(), **options)
+    grid = FakeGrid(nodes)
+    over, here, runner = over_and_here(fed, grid, method, rounds=3)
     same = [r["accuracy"] for r in over.records] == [r["accuracy"] for r in here.records]
     assert same  # clients are tested with the columns they keep
     columns = runner.layout.columns("~head")
@@ -203,13 +212,7 @@ def test_private_columns_never_leave_the_client(fed: Federation, nodes: Nodes) -
 def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
     """A round with two exchanges, whose programs remember different things."""
     method = methods.fedavg.replace(steps=(Ask(program=Alone()), "L", "E", "M", "D"))
-    roster = Roster(M, classes=CLASSES)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
-    runner.enrol(M, 5)
-    roster.sort()
-    options: dict[str, Any] = {"rounds": 3, "steps": 3, "lr": 0.05, "objectives": False}
-    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
-    here = run_flat(fed, method, model=make_model(), **options)
+    over, here, _ = over_and_here(fed, FakeGrid(nodes), method, rounds=3)
     np.testing.assert_array_equal(over.centers, here.centers)
     assert not any("restarted" in record.get("network", {}) for record in over.records)
     assert over.states[0].tick == here.states[0].tick == 6
@@ -233,13 +236,7 @@ def test_programs_keep_what_others_kept(fed: Federation, nodes: Nodes) -> None:
 def test_several_models_and_trials_over_a_network(name: str, fed: Federation, nodes: Nodes) -> None:
     """What is asked before the rounds, what is common to all, and replies of several models."""
     method = method_named(name, k=2)
-    roster = Roster(M, classes=CLASSES, shape=fed.shape)
-    runner = FlowerEngine(FakeGrid(nodes), roster, make_model(), **WAITS)
-    runner.enrol(M, 5)
-    roster.sort()
-    options: dict[str, Any] = {"rounds": 2, "steps": 3, "lr": 0.05, "objectives": False}
-    over = run_flat(roster, method, model=make_model(), engine=runner, **options)
-    here = run_flat(fed, method, model=make_model(), **options)
+    over, here, _ = over_and_here(fed, FakeGrid(nodes), method, rounds=2)
     np.testing.assert_array_equal(over.centers, here.centers)
     np.testing.assert_array_equal(over.labels, here.labels)
     scores = [record["accuracy"] for run in (over, here) for record in run.records]

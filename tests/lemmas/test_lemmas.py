@@ -29,9 +29,6 @@ from wecfl.core.state import State
 from wecfl.core.types import F64
 from wecfl.rng import stream
 
-settings.register_profile("lemmas", deadline=None, max_examples=60)
-settings.load_profile("lemmas")
-
 Case = tuple[BowlEngine, State]
 EPS = 1e-5  # rows are float32
 

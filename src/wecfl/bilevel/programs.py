@@ -11,14 +11,14 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from wecfl.bilevel.clustering.updates import PulledSteps
-from wecfl.bilevel.local.contrast import ContrastSteps
 from wecfl.bilevel.local.dane import NewtonSteps
-from wecfl.bilevel.local.envelope import MoreauSteps
 from wecfl.bilevel.local.evaluating import ClusterLosses, Gradients, Risk, Score
-from wecfl.bilevel.local.interpolated import InterpolatedSteps
+from wecfl.bilevel.local.feature_contrast import ContrastSteps
+from wecfl.bilevel.local.interpolated_models import InterpolatedSteps
 from wecfl.bilevel.local.masks import PrunedSteps
 from wecfl.bilevel.local.meta import MetaGradient, MetaSteps
 from wecfl.bilevel.local.mixture import AddedSteps, MixtureSteps, SoftSteps
+from wecfl.bilevel.local.moreau_envelope import MoreauSteps
 from wecfl.bilevel.local.prototypes import PrototypeSteps
 from wecfl.bilevel.local.training import Alone, Ditto, Only, Parts, Train
 from wecfl.bilevel.representation.telling import (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wecfl.core.state import State
     from wecfl.data.federation import Federation
     from wecfl.paper.definitions import Cell, Definition, PlannedRun
-    from wecfl.paper.result_store import ResultStore
+    from wecfl.paper.result_store import ResultStore, StoredResult
     from wecfl.runs.record import Record
     from wecfl.runs.watcher import OnRound
 
@@ -182,62 +182,76 @@ def _work(
     budget: float | None,
 ) -> int:
     """Work off the queue; returns how many runs failed."""
-    from wecfl.paper.queue import estimator, queue, work
+    from wecfl.paper.queue import queue, work
 
-    done = failed = elsewhere = 0
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
-    )  # fmt: skip
+    bars = _Bars(len(queue(asked, store)), store, local.get("workers"))
     try:
-        with Progress(*columns, console=terminal.console) as progress:
-            whole = progress.add_task("runs", total=len(queue(asked, store)), note="")
-            current = progress.add_task("", total=1, note="", visible=False)
-
-            def watcher(run: PlannedRun, todo: Sequence[PlannedRun]) -> OnRound:
-                times = [*map(estimator(store.all(), local.get("workers")), todo)]
-                known = [time for time in times if time is not None]
-                more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
-                total = done + failed + elsewhere + len(todo)
-                progress.update(whole, total=total, note=f"{_duration(sum(known))} left{more}")
-                progress.reset(
-                    current,
-                    description=str(run),
-                    total=run.config.rounds,
-                    visible=not run.parts,  # a vote has no rounds of its own
-                    note="",
-                )
-
-                def watch(record: Record, states: Sequence[State]) -> None:
-                    note = f"rounds  {terminal.scores(record)}"
-                    progress.update(current, completed=record["round"], note=note)
-
-                return watch
-
+        with bars.progress:
             for planned, outcome in work(
-                asked, store, federation, watcher=watcher, local=local, budget=budget
+                asked, store, federation, watcher=bars.begin, local=local, budget=budget
             ):
-                progress.advance(whole)
-                progress.update(current, visible=False)
-                if isinstance(outcome, EngineError):
-                    failed += 1
-                    terminal.show(f"{planned}: {outcome}")
-                elif outcome is None:
-                    elsewhere += 1
-                else:
-                    done += 1
-                    scores = outcome.get("error") or terminal.scores(outcome, "accuracy")
-                    terminal.show(f"{planned}: {scores}  {_duration(outcome['seconds'])}")
+                bars.end(planned, outcome)
     except KeyboardInterrupt:
-        terminal.say(f"interrupted; {done} finished runs are kept in {store.folder}")
+        terminal.say(f"interrupted; {bars.done} finished runs are kept in {store.folder}")
         sys.exit(130)
-    left = len(queue(asked, store)) - failed - elsewhere
+    left = len(queue(asked, store)) - bars.failed - bars.elsewhere
     terminal.show(
-        f"{_runs(done)} done"
-        + (f", {elsewhere} done by other processes" if elsewhere else "")
+        f"{_runs(bars.done)} done"
+        + (f", {bars.elsewhere} done by other processes" if bars.elsewhere else "")
         + (f", {left} left: the budget is used up" if budget and left > 0 else "")
     )
-    return failed
+    return bars.failed
+
+
+class _Bars:
+    """The bars of the queue and of the run at work, and how many runs have ended in which way."""
+
+    def __init__(self, runs: int, store: ResultStore, workers: int | None) -> None:
+        self.done = self.failed = self.elsewhere = 0
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=terminal.console,
+        )  # fmt: skip
+        self._store, self._workers = store, workers
+        self._whole = self.progress.add_task("runs", total=runs, note="")
+        self._current = self.progress.add_task("", total=1, note="", visible=False)
+
+    def begin(self, run: PlannedRun, todo: Sequence[PlannedRun]) -> OnRound:
+        """Tell what is left and which run begins; returns what tells of its rounds."""
+        from wecfl.paper.queue import estimator
+
+        times = [*map(estimator(self._store.all(), self._workers), todo)]
+        known = [time for time in times if time is not None]
+        more = f" + {len(times) - len(known)} unknown" if len(known) < len(times) else ""
+        total = self.done + self.failed + self.elsewhere + len(todo)
+        left = f"{_duration(sum(known))} left{more}"
+        self.progress.update(self._whole, total=total, note=left)
+        self.progress.reset(
+            self._current,
+            description=str(run),
+            total=run.config.rounds,
+            visible=not run.parts,  # a vote has no rounds of its own
+            note="",
+        )
+        return self._round
+
+    def _round(self, record: Record, states: Sequence[State]) -> None:
+        note = f"rounds  {terminal.scores(record)}"
+        self.progress.update(self._current, completed=record["round"], note=note)
+
+    def end(self, run: PlannedRun, outcome: StoredResult | EngineError | None) -> None:
+        """Count a run, and tell what came of it."""
+        self.progress.advance(self._whole)
+        self.progress.update(self._current, visible=False)
+        if isinstance(outcome, EngineError):
+            self.failed += 1
+            terminal.show(f"{run}: {outcome}")
+        elif outcome is None:
+            self.elsewhere += 1
+        else:
+            self.done += 1
+            scores = outcome.get("error") or terminal.scores(outcome, "accuracy")
+            terminal.show(f"{run}: {scores}  {_duration(outcome['seconds'])}")
 
 
 def _runs(count: int) -> str:

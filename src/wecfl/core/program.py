@@ -9,7 +9,7 @@ The programs of the library are in `wecfl.bilevel.local`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 
 from wecfl.core.plan import Correction, FeatureTerm, LocalPlan
 from wecfl.core.types import F32, F64, Bool, Int, Int8, Split, Table
-from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
 __all__ = [
     "Answers",
     "Ensemble",
     "Field",
+    "FitsAny",
     "Job",
+    "KeepsNothing",
     "Program",
     "ReplyAndMemory",
     "Sent",
     "Site",
     "needs_of",
-    "perform",
     "private_columns",
 ]
 
@@ -197,6 +197,25 @@ class Program(Protocol):
         """The reply (n, …) and the new memory (n, …), with all fields that are declared."""
 
 
+class FitsAny:
+    """What programs share that fit every plan and every model."""
+
+    __slots__ = ()
+
+    def check(self, plan: LocalPlan, layout: Layout) -> None:
+        """Every plan and every model fits."""
+
+
+class KeepsNothing:
+    """What programs share after which a client remembers nothing."""
+
+    __slots__ = ()
+
+    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
+        """Nothing."""
+        return {}
+
+
 def needs_of(program: Program) -> frozenset[str]:
     """What an engine must offer to run a program, such as `features`; as a rule, nothing."""
     return frozenset(getattr(program, "needs", ()))
@@ -265,72 +284,3 @@ def private_columns(layout: Layout, shared: str) -> Int | None:
     mask = np.ones(layout.width, dtype=np.bool_)
     mask[layout.columns(shared)] = False
     return np.flatnonzero(mask) if mask.any() else None
-
-
-def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
-    """Run a program at its clients, and return their replies and memory (n, …).
-
-    A model that arrives is completed by the client's private columns. Memory that starts from the
-    received model does so at the first contact (`begun` says which clients have had one), and again
-    after a result that is not finite. That result is sent all the same, and the server refuses it.
-    """
-    layout, n = site.layout, len(site.sizes)
-    private, fields = private_columns(layout, job.shared), job.keeps(layout)
-    own = dict(sent.own)
-    model = own.get("model")
-    sizes = job.sizes(layout, sent)
-    # Copies, since a program may overwrite what it received.
-    received = {
-        name: np.array(model[:, private] if name == "private" else model)
-        for name, field in fields.items()
-        if field.start == "received" and model is not None
-    }
-
-    def start(name: str) -> NDArray[Any]:
-        zeros = (n, *fields[name].sized(sizes)), fields[name].dtype
-        return received[name] if name in received else np.zeros(*zeros)
-
-    begun = np.asarray(memory.get("begun", np.ones(n, np.bool_)), np.bool_)
-    if model is not None and private is not None:  # a copy, so that private columns are not sent
-        own["model"] = model.copy()
-        if "private" in memory:
-            own["model"][np.ix_(begun, private)] = memory["private"][begun]
-    kept = {name: memory[name] if name in memory else start(name) for name in fields}
-    if not begun.all():
-        kept |= {
-            name: np.where(_along(begun, rows), kept[name], rows) for name, rows in received.items()
-        }
-    reply, after = job.program(site, Sent(own, sent.common), kept, job.plan)
-    if missing := {*job.program.replies} ^ {*reply}:
-        raise ConfigError(
-            f"the program {job.program.name} must reply exactly what it declares; these differ: "
-            f"{', '.join(sorted(missing))}"
-        )
-    if not job.keep:
-        return reply, {}
-    if private is not None:
-        own_columns = reply["model"][:, private] if "model" in reply else kept["private"]
-        after = {**after, "private": own_columns}
-    results = [rows for rows in reply.values() if rows.dtype.kind == "f"]
-    bad = ~_finite(n, results + [after[name] for name in received if name in after])
-    if bad.any():
-        after = {
-            name: np.where(_along(bad, rows), start(name), rows) for name, rows in after.items()
-        }
-    if received:
-        after["begun"] = np.ones(n, np.bool_)
-    return reply, after
-
-
-def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), which clients have finite rows. Sums of float32 numbers can't overflow in float64."""
-    finite = np.ones(n, np.bool_)
-    with np.errstate(invalid="ignore"):
-        for rows in tables:
-            finite &= np.isfinite(rows.reshape(n, -1).sum(axis=1, dtype=np.float64))
-    return finite
-
-
-def _along(who: Bool, rows: NDArray[Any]) -> Bool:
-    """(n, 1, …), with as many axes as `rows`, so that it selects rows."""
-    return who.reshape(-1, *[1] * (rows.ndim - 1))

@@ -29,7 +29,7 @@ from wecfl.data.shares import (
     OneAlpha,
     Partition,
     Shares,
-    check_alpha,
+    TwoAlphas,
     check_groups,
     dirichlet,
     spread,
@@ -114,7 +114,7 @@ class ClientwiseNClass:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterwiseDirichlet:
+class ClusterwiseDirichlet(TwoAlphas):
     """S_ci = A_cg B_ci, client i in group g; A_c ~ Dirichlet(α₁), B_c ~ Dirichlet(α₂) per group.
 
     With the paper's (0.1, 10), groups differ a lot and clients of a group hardly differ. As in the
@@ -126,16 +126,7 @@ class ClusterwiseDirichlet:
     ([0, 0, 0, 1, 1], [1.0, 1.0, 1.0])
     """
 
-    alpha: tuple[float, float]
-    groups: int = 10
-
     name: ClassVar[str] = "clusterwise-dirichlet"
-    usage: ClassVar[str] = "alpha A1 A2"
-    remedy: ClassVar[str] = "raise alpha or ask for fewer clients or groups"
-
-    def __post_init__(self) -> None:
-        check_alpha(*self.alpha)
-        check_groups(self.groups)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Groups first, then the clients inside each group."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wecfl.data.shares import OneAlpha, Shares, check_alpha, check_groups, dirichlet, spread
+from wecfl.data.shares import OneAlpha, Shares, TwoAlphas, dirichlet, spread
 
 __all__ = ["ClusterwiseQuantity", "QuantityPower", "QuantitySkew"]
 
@@ -47,7 +47,7 @@ class QuantityPower(OneAlpha):
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterwiseQuantity:
+class ClusterwiseQuantity(TwoAlphas):
     """Groups differ in size only: S_ci = a_g b_i, a ~ Dirichlet(α₁), b ~ Dirichlet(α₂) per group.
 
     What they hold is alike, so nothing but the number of samples tells the groups apart: a method
@@ -58,16 +58,7 @@ class ClusterwiseQuantity:
     ([0, 0, 1, 1], True)
     """
 
-    alpha: tuple[float, float]
-    groups: int = 10
-
     name: ClassVar[str] = "clusterwise-quantity"
-    usage: ClassVar[str] = "alpha A1 A2"
-    remedy: ClassVar[str] = "raise alpha or ask for fewer clients or groups"
-
-    def __post_init__(self) -> None:
-        check_alpha(*self.alpha)
-        check_groups(self.groups)
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """Groups first, then the clients inside each group; one vector for all classes."""

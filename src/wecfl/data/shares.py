@@ -11,7 +11,16 @@ import numpy as np
 from wecfl.core.types import F64, Int
 from wecfl.errors import PartitionError
 
-__all__ = ["OneAlpha", "Partition", "Shares", "check_alpha", "check_groups", "dirichlet", "spread"]
+__all__ = [
+    "OneAlpha",
+    "Partition",
+    "Shares",
+    "TwoAlphas",
+    "check_alpha",
+    "check_groups",
+    "dirichlet",
+    "spread",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,21 @@ class OneAlpha:
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoAlphas:
+    """What partitions share that have an α₁ between groups and an α₂ between clients of a group."""
+
+    alpha: tuple[float, float]
+    groups: int = 10
+
+    usage: ClassVar[str] = "alpha A1 A2"
+    remedy: ClassVar[str] = "raise alpha or ask for fewer clients or groups"
+
+    def __post_init__(self) -> None:
+        check_alpha(*self.alpha)
+        check_groups(self.groups)
 
 
 def dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> F64:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from wecfl.core.program import Answers, Ensemble, Job, Sent, perform
+from wecfl.core.execution import perform
+from wecfl.core.program import Answers, Ensemble, Job, Sent
 from wecfl.core.task import Task
 from wecfl.core.types import F32, F64, Int, Table
 from wecfl.data.federation import Federation

@@ -57,13 +57,7 @@ class LocalSite:
     ) -> tuple[F32, F32 | None]:
         """Take a part of the round's steps (`wecfl.core.program.Site`)."""
         n, (width, trainable) = len(self.clients), (self.layout.width, self.layout.trainable)
-        buffer = plan.buffer(self.layout)
-        steps = plan.steps_of(self.sizes)
-        done = steps if plan.done is None else np.broadcast_to(plan.done, n)
-        if not ((done >= 0) & (done <= steps)).all():
-            raise ConfigError(
-                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
-            )
+        buffer, done = plan.buffer(self.layout), self._done(plan)
         walk = Walk(
             plan.steps, plan.batch, self.seed, self.round, part.start or 0, part.stop, plan.epochs,
             repeat, plan.leave_validation,
@@ -93,6 +87,16 @@ class LocalSite:
         after, momentum = self.engine._train(self.clients, lesson)
         after[:, held] = before  # running statistics, which change without a gradient
         return after, momentum
+
+    def _done(self, plan: LocalPlan) -> Int:
+        """(n,), how many steps each client takes."""
+        steps = plan.steps_of(self.sizes)
+        done = steps if plan.done is None else np.broadcast_to(plan.done, len(self.clients))
+        if not ((done >= 0) & (done <= steps)).all():
+            raise ConfigError(
+                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
+            )
+        return done
 
     def samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """The training samples, client by client (`wecfl.core.program.Site`)."""

@@ -204,23 +204,7 @@ class Worker:
         own, first = self.federation.train[client], self.first["train"][client]
         for chosen in steps.batches(np.arange(len(own)), key, int(board.steps[turn])):
             g.zero_()
-            rows, at = own[chosen], first + chosen
-            terms: list[Tensor] = []
-            if term:
-                output, features = self.featured(rows)
-                far = FEATURE_LOSSES[term](features, torch.from_numpy(board.points[at]))
-                terms = [(torch.from_numpy(board.factors[at]) * far).mean()]
-            else:
-                output = self.output(rows)
-            if biased:
-                output = output + torch.from_numpy(board.bias[at])
-            loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
-            if weighted:  # of a sum over samples, each row of the gradient belongs to one of them
-                (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
-                slope = slope * torch.from_numpy(board.weights[at])[:, None]
-                torch.autograd.backward([output, *terms], [slope, *(None for _ in terms)])
-            else:
-                torch.autograd.backward([loss, *terms])
+            self._backward(own[chosen], first + chosen, weighted, biased, term)
             descent.prepare(w, g)
             if corrected:
                 g.addcmul_(mu, w - anchor)
@@ -228,6 +212,29 @@ class Worker:
                 g.add_(offset)
             descent.step(w, g)
         board.models[turn] = self.row.numpy()
+
+    def _backward(self, rows: Int, at: Int, weighted: bool, biased: bool, term: str) -> None:
+        """Add the gradient of the loss of a batch, the samples `rows`, to `gradient`.
+
+        `at` are their places on the board, where their weights, biases and points are.
+        """
+        board = self.board
+        terms: list[Tensor] = []
+        if term:
+            output, features = self.featured(rows)
+            far = FEATURE_LOSSES[term](features, torch.from_numpy(board.points[at]))
+            terms = [(torch.from_numpy(board.factors[at]) * far).mean()]
+        else:
+            output = self.output(rows)
+        if biased:
+            output = output + torch.from_numpy(board.bias[at])
+        loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
+        if weighted:  # of a sum over samples, each row of the gradient belongs to one of them
+            (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
+            slope = slope * torch.from_numpy(board.weights[at])[:, None]
+            torch.autograd.backward([output, *terms], [slope, *(None for _ in terms)])
+        else:
+            torch.autograd.backward([loss, *terms])
 
     @torch.no_grad()
     def logits(self, client: int, turn: int, *, samples: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from wecfl.core.task import Task
 from wecfl.core.turns import participants
 from wecfl.data.federation import Federation
 from wecfl.data.fleet import AnyFleet, DrawnFleet, Fleet
-from wecfl.data.source import Dataset
 from wecfl.engine.kept_rows import KeptRows
 from wecfl.errors import ConfigError, DataError
 from wecfl.experiment.assembly import Experiment
@@ -215,10 +214,10 @@ def prepared(
     return on
 
 
-def clients_of(config: Config, pool: Dataset | None = None) -> Federation | AnyFleet:
+def clients_of(config: Config) -> Federation | AnyFleet:
     """The federation of a configuration; or the fleet that the code of its data set makes."""
     if not is_own(config.dataset):
-        return federation_of(config, pool)
+        return federation_of(config)
     make = own_value(config.dataset, "fleet", DataError)
     fleet = make() if callable(make) else make
     if not isinstance(fleet, Fleet | DrawnFleet):

@@ -151,8 +151,7 @@ def train(
     newcomer_setup, kept_out = experiment.newcomer_setup(setting), experiment.kept_out
     diagnostics = None
     if experiment.measure.diagnostics:
-        last = records[-1] if records else None
-        diagnostics = _diagnostics(setting, states[0], last, newcomer_setup.module)
+        diagnostics = _diagnostics(setting, states[0], records, newcomer_setup.module)
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
     trace = _distance_trace(experiment.measure.trace, opened, folder)
@@ -167,16 +166,9 @@ def train(
     reference: Reference | None = None
     newcomers: pd.DataFrame | None = None
     _tell(clients, bool(unpacked_parts(newcomer_setup.module)))
-    env = environment() | {
-        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
-        "model": newcomer_setup.blueprint.written(),
-    }  # fmt: skip
+    env = _environment(opened, newcomer_setup)
     try:  # from here on the experiment is known to be valid
-        config = {
-            **(experiment.written or _described(experiment, setting)),
-            "task": experiment.fitted.text,
-            **opened.about,
-        }
+        config = _written(experiment, opened)
         for watcher in watchers:
             watcher.begin(config, env, clients)
             begun.append(watcher)
@@ -211,11 +203,30 @@ def train(
 
 
 def _diagnostics(
-    setting: Setting, state: State, last: Record | None, module: Module
+    setting: Setting, state: State, records: Sequence[Record], module: Module
 ) -> Diagnostics:
-    """What measures the quantities of the theory, from the state after the record `last`."""
+    """What measures the quantities of the theory, from the state after these records."""
     cross_entropy = setting.engine.task.kernel == {"loss": "cross-entropy"}
-    return Diagnostics(setting, state, last, logistic=is_logistic(module) and cross_entropy)
+    logistic = is_logistic(module) and cross_entropy
+    return Diagnostics(setting, state, records[-1] if records else None, logistic=logistic)
+
+
+def _written(experiment: Experiment, opened: Opened) -> dict[str, Any]:
+    """The configuration, as watchers are told it."""
+    return {
+        **(experiment.written or _described(experiment, opened.measured)),
+        "task": experiment.fitted.text,
+        **opened.about,
+    }
+
+
+def _environment(opened: Opened, setup: NewcomerSetup) -> dict[str, Any]:
+    """What the run is made with: programs, the machine, the engine and the model."""
+    engine = opened.engine
+    return environment() | {
+        "engine": engine.name, "workers": engine.workers, "nodes": engine.nodes,
+        "model": setup.blueprint.written(),
+    }  # fmt: skip
 
 
 def _distance_trace(

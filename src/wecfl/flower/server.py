@@ -22,6 +22,7 @@ from wecfl.config import Config
 from wecfl.config.keys import METHOD_OPTIONS
 from wecfl.config.resolve import resolve
 from wecfl.core.clients import Clients
+from wecfl.core.method import Method
 from wecfl.core.program import Job
 from wecfl.core.state import Reply, State
 from wecfl.core.task import Task
@@ -146,7 +147,6 @@ def serve(
     m = network.clients
     roster = Roster.read(out, m, **about) if known else Roster(m, **about)
     chosen = options_of(config)
-    method = chosen["method"]
     model = make(make_model, shape=(), classes=known_task.outputs, seed=config.seed)
     engine = FlowerEngine(
         grid, roster, model, task=known_task,
@@ -156,7 +156,9 @@ def serve(
         privacy=chosen["privacy"], audit=out.with_name(out.name + AUDIT_ENDING), **waits,
     )  # fmt: skip
     choices = {
-        key: value for key, value in written(config, method).items() if key not in SIMULATION_KEYS
+        key: value
+        for key, value in written(config, chosen["method"]).items()
+        if key not in SIMULATION_KEYS
     }
     experiment = partial(
         Experiment,
@@ -167,6 +169,18 @@ def serve(
         written=choices | {"clients": m, "network": network.model_dump(exclude={"out"})},
     )
     experiment().check()  # before clients are waited for
+    _check_before_enrolment(chosen["method"], engine, enrolment)
+    engine.enrol(network.min_clients, network.enrolment)
+    if not known:
+        roster.sort()
+    _check_after_enrolment(chosen["method"], engine, enrolment)
+    return experiment().run()
+
+
+def _check_before_enrolment(
+    method: Method, engine: FlowerEngine, enrolment: Enrolment | None
+) -> None:
+    """Refuse programs that clients can't know, and a model that would not fit through the proxy."""
     for program in (*method.programs, method.serve):
         encoded(program)  # an error if clients could not know it
     if enrolment is None:
@@ -177,14 +191,16 @@ def serve(
     else:
         counts = prod(engine.task.shape(engine.outputs))
         _check_fits("this model", reply_bytes(engine.layout.width, counts), enrolment)
-    engine.enrol(network.min_clients, network.enrolment)
-    if not known:
-        roster.sort()
+
+
+def _check_after_enrolment(
+    method: Method, engine: FlowerEngine, enrolment: Enrolment | None
+) -> None:
+    """Refuse what is told of data, whose shape is known now, if it would not fit either."""
     if enrolment is not None and isinstance(method.representation, Told):
         program = method.representation.tells.sized(engine)
         told = program.replies["told"].sized(Job(program).sizes(engine.layout))
         _check_fits(f"'{program.name}'", reply_bytes(prod(told), 0), enrolment)
-    return experiment().run()
 
 
 def _check_fits(what: str, size: int, enrolment: Enrolment) -> None:

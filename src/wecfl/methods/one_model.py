@@ -11,10 +11,10 @@ from wecfl.bilevel.clustering import Nearest
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.importance import data_size
 from wecfl.bilevel.local import Train
-from wecfl.bilevel.local.contrast import ContrastSteps
 from wecfl.bilevel.local.control_variates import CONTROLLED
 from wecfl.bilevel.local.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
 from wecfl.bilevel.local.dynamic import Dynamic, dynamic_update
+from wecfl.bilevel.local.feature_contrast import ContrastSteps
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.serving import Center
 from wecfl.core.ask import Ask

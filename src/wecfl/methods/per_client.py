@@ -6,10 +6,10 @@ from wecfl.bilevel.aggregation import Stay
 from wecfl.bilevel.aggregation.hyper_network import Apart, HyperNetwork, hyper_update
 from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum, adam
 from wecfl.bilevel.local import Alone, Ditto, Only, Parts
-from wecfl.bilevel.local.envelope import MoreauSteps
-from wecfl.bilevel.local.interpolated import InterpolatedSteps
+from wecfl.bilevel.local.interpolated_models import InterpolatedSteps
 from wecfl.bilevel.local.masks import HolderMean, PrunedSteps, known_masks, learn_masks
 from wecfl.bilevel.local.meta import MetaGradient, MetaSteps
+from wecfl.bilevel.local.moreau_envelope import MoreauSteps
 from wecfl.bilevel.local.prototypes import (
     PrototypeMeans,
     Prototypes,

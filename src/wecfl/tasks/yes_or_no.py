@@ -20,8 +20,34 @@ if TYPE_CHECKING:
 __all__ = ["Binary", "MultiLabel"]
 
 
+class _YesOrNo:
+    """What the two tasks share: each of c logits is a probability, and is judged by itself."""
+
+    __slots__ = ()
+
+    @property
+    def kernel(self) -> None:
+        """None: the native engine has no such loss."""
+
+    def mixed(self, outputs: F64, mixture: F64) -> F64:
+        """(n, c), log p / (1 − p) of mixed probabilities: log Σ π σ(z) − log Σ π σ(−z)."""
+        with np.errstate(divide="ignore"):
+            shares = np.log(mixture)[..., None]
+        yes = np.logaddexp.reduce(shares - np.logaddexp(0, -outputs), axis=0)
+        return np.asarray(yes - np.logaddexp.reduce(shares - np.logaddexp(0, outputs), axis=0))
+
+    @property
+    def lower(self) -> frozenset[str]:
+        """What measures errors of probabilities."""
+        return frozenset({"brier", "ece"})
+
+    def complaint(self, tally: F64, most: int) -> str:
+        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
+        return ranking.wrong_histograms(tally, most)
+
+
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(_YesOrNo):
     """Every sample is a yes (1) or a no (0); a model gives one logit (a `wecfl.core.task.Task`).
 
     With p = 1 / (1 + exp(−output)), p_y = p for a yes and 1 − p for a no, and the smoothed target
@@ -56,10 +82,6 @@ class Binary:
             raise ConfigError(f"weight must be balanced or positive, got {self.weight!r}")
 
     @property
-    def kernel(self) -> None:
-        """None: the native engine has no such loss."""
-
-    @property
     def outputs(self) -> int:
         """One logit."""
         return 1
@@ -92,22 +114,9 @@ class Binary:
     def _weight(self) -> float:
         return 1.0 if self.weight == "balanced" else self.weight
 
-    def mixed(self, outputs: F64, mixture: F64) -> F64:
-        """(n, 1), log p / (1 − p) of the mixed probabilities."""
-        return _mixed(outputs, mixture)
-
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
         """(m, 1, 4, bins), the histograms of each client."""
         return ranking.histograms(outputs, targets[:, None].astype(np.float64), owners, clients)
-
-    @property
-    def lower(self) -> frozenset[str]:
-        """What measures errors of probabilities."""
-        return frozenset({"brier", "ece"})
-
-    def complaint(self, tally: F64, most: int) -> str:
-        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
-        return ranking.wrong_histograms(tally, most)
 
     def predictions(self, outputs: F64) -> Int:
         """(n,), 1 for a probability from ½, else 0."""
@@ -124,7 +133,7 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class MultiLabel:
+class MultiLabel(_YesOrNo):
     """Every sample has a yes or a no for each of C labels; a model gives C logits.
 
     Targets are (n, C) of 0 and 1. The loss of a sample is the mean over its labels of that of
@@ -156,10 +165,6 @@ class MultiLabel:
                 raise ConfigError(f"weights must be positive and finite, got {self.weights}")
         elif self.weights not in (None, "balanced"):
             raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
-
-    @property
-    def kernel(self) -> None:
-        """None: the native engine has no such loss."""
 
     @property
     def outputs(self) -> int:
@@ -195,22 +200,9 @@ class MultiLabel:
     def _weights(self) -> tuple[float, ...] | float:
         return self.weights if isinstance(self.weights, tuple) else 1.0
 
-    def mixed(self, outputs: F64, mixture: F64) -> F64:
-        """(n, C), log p / (1 − p) of the mixed probabilities."""
-        return _mixed(outputs, mixture)
-
     def tally(self, outputs: F64, targets: F32, owners: Int, clients: int) -> F64:
         """(m, C, 4, bins), the histograms of each client."""
         return ranking.histograms(outputs, targets.astype(np.float64), owners, clients)
-
-    @property
-    def lower(self) -> frozenset[str]:
-        """What measures errors of probabilities."""
-        return frozenset({"brier", "ece"})
-
-    def complaint(self, tally: F64, most: int) -> str:
-        """What is wrong with a tally that a client has sent; empty if nothing is wrong."""
-        return ranking.wrong_histograms(tally, most)
 
     def predictions(self, outputs: F64) -> Int:
         """(n, C), 1 for a probability from ½, else 0."""
@@ -233,14 +225,6 @@ def _answers(outputs: F64) -> Int:
 def _sigmoid(outputs: F64) -> F64:
     shares: F64 = np.exp(-np.logaddexp(0, -outputs))  # which does not overflow
     return shares
-
-
-def _mixed(outputs: F64, mixture: F64) -> F64:
-    """The logits of mixed probabilities: log Σ π σ(z) − log Σ π σ(−z), over the first axis."""
-    with np.errstate(divide="ignore"):
-        shares = np.log(mixture)[..., None]
-    yes = np.logaddexp.reduce(shares - np.logaddexp(0, -outputs), axis=0)
-    return np.asarray(yes - np.logaddexp.reduce(shares - np.logaddexp(0, outputs), axis=0))
 
 
 def _check_headline(headline: str) -> None:

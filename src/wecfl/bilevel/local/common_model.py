@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from wecfl.bilevel.local.training import MODEL_REPLY, momentum_field
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field
-from wecfl.layout import Layout
+from wecfl.core.program import Field, FitsAny
 
 __all__ = ["BesideCommonModel"]
 
 
-class BesideCommonModel:
+class BesideCommonModel(FitsAny):
     """A program that trains two models: the cluster's, and one that is common to all clients.
 
     >>> list(BesideCommonModel.replies)
@@ -26,6 +25,3 @@ class BesideCommonModel:
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """A momentum buffer for each of the two models."""
         return {**momentum_field(plan), **momentum_field(plan, "common_momentum")}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""

@@ -19,17 +19,16 @@ from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.ask import Ask
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, ReplyAndMemory, Sent, Site
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import Table
-from wecfl.layout import Layout
 
 __all__ = ["GRADIENTS", "NEWTON_UPDATE", "NewtonSteps", "learn_gradients", "mean_gradients"]
 
 
 @dataclass(frozen=True, slots=True)
-class NewtonSteps:
+class NewtonSteps(FitsAny):
     """Q steps along ∇L(ω) + g − ∇L(Ω) + mu·(ω − Ω), where the server sends Ω and g.
 
     The client computes ∇L(Ω) on all its data.
@@ -49,9 +48,6 @@ class NewtonSteps:
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""
         return momentum_field(plan)
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the model that was sent; without g, as FedProx does."""

@@ -13,28 +13,23 @@ from wecfl.bilevel.local.training import Train
 from wecfl.bilevel.serving import Center
 from wecfl.core.components import Serving
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site, needs_of
+from wecfl.core.program import (
+    Field,
+    FitsAny,
+    KeepsNothing,
+    Program,
+    ReplyAndMemory,
+    Sent,
+    Site,
+    needs_of,
+)
 from wecfl.core.types import Split, Table
-from wecfl.layout import Layout
 
 __all__ = ["ClusterLosses", "Gradients", "Risk", "Score"]
 
 
-class _Evaluation:
-    """A program that only evaluates: it keeps nothing, and fits every plan and model."""
-
-    __slots__ = ()
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """Nothing."""
-        return {}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
-
-
 @dataclass(frozen=True, slots=True)
-class ClusterLosses(_Evaluation):
+class ClusterLosses(FitsAny, KeepsNothing):
     """The mean training loss of each of the K models that were sent, L(Ω_k, D_i)."""
 
     batches: int | None = None
@@ -49,7 +44,7 @@ class ClusterLosses(_Evaluation):
 
 
 @dataclass(frozen=True, slots=True)
-class Risk(_Evaluation):
+class Risk(FitsAny, KeepsNothing):
     """The mean loss L(ω_i, D_i) of the model that was sent."""
 
     split: Split = "train"
@@ -65,7 +60,7 @@ class Risk(_Evaluation):
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients(_Evaluation):
+class Gradients(FitsAny, KeepsNothing):
     """The gradient ∇L(ω_i, D_i) at the model that was sent."""
 
     batches: int | None = None
@@ -80,7 +75,7 @@ class Gradients(_Evaluation):
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(FitsAny):
     """The task's tally of the models that predict for a client, at each moment (`Serving`)."""
 
     serve: Serving = Center()  # noqa: RUF009  (frozen)
@@ -103,9 +98,6 @@ class Score:
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """What the local update keeps; it is read, and never changed."""
         return self.of.keeps(plan)
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """A tally (n, …) for each moment."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from wecfl.bilevel.local.training import MODEL_REPLY, kept, momentum_field
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, KeepsNothing, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -94,7 +94,7 @@ class MetaSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class MetaGradient:
+class MetaGradient(KeepsNothing):
     """One gradient of the loss after `inner_steps` steps of adaptation (FedMeta, with MAML).
 
     The first mini-batches of a round, the support set, are for the inner steps, which have the
@@ -115,10 +115,6 @@ class MetaGradient:
     def __post_init__(self) -> None:
         if self.inner_steps < 1:
             raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """Nothing."""
-        return {}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Raise an error for other than plain steps, and where no batch is left for the query."""

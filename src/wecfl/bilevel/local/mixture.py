@@ -26,7 +26,7 @@ from wecfl.bilevel.serving import shares_of
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Aggregation
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, ReplyAndMemory, Sent, Site
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
@@ -76,7 +76,7 @@ def centers_and_priors(state: State, setting: Setting) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSteps:
+class MixtureSteps(FitsAny):
     """FedEM: weighs each sample in each of K models, and trains all of them with these weights.
 
     E: q_sk ∝ π_ik exp(−loss of model k on sample s), and π_ik is the mean of q_sk. M: Q steps of
@@ -103,9 +103,6 @@ class MixtureSteps:
         kept = {"mixture": Field(("K",))}
         buffered = plan.keep_momentum and plan.buffered
         return {**kept, "momenta": Field(("K", *MOMENTUM_FIELD.shape))} if buffered else kept
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Weigh the samples, and train all models."""
@@ -173,7 +170,7 @@ class AllModels:
 
 
 @dataclass(frozen=True, slots=True)
-class SoftSteps:
+class SoftSteps(FitsAny):
     """FedSoft: a client trains its own model, tied to all centers: + mu/2·Σ_k u_ik ‖w − Ω_k‖².
 
     u_ik is the share of the client's samples for which center k has the least loss, and at least
@@ -199,9 +196,6 @@ class SoftSteps:
         """The client's model, its u, and its momentum buffer."""
         own = {"personal": PERSONAL_FIELD, "mixture": Field(("K",))}
         return {**own, **momentum_field(plan)}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Count the samples if it is time, and train."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.core.plan import Correction, LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
@@ -51,7 +51,7 @@ def momentum_field(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class Train(FitsAny):
     """Q steps of SGD on L(ω, D_i) + mu/2·‖ω − Ω_k‖², from the model received (FedAvg, FedProx).
 
     With mu = 0 it is the data loss alone. The paper writes "λ = 0.95" for FedProx's mu (Li et al.,
@@ -74,9 +74,6 @@ class Train:
         """The momentum buffer."""
         return momentum_field(plan)
 
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
-
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the model that was sent."""
         rows, correction = (
@@ -90,7 +87,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class Alone(FitsAny):
     """Local training: a client continues from its own model, and replies nothing.
 
     >>> Alone().replies
@@ -105,9 +102,6 @@ class Alone:
         """The client's own model, and its momentum buffer."""
         return {"personal": PERSONAL_FIELD, **momentum_field(plan)}
 
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
-
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the client's own model."""
         rows, velocity = site.train(memory["personal"], plan, velocity=memory.get("momentum"))
@@ -115,7 +109,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Ditto:
+class Ditto(FitsAny):
     """Train the model received, and a personal model that is pulled towards it.
 
     v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same mini-batches (Li et al., *Ditto: Fair and
@@ -138,9 +132,6 @@ class Ditto:
         """The personal model, and a momentum buffer for each of the two models."""
         personal = {"personal": PERSONAL_FIELD, **momentum_field(plan, "personal_momentum")}
         return {**personal, **momentum_field(plan)}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train both models, one after the other."""

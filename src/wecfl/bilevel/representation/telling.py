@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.engine import Engine
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field, Program, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, KeepsNothing, Program, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
-from wecfl.layout import Layout
 
 __all__ = [
     "Directions",
@@ -50,19 +49,12 @@ class Telling(Program, Protocol):
         """The same program, which knows how large samples and outputs are."""
 
 
-class _Told:
+class _Told(FitsAny, KeepsNothing):
     """A program that replies `told`, and keeps nothing."""
 
     __slots__ = ()
     version: ClassVar[int] = 1
     reads_model: ClassVar[bool] = False
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """Nothing."""
-        return {}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
 
 @dataclass(frozen=True, slots=True)

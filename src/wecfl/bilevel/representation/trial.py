@@ -8,17 +8,18 @@ from typing import ClassVar
 
 from wecfl.bilevel.local.training import MODEL_REPLY
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, KeepsNothing, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
-from wecfl.layout import Layout
 
 __all__ = ["Trial"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(FitsAny, KeepsNothing):
     """Some steps of SGD from the model received. The client keeps nothing of them.
+
+    So momentum starts from zero in the first round.
 
     >>> Trial(steps=50).keeps(LocalPlan())
     {}
@@ -33,13 +34,6 @@ class Trial:
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"start_steps must be at least 1, got {self.steps}")
-
-    def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
-        """Nothing: momentum starts from zero in the first round."""
-        return {}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the model that was sent."""

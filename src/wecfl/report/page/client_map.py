@@ -61,9 +61,18 @@ def client_map(
         "samples": np.asarray(sizes).tolist(),
     }
     base = _moving(len(names))
+    layers = [_dots(base, kind, groups is not None, gap), *_cluster_numbers(base, gap)]
+    spec = as_spec(alt.layer(*layers).properties(width="container", height="container"))
+    values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
+    # Added to the dictionary, because Altair validates each of ten thousands of numbers slowly.
+    return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
+
+
+def _dots(base: alt.Chart, kind: ScoreKind, grouped: bool, gap: float) -> alt.Chart:
+    """A dot for each client; who has just moved has a ring."""
     tooltip = [
         alt.Tooltip("client:N"), alt.Tooltip("cluster:O"),
-        *([alt.Tooltip("group:O")] if groups is not None else []),
+        *([alt.Tooltip("group:O")] if grouped else []),
         alt.Tooltip("samples:Q"),
         alt.Tooltip("score:Q", title=kind.label, format=".1%" if kind.percent else ".4~g"),
     ]  # fmt: skip
@@ -73,7 +82,7 @@ def client_map(
     form = alt.Scale(domain=list(range(len(SHAPES))), range=SHAPES)
     ring, edge = alt.value("var(--ink)"), alt.value("var(--paper)")
     radius = alt.expr(f"PI * pow(width * {gap / MAP_SIZE[0] / 2}, 2)")
-    dots = base.mark_point(filled=True, opacity=0.9, size=radius).encode(
+    dots: alt.Chart = base.mark_point(filled=True, opacity=0.9, size=radius).encode(
         color=alt.Color("color:O", legend=None, scale=hue),
         shape=alt.Shape("shape:N", legend=None, scale=form),
         stroke=alt.when("datum.moved").then(ring).otherwise(edge),
@@ -81,6 +90,11 @@ def client_map(
         tooltip=tooltip,
         description="spoken:N",
     )
+    return dots
+
+
+def _cluster_numbers(base: alt.Chart, gap: float) -> list[alt.Chart]:
+    """The number of each cluster or group above its highest dot: a halo, and what is on it."""
     tops = base.transform_aggregate(top="argmax(y)", groupby=["key"]).transform_calculate(
         x="datum.top.x", y="datum.top.y"
     )
@@ -91,11 +105,7 @@ def client_map(
         "dy": alt.expr(f"-2 - width * {gap / MAP_SIZE[0] / 2}"),
     }
     halo: dict[str, Any] = {"stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round"}
-    numbers = [tops.mark_text(**style, **more).encode(text="key:N") for more in (halo, {})]
-    spec = as_spec(alt.layer(dots, *numbers).properties(width="container", height="container"))
-    values = {**arrays, "t": len(planes) - 1, "by": "cluster"}
-    # Added to the dictionary, because Altair validates each of ten thousands of numbers slowly.
-    return {**spec, "params": [{"name": name, "value": value} for name, value in values.items()]}
+    return [tops.mark_text(**style, **more).encode(text="key:N") for more in (halo, {})]
 
 
 def _moving(clients: int) -> alt.Chart:

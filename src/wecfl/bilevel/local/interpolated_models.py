@@ -10,16 +10,15 @@ import numpy as np
 
 from wecfl.bilevel.local.training import MODEL_REPLY, PERSONAL_FIELD, kept, momentum_field
 from wecfl.core.plan import LocalPlan
-from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
+from wecfl.core.program import Field, FitsAny, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
-from wecfl.layout import Layout
 
 __all__ = ["InterpolatedSteps"]
 
 
 @dataclass(frozen=True, slots=True)
-class InterpolatedSteps:
+class InterpolatedSteps(FitsAny):
     """Train the model w received, and a model v that is good when it is mixed with w (APFL).
 
     The client is served v̄ = a·v + (1 − a)·w. On each mini-batch (Deng et al., *Adaptive
@@ -47,9 +46,6 @@ class InterpolatedSteps:
         """v̄, v, how far a has moved from `mixing`, and the two momentum buffers."""
         models = {"personal": PERSONAL_FIELD, "own": PERSONAL_FIELD, "drift": Field((1,))}
         return {**models, **momentum_field(plan, "personal_momentum"), **momentum_field(plan)}
-
-    def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Take a step of both models on one mini-batch after the other."""
