@@ -20,7 +20,7 @@ __all__ = ["InterpolatedSteps"]
 
 @dataclass(frozen=True, slots=True)
 class InterpolatedSteps:
-    """Train the model w received, and a model v that is good when it is mixed with w (APFL).
+    """Train the model w that was received, and a model v that is good if it is mixed with w (APFL).
 
     The client is served v̄ = a·v + (1 − a)·w. On each mini-batch (Deng et al., *Adaptive
     Personalized Federated Learning*, 2020)
@@ -49,7 +49,7 @@ class InterpolatedSteps:
         return {**models, **momentum_field(plan, "personal_momentum"), **momentum_field(plan)}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
+        """Accept every plan and every model."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Take a step of both models on one mini-batch after the other."""

@@ -1,4 +1,4 @@
-"""A trial: clients train once, before the rounds begin, so that they can be told apart."""
+"""A trial: clients train once before the rounds begin, so that they can be clustered by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Trial"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Some steps of SGD from the model received. The client keeps nothing of them.
+    """Some steps of SGD from the model received; the client keeps nothing of them.
 
     >>> Trial(steps=50).keeps(LocalPlan())
     {}
@@ -39,7 +39,7 @@ class Trial:
         return {}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
+        """Accept every plan and every model."""
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the model that was sent."""
