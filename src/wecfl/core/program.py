@@ -1,10 +1,11 @@
 """Programs: what clients do, in the place where their data are.
 
-A program works row by row. So clients can be held one by one at the nodes of a network, in blocks
-by actors and threads, or all at once, and the bits are the same. `Field`s declare what a program
-keeps and what it replies. Checks, refusals, attacks, privacy and the wire format follow from these
-declarations. A program is sent as its registered name, its version and its options, never as code.
-The programs of the library are in `wecfl.bilevel.local`.
+A program works row by row, where a row belongs to a client. So the bits of a result are the same
+whether each client is at its own node of a network, blocks of clients are with actors and threads,
+or all clients are together. `Field`s declare what a program keeps and what it replies. Checks,
+refusals, attacks, privacy and the wire format follow from these declarations. A program is sent as
+its registered name, its version and its options, never as code. The programs of the library are in
+`wecfl.bilevel.local`.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class Field:
     """
 
     shape: tuple[int | str, ...]
-    """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
-    leading columns that are trained, `buffer` for what the plan's optimizer keeps, `K` for the
-    number of models sent, `C` for the number of classes whose priors are sent, or else of outputs
-    of the last linear layer, `D` for the number of features, and `tally` for the shape of the
-    task's tally."""
+    """The shape of a row. `P` is the width of a model, `trainable` the number of its leading
+    columns that are trained, `buffer` the length of the optimizer's buffer, `K` the number of
+    models sent, `C` the number of classes whose priors are sent (otherwise the number of outputs of
+    the last linear layer), `D` the number of features, and `tally` the shape of the task's tally.
+    """
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
-    """What memory is at the first contact, and again after a result that was not finite: zeros, or
-    the model that was received (then the shape is `P`)."""
+    """The value of memory at the first contact, and again after a result that is not finite: zeros,
+    or the model that was received (then the shape is `P`)."""
     update: bool = False
-    """Whether a reply is the model that was sent, after training. Such a reply is clipped and
-    noised for privacy, forged by attackers, and refused if the update is far too long."""
+    """Whether a reply is the model that was sent, after training. For privacy, such a reply is
+    clipped and gets noise; attackers forge it; and it is refused if the update is far too long."""
 
     def sized(self, sizes: Mapping[str, int | tuple[int, ...]]) -> tuple[int, ...]:
         """The shape of a row in numbers."""
@@ -127,12 +128,12 @@ class Site(Protocol):
     ) -> tuple[F32, F32 | None]:
         """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
 
-        `part` says which of the round's steps are taken: equal parts see equal batches. Each batch
-        is used for `repeat` steps, which count as one. Only the columns that are `free` (P,)
+        `part` says which of the round's steps are taken: equal parts use the same batches. Each
+        batch is used for `repeat` steps, which count as one. Only the columns that are `free` (P,)
         change, including BatchNorm's running statistics; the other columns also keep their
         momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or from zero; it is None
-        if the optimizer has none. The rows are written to `out`, which may be `rows`, or else to a
-        new matrix.
+        if the optimizer has none. The rows are written to `out`, which may be `rows`; without
+        `out`, to a new matrix.
 
         `weights` (N,) are factors of the samples' losses, and `bias` (N, C) is added to the outputs
         of the model. Both are in the order of `samples`, whatever batch a sample is in. A `term`
@@ -149,7 +150,7 @@ class Site(Protocol):
         """(N, C), the outputs of each client's own row for its training samples."""
 
     def features(self, rows: F32) -> F32:
-        """(N, D), what the last linear layer of each client's own row is given for its samples."""
+        """(N, D), the inputs of the last linear layer of each client's own row for its samples."""
 
     def sample_losses(self, models: F32) -> F64:
         """(N, K), the loss of each training sample under each of K models."""
@@ -157,14 +158,14 @@ class Site(Protocol):
     def losses(self, models: F32, batches: int | None = None) -> F64:
         """(n, K), the mean training loss of each of K models on each client's data.
 
-        With `batches`, it is estimated on that many mini-batches of the round.
+        With `batches`, it is estimated on this number of mini-batches of the round.
         """
 
     def risk(self, rows: F32, split: Split = "train", batches: int | None = None) -> F64:
         """(n,), the mean loss L(ω_i, D_i) of each client's own row.
 
-        With `batches`, it is estimated on that many mini-batches of the training data, which are
-        drawn for the round.
+        With `batches`, it is estimated on this number of mini-batches of the training data, which
+        are drawn for the round.
         """
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
@@ -198,13 +199,13 @@ class Program(Protocol):
 
 
 def needs_of(program: Program) -> frozenset[str]:
-    """What an engine must offer to run a program, such as `features`; as a rule, nothing."""
+    """What an engine must offer to run a program, such as `features`; usually nothing."""
     return frozenset(getattr(program, "needs", ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What clients are asked to do in one exchange; it is the same for all of them."""
+    """What clients are asked to do in one exchange; it is the same for all clients."""
 
     program: Program
     plan: LocalPlan = field(default_factory=LocalPlan)
@@ -212,7 +213,7 @@ class Job:
     seed: int = 0
     round: int = 0
     tick: int = 0
-    """The version of the memory that the program starts from."""
+    """The version of the memory from which the program starts."""
     shared: str = "all"
     """The columns that are exchanged; the others stay at the client."""
     keep: bool = False
@@ -232,7 +233,7 @@ class Job:
     def sizes(
         self, layout: Layout, sent: Sent | None = None, tally: tuple[int, ...] = ()
     ) -> dict[str, int | tuple[int, ...]]:
-        """What the words in the shape of a `Field` stand for."""
+        """The values of the words in the shape of a `Field`."""
         models, priors = (sent.common.get(name) if sent else None for name in ("models", "priors"))
         return {
             "P": layout.width, "trainable": layout.trainable, "buffer": self.plan.buffer(layout),
@@ -247,11 +248,12 @@ class Answers:
     """What came back from the n clients that were asked."""
 
     rows: dict[str, NDArray[Any]]
-    """(n, …), by the names that the program declares. Rows of silent clients mean nothing."""
+    """(n, …), by the names that the program declares. Rows of clients without a reply have no
+    meaning."""
     outcome: Int8
-    """(n,), a `Reply` for each."""
+    """(n,), a `Reply` for each client."""
     memory: Table = field(default_factory=dict)
-    """(m, …), the memory of all clients, where they are simulated; empty over a network."""
+    """(m, …), the memory of all clients, if they are simulated; empty over a network."""
 
 
 def private_columns(layout: Layout, shared: str) -> Int | None:
@@ -268,11 +270,12 @@ def private_columns(layout: Layout, shared: str) -> Int | None:
 
 
 def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
-    """Run a program at its clients, and return their replies and memory (n, …).
+    """Run a program for its clients, and return their replies and memory (n, …).
 
-    A model that arrives is completed by the client's private columns. Memory that starts from the
+    A model that arrives is completed with the client's private columns. Memory that starts from the
     received model does so at the first contact (`begun` says which clients have had one), and again
-    after a result that is not finite. That result is sent all the same, and the server refuses it.
+    after a result that is not finite. Such a result is sent nevertheless, and the server refuses
+    it.
     """
     layout, n = site.layout, len(site.sizes)
     private, fields = private_columns(layout, job.shared), job.keeps(layout)
@@ -303,8 +306,8 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     reply, after = job.program(site, Sent(own, sent.common), kept, job.plan)
     if missing := {*job.program.replies} ^ {*reply}:
         raise ConfigError(
-            f"the program {job.program.name} must reply exactly what it declares; these differ: "
-            f"{', '.join(sorted(missing))}"
+            f"the program {job.program.name} must reply exactly the fields that it declares, but "
+            f"these are missing or not declared: {', '.join(sorted(missing))}"
         )
     if not job.keep:
         return reply, {}
@@ -323,7 +326,7 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
 
 
 def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), which clients have finite rows. Sums of float32 numbers can't overflow in float64."""
+    """(n,), the clients with finite rows. Sums of float32 numbers can't overflow in float64."""
     finite = np.ones(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for rows in tables:
