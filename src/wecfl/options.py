@@ -84,8 +84,7 @@ class Plan:
     epochs: int | None = None
     """The number of passes over its data that a client makes in a round, in place of `steps`."""
     schedule: Schedule | None = None
-    """A function that gives a factor of η for each round (`wecfl.schedules`); None: η is constant.
-    """
+    """A function that gives a factor of η for each round (`wecfl.schedules`); None: constant η."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -278,13 +277,10 @@ class Newcomers:
     def __post_init__(self) -> None:
         if self.share is None and self.unseen is None:
             raise ConfigError(
-                "newcomers needs a share of the clients (share), or the number of a hidden group "
-                "(unseen): give at least one"
+                "newcomers needs a share of the clients, or the number of an unseen group: give one"
             )
         if self.share is not None and not 0 <= self.share < 1:
-            raise ConfigError(
-                f"newcomers must be a share of the clients in [0, 1), got {self.share}"
-            )
+            raise ConfigError(f"newcomers must be a share of clients in [0, 1), got {self.share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +292,8 @@ class Measure:
     """
 
     objectives: bool | None = None
-    """Whether R is measured on all training data, twice in each round. None: it is measured with
-    `diagnostics`; without, it is estimated on one mini-batch of each client, unless clients are
-    private. False: it is neither measured nor estimated."""
+    """Whether R is measured on all training data, twice in each round. None: with `diagnostics` it
+    is; otherwise R is estimated on a mini-batch of each client, if not private. False: neither."""
     objectives_every: int | None = None
     """N: R is measured on all training data in every N-th round, and estimated in the others."""
     diagnostics: bool = False

@@ -42,13 +42,10 @@ class Config(MethodChoices):
         "for a table, otherwise none.",
     )
     scale_by: Literal["all", "client", "cluster"] = Field(
-        "all",
-        description="Whose statistics scale a client's numbers: those of all clients, of the "
-        "client itself, or of its cluster.",
+        "all", description="Scale by the statistics of all clients, each client, or each cluster."
     )
     impute: Literal["mean", "median"] | float | None = Field(
-        None,
-        description="What replaces a missing number in a table: the mean, the median or a number.",
+        None, description="What replaces a missing number in a table: mean, median or a number."
     )
     data_dir: str | None = Field(
         None, description="The folder in which to look for data sets first."
@@ -118,10 +115,7 @@ class Config(MethodChoices):
         "matters only with --batchnorm batch.",
     )
     copies: int = Field(
-        1,
-        ge=1,
-        le=MAX_COUNT,
-        description="Divide this many copies of the data set among the clients.",
+        1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
     )
     samples: int | None = Field(
         None,
@@ -207,10 +201,7 @@ class Config(MethodChoices):
         "cosine).",
     )
     warmup: int = Field(
-        0,
-        ge=0,
-        le=MAX_COUNT,
-        description="The number of rounds at the beginning in which η rises to its value.",
+        0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
     )
     optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = Field(
         "sgd", description="The optimizer with which clients train."
@@ -223,9 +214,7 @@ class Config(MethodChoices):
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="β2 of Adam and AdamW.")
     adam_eps: float = Field(1e-8, gt=0, description="ε of Adam and AdamW.")
     max_gradient: float | None = Field(
-        None,
-        gt=0,
-        description="The largest norm of a mini-batch gradient; a longer one is shortened to it.",
+        None, gt=0, description="Shorten longer mini-batch gradients to this norm."
     )
     batchnorm: Literal["running", "batch"] = Field(
         "running",
@@ -252,9 +241,7 @@ class Config(MethodChoices):
     joining: float = Field(
         0.0, ge=0, lt=1, description="The share of clients that join after the run has begun."
     )
-    joining_round: int = Field(
-        2, ge=2, description="The first round of the clients that join after the run has begun."
-    )
+    joining_round: int = Field(2, ge=2, description="The first round of those that join later.")
     refuse_above: float = Field(
         100.0,
         gt=1,
@@ -276,10 +263,7 @@ class Config(MethodChoices):
         description="The share of attackers that trimmed-mean and Krum tolerate (default: 0.2).",
     )
     min_cluster: int = Field(
-        1,
-        ge=1,
-        description="The least number of clients in a cluster: smaller clusters are dissolved, and "
-        "fewer models are never averaged.",
+        1, ge=1, description="Dissolve clusters with fewer clients, and never average fewer models."
     )
     attack: (
         Literal["label-flip", "sign-flip", "noise", "scale", "a-little-is-enough", "backdoor"]
@@ -289,10 +273,7 @@ class Config(MethodChoices):
         None, gt=0, lt=1, description="The share of clients that are attackers (default: 0.2)."
     )
     attack_strength: float | None = Field(
-        None,
-        gt=0,
-        description="The strength of the attacks sign-flip, noise, scale and a-little-is-enough "
-        "(default: that of the attack).",
+        None, gt=0, description="The strength of sign-flip, noise, scale or a-little-is-enough."
     )
     clip: float | None = Field(
         None,

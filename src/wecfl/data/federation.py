@@ -66,8 +66,7 @@ class Federation:
     pipeline: Pipeline | None = None
     """How the samples were made from tables or pixels; None: they are used as they were given."""
     changes: tuple[Change, ...] = ()
-    """What clients hold from later rounds on, if their data drift. The other fields say what they
-    hold in round 1."""
+    """What clients hold in later rounds, if their data drift; the other fields are round 1."""
 
     def __post_init__(self) -> None:
         check_clients(self)
@@ -183,8 +182,8 @@ class Federation:
     def transformed(self, *transforms: Transform, groups: int = 10, seed: int = 0) -> Federation:
         """The same clients, whose samples or targets are changed (see `wecfl.transforms`).
 
-        Clients of the same group are changed in the same way, unless a transform says otherwise. If
-        the clients have no groups yet, this number of `groups` is made.
+        Clients of the same group are changed in the same way, unless a transform says otherwise.
+        If clients have no groups yet, this number of `groups` is made.
 
         >>> from wecfl.data.partition import Iid
         >>> from wecfl.data.transforms import Rotation
@@ -215,9 +214,8 @@ class Federation:
     def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
         """The same clients with scaled samples, and with the pipeline that scales other samples.
 
-        `by` says whose training samples give the statistics: those of `all` clients, of the
-        `client` itself, or of its `cluster`. `pixels` may be 0 … 255, or already in [−1, 1], as
-        those that were given as uint8.
+        The statistics are of the training samples of `all` clients, each `client`, or its
+        `cluster`. `pixels` are 0 … 255, or in [−1, 1] already, as those given as uint8.
 
         >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
         >>> fed.scaled("minmax").x.ravel().tolist(), fed.scaled("minmax", "client").x[:, 0].tolist()
@@ -227,10 +225,7 @@ class Federation:
 
         check_still(self.changes, "be scaled")
         if self.pipeline and (not self.pipeline.plain or len(self.pipeline.parts) > 1):
-            raise DataError(
-                "these samples already have a pipeline; choose scale and scale_by where they are "
-                "made, such as in Federation.from_frame"
-            )
+            raise DataError("these samples have a pipeline already: choose scale where it is made")
         held = dict(zip(self.names, zip(self.train, self.test, strict=True), strict=True))
         x, pipeline = scaled_samples(self.x, held, scale, by)
         classes = self.pipeline.classes if self.pipeline else None
@@ -308,8 +303,7 @@ class Federation:
         """A table: the column `client` names the client of each row, and `target` is predicted.
 
         Columns of numbers are scaled (`wecfl.data.pipeline`), and columns of text are encoded
-        one-hot. The statistics for this come from the training samples: each client could send its
-        own, and they are merged.
+        one-hot, by the merged statistics of the clients' training samples.
 
         Args:
             frame: One row per sample.
@@ -319,8 +313,7 @@ class Federation:
             features: The columns to predict from; by default all others.
             group: A column with the hidden group of each client, if it is known.
             scale: `standard`, `minmax` or `none`.
-            scale_by: Whose statistics scale a row: those of `all` clients, of its `client`, or of
-                its `cluster`.
+            scale_by: Whose statistics scale a row: those of `all`, its `client`, or its `cluster`.
             impute: What replaces a missing number: `mean`, `median` or a constant. Another feature
                 says where it was missing. Without `impute`, a missing value is an error.
             test: The share of each client's rows that is kept for testing.
@@ -375,9 +368,7 @@ class Federation:
         """
         files = sorted(Path(path).glob("*.npz"))
         if not files:
-            raise DataError(
-                f"{path}: expected a .npz file for each client, found none; check the path"
-            )
+            raise DataError(f"{path}: expected a .npz file for each client, found none")
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")

@@ -80,7 +80,7 @@ def fit_pipeline(
 
 
 def with_newcomer(pipeline: Pipeline, name: str, table: Any) -> Pipeline:
-    """The pipeline with the scaling of a newcomer, if clients scale by their own data."""
+    """The pipeline with the scaling of a newcomer, if each client is scaled by its own data."""
     if pipeline.clusters is not None:
         raise DataError(
             "this run is scaled by cluster, and the cluster of a newcomer is found from its scaled "

@@ -202,8 +202,8 @@ class Pipeline:
         if found is None:
             what, further = ("cluster", " or the number of a cluster") if groups else ("client", "")
             raise DataError(
-                f"{where}: each {what} is scaled by its own statistics, and these samples are of "
-                f"{whose!r}; give the name of a client{further}"
+                f"{where}: each {what} is scaled by its own statistics, so the name of a client"
+                f"{further} must be given, got {whose!r}"
             )
         return list(found)
 

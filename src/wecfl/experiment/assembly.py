@@ -66,8 +66,7 @@ class Experiment:
     """Everything about a run before it starts."""
 
     federation: Federation | Clients
-    """The clients and their data D_i; or, if an engine is given, what the engine knows about them.
-    """
+    """The clients and their data D_i; with an engine, what the engine knows about them."""
     method: Method
     """A value of `wecfl.methods`, or your own."""
     _: KW_ONLY
@@ -103,13 +102,9 @@ class Experiment:
     def __post_init__(self) -> None:
         if not hasattr(self.federation, "classes"):
             given = type(self.federation).__name__
-            raise ConfigError(
-                f"federation must be a value such as Federation.from_arrays(…), got a {given}"
-            )
+            raise ConfigError(f"federation must be one like Federation.from_arrays(…), got {given}")
         if not isinstance(self.method, Method):
-            raise ConfigError(
-                f"method must be a value such as methods.wecfl(k=10), got {self.method!r}"
-            )
+            raise ConfigError(f"method must be one like methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
         options = {"plan": Plan, "conditions": Conditions, "measure": Measure}
         check_kinds(self, options, {"privacy": Privacy, "newcomers": Newcomers})
