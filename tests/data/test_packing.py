@@ -289,7 +289,7 @@ def test_the_native_engine_leaves_hooks_to_torch() -> None:
 def test_a_model_by_name_takes_one_array() -> None:
     with pytest.raises(ModelError, match="takes one array, but samples have 2"):
         wecfl.run(Federation.from_arrays(LISTS, YS), methods.fedavg, model="mlp", rounds=1)
-    with pytest.raises(DataError, match="same arrays .* text, age"):
+    with pytest.raises(DataError, match=r"same arrays .* text, age"):
         Federation.from_arrays([CASES["by name"][0][0], {"age": AGES[1]}], YS[:2])
     with pytest.raises(DataError, match="tuples of 2"):
         Federation.from_arrays([(TOKENS[0], AGES[0]), (TOKENS[1],)], YS[:2])
