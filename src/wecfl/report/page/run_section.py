@@ -48,7 +48,7 @@ class ClientMotion:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """The last place of each client on a map of `size`, and its cluster, for a small picture."""
+        """Each client's last place on a map of `size`, and its cluster, for a small picture."""
         return last_places(self.spec)
 
     @property
