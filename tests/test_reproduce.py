@@ -411,7 +411,7 @@ clusters = 2
 tune = [0.001, 0.05, 1e38]
 """)
     ask = ("reproduce", "small", "--definitions", defined, "--workers", "1")
-    assert "2 more once their learning rate is chosen" in wecfl(*ask, "--dry-run").out
+    assert "2 more follow once their learning rate is chosen" in wecfl(*ask, "--dry-run").out
     tuned = wecfl(*ask)
     assert "wecfl k=2 seed 0 (choosing lr: 1e+38): training diverged" in tuned.out
     assert [run for run in done(tuned.out) if "choosing" in run] == [

@@ -291,5 +291,5 @@ def test_a_model_by_name_takes_one_array() -> None:
         wecfl.run(Federation.from_arrays(LISTS, YS), methods.fedavg, model="mlp", rounds=1)
     with pytest.raises(DataError, match=r"same arrays .* text, age"):
         Federation.from_arrays([CASES["by name"][0][0], {"age": AGES[1]}], YS[:2])
-    with pytest.raises(DataError, match="tuples of 2"):
+    with pytest.raises(DataError, match="tuple of 2"):
         Federation.from_arrays([(TOKENS[0], AGES[0]), (TOKENS[1],)], YS[:2])

@@ -322,7 +322,7 @@ def test_a_traced_module_is_recognised() -> None:
     ("model", "reason"),
     [
         (Product(), "call of mul"),
-        (Shifted(), "something else than tensors: 1"),
+        (Shifted(), "a value that is not a tensor: 1"),
         (Twice(), "'a' is used twice"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softplus(), nn.Linear(3, 3)),

@@ -432,9 +432,9 @@ def test_another_model_and_other_classes_are_refused(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"programs": "0123456789abcdef"}, "other programs"),
-        ({"protocol": PROTOCOL_VERSION - 1}, "other programs"),
-        ({"protocol": PROTOCOL_VERSION + 1}, "other programs"),
+        ({"programs": "0123456789abcdef"}, "same version of wecfl"),
+        ({"protocol": PROTOCOL_VERSION - 1}, "same version of wecfl"),
+        ({"protocol": PROTOCOL_VERSION + 1}, "same version of wecfl"),
         ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
         ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
         ({"shape": "8,0"}, "shape must be"),
@@ -652,7 +652,7 @@ def test_a_run_goes_on_with_its_own_clients_only(
         served(FakeGrid(moved), rounds=2)
     result = served(FakeGrid(moved), rounds=2, pin_nodes=False)
     assert len(result.records) == 2
-    with pytest.raises(ConfigError, match="was run over a network"):
+    with pytest.raises(ConfigError, match="a run over a network"):
         config_of(tmp_path / "run")
     loaded = wecfl.load(tmp_path / "run", model=make_model)
     assert loaded.centers.tobytes() == result.centers.tobytes()

@@ -460,7 +460,7 @@ def test_a_reference_is_not_made_from_other_data(wecfl: "Wecfl", folder: Path) -
     config.write_text(re.sub(r"clients = 12", "clients = 13", config.read_text()))
     code, _, err = wecfl("assign", "other", "c.npz")
     assert (code, err.count("\n")) == (2, 1)
-    assert "not the data of the run" in err
+    assert "the data are not those of the run" in err
 
 
 def test_no_run_asks_for_a_reference_that_nobody_needs(

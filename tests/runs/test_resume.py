@@ -286,7 +286,7 @@ def test_a_resumed_run_knows_what_was_written_before_it(stopped: Path, wecfl: "W
     (stopped / "metrics.jsonl").write_bytes(content)
     outcome = wecfl("resume", stopped, "--rounds", "6")
     assert outcome.code == 2
-    assert "metrics.jsonl is not what" in outcome.err
+    assert "metrics.jsonl differs from its checkpoint" in outcome.err
 
 
 def test_the_millionth_round_is_the_last_one(stopped: Path) -> None:

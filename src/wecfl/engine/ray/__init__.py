@@ -58,7 +58,7 @@ class RayEngine(BaseEngine):
     >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: the address of a Ray cluster is HOST:PORT or auto, got 'nowhere'
+    wecfl.errors.ConfigError: the address of a Ray cluster must be HOST:PORT or auto, got 'nowhere'
     """
 
     def __init__(
