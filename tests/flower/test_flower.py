@@ -399,7 +399,7 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     [
         ({"client-id": "c1"}, "name c1 "),
         ({"client-id": "x", "partition-id": 1}, "key 1 "),
-        ({"client-id": ""}, "a name has"),
+        ({"client-id": ""}, "a name must have"),
         ({"client-id": "a\nb"}, "printable"),
     ],
 )
@@ -436,7 +436,7 @@ def test_another_model_and_other_classes_are_refused(
         ({"protocol": PROTOCOL_VERSION - 1}, "same version of wecfl"),
         ({"protocol": PROTOCOL_VERSION + 1}, "same version of wecfl"),
         ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
-        ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
+        ({"protocol": None, "programs": None}, "expected the keys ['classes', 'key'"),
         ({"shape": "8,0"}, "shape must be"),
         ({"shape": "9" * 5000}, "shape must be"),
         ({"shape": "100000,100000"}, "at most"),
