@@ -352,7 +352,7 @@ def test_what_the_kernels_do_not_know_runs_on_torch_with_one_line(
     fed = federation((1, 8, 8), 3, [20])
     with pytest.raises(Unsupported, match=reason):
         NativeEngine(fed, model)
-    with pytest.raises(EngineError, match="torch engine"):
+    with pytest.raises(EngineError, match="engine to torch"):
         make_engine("native", fed, model)
     with make_engine("auto", fed, model, workers=1) as engine:
         assert engine.name == "torch"

@@ -406,7 +406,7 @@ def test_what_can_t_be_assigned_is_said_in_one_line(
         (["assign", FOLDERS / "format-0", "c.npz"], "has no reference.safetensors"),
         (["run", "--newcomers", "0"], "newcomers"),
         (["run", "--newcomers", "0.99", "--clients", "4", "--groups", "2"], "lower the share"),
-        (["run", "--unseen", "10"], "(0, 1, 2"),
+        (["run", "--unseen", "10"], "groups 0, 1, 2"),
         (["run", "--unseen", "1", "--partition", "iid"], "no known groups"),
         (["run", "--newcomers", "0.9", "--clusters", "10"], "can't form 10 clusters of 5"),
     ):
