@@ -49,7 +49,7 @@ def test_copies_are_seen_by_several_clients_and_samples_are_at_most_so_many() ->
 def test_models_are_adapted_only_where_clients_are_served_the_model_of_their_cluster() -> None:
     tuned = method_of(Config(method="ifca", clusters=2, adapt_steps=3))
     assert tuned.serve == METHODS["fedavg-ft"](3).serve
-    with pytest.raises(ConfigError, match="ditto serves clients in a way of its own"):
+    with pytest.raises(ConfigError, match=r"adapt_steps is for .* ditto does not"):
         method_of(Config(method="ditto", adapt_steps=3))
 
 
@@ -144,7 +144,7 @@ def test_what_all_results_have_is_written_once(tmp_path: Path) -> None:
     assert read_json_lines(tmp_path / "all.jsonl", ResultSchema)[0]["config"]["dataset"] == "digits"
     for broken in ('{"common": 3}\n', '{"common": {"config": []}}\n'):
         (tmp_path / "all.jsonl").write_text(broken)
-        with pytest.raises(Exception, match="line 1: what is common to all lines must be tables"):
+        with pytest.raises(Exception, match="line 1: 'common' must hold tables"):
             store.all()
 
 

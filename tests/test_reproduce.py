@@ -240,7 +240,7 @@ def test_no_run_begins_that_the_budget_does_not_allow(wecfl: Wecfl, defined: Pat
     file.write_text(json.dumps({**kept, "seconds": 7200.0}))
     short = wecfl(*ask, "--budget", "1.5h")
     assert done(short.out) == [] and "6 left" in short.out
-    assert "estimated 8 h 00 min for 4 of them" in wecfl(*ask, "--dry-run").out
+    assert "estimated time 8 h 00 min for 4 of them" in wecfl(*ask, "--dry-run").out
 
 
 def test_an_estimate_is_of_runs_of_the_same_kind_on_as_many_cores(
@@ -254,8 +254,8 @@ def test_an_estimate_is_of_runs_of_the_same_kind_on_as_many_cores(
     kept = json.loads(file.read_text()) | {"seconds": 7200.0}
     file.write_text(json.dumps(kept))
     for workers, told in (("1", "2 h 00 min"), ("2", "60 min"), ("4", "30 min")):
-        assert f"estimated {told} for 1" in wecfl(*ask, "--dry-run", "--workers", workers).out
-    assert "estimated 30 min for 1" in wecfl(*ask, "--dry-run").out
+        assert f"estimated time {told} for 1" in wecfl(*ask, "--dry-run", "--workers", workers).out
+    assert "estimated time 30 min for 1" in wecfl(*ask, "--dry-run").out
 
     (defined / "fig-tsne.toml").write_text(
         'title = "t-SNE"\nfigure = "tsne"\n'
@@ -266,7 +266,7 @@ def test_an_estimate_is_of_runs_of_the_same_kind_on_as_many_cores(
     [traced] = [name for name, each in stored(Path("docs/results")).items() if "trace" in each]
     slow = json.loads(Path("docs/results", traced).read_text()) | {"seconds": 72000.0}
     Path("docs/results", traced).write_text(json.dumps(slow))
-    assert "estimated 30 min for 1" in wecfl(*ask, "--dry-run").out
+    assert "estimated time 30 min for 1" in wecfl(*ask, "--dry-run").out
 
 
 def test_interrupted_it_keeps_what_was_finished_and_goes_on(
@@ -411,7 +411,7 @@ clusters = 2
 tune = [0.001, 0.05, 1e38]
 """)
     ask = ("reproduce", "small", "--definitions", defined, "--workers", "1")
-    assert "2 more once their learning rate is chosen" in wecfl(*ask, "--dry-run").out
+    assert "2 more follow once their learning rate is chosen" in wecfl(*ask, "--dry-run").out
     tuned = wecfl(*ask)
     assert "wecfl k=2 seed 0 (choosing lr: 1e+38): training diverged" in tuned.out
     assert [run for run in done(tuned.out) if "choosing" in run] == [
@@ -450,7 +450,7 @@ def test_figures_are_drawn_from_what_is_stored(wecfl: Wecfl, defined: Path) -> N
             f'title = "{kind}"\nfigure = "{kind}"\n{base}{sets}{trace}'
         )
     nothing = wecfl("reproduce", "fig-tsne", "--definitions", defined, "--show")
-    assert "fig-tsne: not run" in nothing.out
+    assert "fig-tsne: nothing to draw" in nothing.out
     drawn = wecfl("reproduce", *(f"fig-{kind}" for kind in kinds), "--definitions", defined)
     assert len(done(drawn.out)) == 3  # one with a trace for three of them, one without, and rate
     for kind in kinds:

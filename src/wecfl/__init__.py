@@ -1,4 +1,4 @@
-"""Clustered federated learning: which clients learn alike, and one good model per group.
+"""Clustered federated learning: find which clients learn alike, and train one model per group.
 
 >>> import numpy as np, wecfl
 >>> rng = np.random.default_rng(0)

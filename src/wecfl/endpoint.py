@@ -2,13 +2,14 @@
 
 ::
 
-    GET  /health    the run, how many clients and clusters it has
+    GET  /health    the run, and its numbers of clients and clusters
     GET  /clients   the names of the clients and their clusters
     POST /predict   {"rows": …} with {"client": NAME}, {"cluster": NUMBER}, or {"newcomer": {x, y}}
-    POST /assign    {"x": rows, "y": labels, "by": "update" or "losses"}, or {"x": rows} alone
+    POST /assign    {"x": rows, "y": labels, "by": "update" or "losses"}, or only {"x": rows}
 
-Rows are as they were given for the training: lists of values in the order of the columns, objects
-with the columns or arrays by name, or sequences of numbers. An error is JSON: {"error": one line}.
+Rows have the form that they had in the training: lists of values in the order of the columns,
+objects with the columns or arrays by name, or sequences of numbers. An error is JSON: {"error": one
+line}.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Newcomer(_Asked):
 
 
 class _Prediction(_Asked):
-    """Rows, and whose model is to predict for them."""
+    """Rows, and the client, the cluster or the newcomer whose model predicts for them."""
 
     rows: Rows
     client: str | None = None
@@ -91,8 +92,10 @@ def _add_answers(app: FastAPI, result: Result) -> None:
     @app.post("/predict")
     def predict(asked: _Prediction) -> dict[str, Any]:
         given = [asked.client, asked.cluster, asked.newcomer]
-        if sum(each is not None for each in given) != 1:
-            raise ConfigError("give one of client, cluster and newcomer: whose model predicts?")
+        if sum(choice is not None for choice in given) != 1:
+            raise ConfigError(
+                "give exactly one of client, cluster and newcomer, whose model is to predict"
+            )
         cluster = assigned(asked.newcomer).cluster if asked.newcomer else asked.cluster
         return _prediction(result, asked.rows, asked.client, cluster)
 
@@ -114,12 +117,12 @@ def _prediction(
     found, shares = result.predictions(rows, client=client, cluster=cluster)
     if client is not None:
         cluster = int(result.labels[list(result.federation.names).index(client)])
-    told = {"cluster": cluster, "predictions": found.tolist()}
+    answer = {"cluster": cluster, "predictions": found.tolist()}
     if shares is None:
-        return {**told, "targets": result.target_names} if result.target_names else told
+        return {**answer, "targets": result.target_names} if result.target_names else answer
     names = result.class_names or result.target_names
     classes: list[Any] = names or [*range(shares.shape[1])]
-    return {**told, "classes": classes, "probabilities": shares.tolist()}
+    return {**answer, "classes": classes, "probabilities": shares.tolist()}
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -145,7 +148,7 @@ def _error(status: int, text: str) -> JSONResponse:
 
 
 Receive = Callable[[], Awaitable[Any]]
-"""How an ASGI app is given the next part of a request."""
+"""A function by which an ASGI app gets the next part of a request."""
 
 
 class _BodyLimit:
@@ -164,9 +167,9 @@ class _BodyLimit:
             if size <= MAX_BODY_BYTES:
                 parts.append(part)
             else:
-                parts.clear()  # and read on: many clients look for an answer only at the end
+                parts.clear()  # but read all: many clients look for an answer only at the end
         if size > MAX_BODY_BYTES:
-            limit = f"a request has at most {MAX_BODY_BYTES >> 20} MiB: send fewer rows"
+            limit = f"a request must have at most {MAX_BODY_BYTES >> 20} MiB: send fewer rows"
             await _error(413, limit)(scope, receive, send)
             return
 

@@ -11,8 +11,9 @@
     samples = 5000           # the most samples it may say it has
     number = 862345745      # its number for keyed randomness
 
-`wecfl deploy enrol` writes it, and the server app reads it (`wecfl.flower.server`). What a client
-says of itself is held against it: names and weights follow from enrolment, not from the first word.
+`wecfl deploy enrol` writes the list, and the server app reads it (`wecfl.flower.server`). What a
+client says about itself is compared with the list. So names and weights follow from what the
+operator has written, and not from what a client says first.
 """
 
 from __future__ import annotations
@@ -44,31 +45,31 @@ ENROLMENT_FILE = "enrolled.toml"
 """The name of the list, in the folder of a federation or of a host."""
 
 MAX_SAMPLES = 10**9
-"""No client holds more, whoever it is."""
+"""The largest number of samples that any client may have."""
 
 DEFAULT_MAX_SAMPLES = 100_000
-"""No client of a trial may say that it has more, unless the user allows it."""
+"""The largest number of samples that a client of a trial may say it has, by default."""
 
 MAX_NUMBER = 2**32 - 1
 """The largest number of a client for keyed randomness: a hash of four bytes."""
 
 MAX_NAME_CHARACTERS = 200
-"""In the name of a client."""
+"""The largest number of characters in the name of a client."""
 
 DEFAULT_MAX_REPLY = 16_000_000
-"""Bytes: a model of four million parameters."""
+"""The largest reply by default, in bytes: a model of four million parameters."""
 
 
 def name_complaint(name: str) -> str | None:
     """Why a client can't have this name; None if it can.
 
     >>> name_complaint("ward-7"), name_complaint("")
-    (None, "a name has 1 to 200 printable characters, none of them a blank at its ends, got ''")
+    (None, "a name must have 1 to 200 printable characters, and no blank at its ends, got ''")
     """
     if 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip():
         return None
     return (
-        f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, none of them a blank at its "
+        f"a name must have 1 to {MAX_NAME_CHARACTERS} printable characters, and no blank at its "
         f"ends, got {name!r}"
     )
 
@@ -126,7 +127,7 @@ class Enrolment(BaseModel):
             raise ConfigError(f"{path}: {one_line(error, None)}") from None
         for what in ("name", "node", "key", "number"):
             held = [getattr(client, what) for client in enrolment.clients]
-            twice = next((each for each in held if held.count(each) > 1), None)
+            twice = next((value for value in held if held.count(value) > 1), None)
             if twice is not None:
                 raise ConfigError(
                     f"{path}: two clients have the {what} {twice!r}; keep one of them"
@@ -137,20 +138,20 @@ class Enrolment(BaseModel):
     def text(self) -> str:
         """The list as TOML."""
         return (
-            "# Who may take part; wecfl deploy enrol adds clients, and the server app obeys it.\n"
+            "# The clients that may take part. wecfl deploy enrol adds clients to this list.\n"
             + tomli_w.dumps(self.model_dump())
         )
 
     def plus(self, client: Enrolled) -> Enrolment:
-        """The list with one client more, in place of any that has its name or its key."""
+        """The list with one more client, which replaces any with the same name or key."""
         others = [
-            each for each in self.clients if client.name != each.name and client.key != each.key
+            other for other in self.clients if client.name != other.name and client.key != other.key
         ]
         return self.model_copy(update={"clients": [*others, client]})
 
     def complaint(self, name: str, node: int, samples: int, number: int) -> str | None:
-        """What is wrong with what a client says of itself; None if nothing is."""
-        found = next((each for each in self.clients if each.node == node), None)
+        """What is wrong with what a client says about itself; None if nothing is."""
+        found = next((client for client in self.clients if client.node == node), None)
         if found is None:
             return "its node is not enrolled"
         if found.name != name:

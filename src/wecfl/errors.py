@@ -39,10 +39,10 @@ __all__ = [
 
 
 class WecflError(Exception):
-    """The base class: catch it to catch every error that `wecfl` raises on purpose."""
+    """The base class. Who catches it, catches every error that `wecfl` raises on purpose."""
 
     def __str__(self) -> str:
-        """One line that is safe to print, whatever names and texts it repeats."""
+        """One line that is safe to print, whatever names and texts it contains."""
         return printable(super().__str__())
 
 

@@ -63,7 +63,7 @@ INCIDENTAL_KEYS = (
     "seed", "ray_address", "workers", "data_dir", "objectives", "objectives_every", "diagnostics",
     "trace", "score_every", "checkpoint_every", "memory",
 )  # fmt: skip
-"""Choices that do not change which experiment it is."""
+"""Choices that do not make it another experiment."""
 
 
 def federation_of(config: Config, pool: Dataset | None = None) -> Federation:
@@ -99,7 +99,7 @@ def _all_data(config: Config, pool: Dataset | None) -> Federation:
 
 
 TABLE_KEYS = ("target", "client_column", "features", "impute")
-"""What can be chosen only where the data are a table."""
+"""The choices that are only for tables."""
 
 
 def _of_table(config: Config) -> Federation:
@@ -111,11 +111,14 @@ def _of_table(config: Config) -> Federation:
         client, target = client or source.client, target or (source.target,)
     if client is None or target is None:
         raise ConfigError(
-            f"{config.dataset} is a table: say which column holds the clients (client_column) and "
-            "which is to be predicted (target)"
+            f"{config.dataset} is a table: say which column names the client of a row "
+            "(client_column), and which column is to be predicted (target)"
         )
     if config.scale == "pixels":
-        raise ConfigError("scale pixels is for images: a table has standard, minmax or none")
+        raise ConfigError(
+            f"scale pixels is for images, and {config.dataset} is a table: set scale to standard, "
+            "minmax or none"
+        )
     usual = None
     if source and target == (source.target,):
         usual = tuple(name for name in source.features or () if name != client) or None
@@ -131,8 +134,8 @@ def _of_table(config: Config) -> Federation:
 def _of_arrays(config: Config, pool: Dataset | None) -> Federation:
     if given := [key for key in TABLE_KEYS if getattr(config, key) is not None]:
         raise ConfigError(
-            f"{given[0]} is about the columns of a table, such as a .csv or .parquet file: "
-            f"{config.dataset} is none"
+            f"{given[0]} is for tables (.csv or .parquet), and {config.dataset} is not a table: "
+            f"leave out {given[0]}"
         )
     if holds_clients(config):
         return Federation.from_folder(config.dataset, test=config.holdout, seed=config.seed)
@@ -152,8 +155,8 @@ def _of_arrays(config: Config, pool: Dataset | None) -> Federation:
 
 
 def _for_task(data: Dataset, text: str) -> Dataset:
-    """The data set with labels if the task has classes, else with numbers, which no one shares out
-    by class.
+    """The data set with labels if the task has classes, otherwise with numbers, which are never
+    divided by class.
     """
     task, _ = asked_for(text, data.y)
     whole = data.y.astype(np.int64)
@@ -179,7 +182,7 @@ def holds_clients(config: Config) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether the name of a data set is that of a table that is known, or of a file with one.
+    """Whether a data set is a table: one that is known by name, or a file.
 
     >>> is_table("people.csv"), is_table("vowel"), is_table("people.npz")
     (True, True, False)
@@ -188,7 +191,7 @@ def is_table(name: str) -> bool:
 
 
 def idle_keys(config: Config) -> tuple[str, ...]:
-    """The choices about a partition that have no effect, since the clients are given.
+    """The choices about a partition that have no effect, since the data set has its own clients.
 
     >>> idle_keys(Config(dataset="digits"))
     ()
@@ -220,7 +223,8 @@ def method_of(config: Config) -> Method:
     if config.adapt_steps:
         if method.serve != Center():
             raise ConfigError(
-                f"{config.method} serves clients in a way of its own: leave out adapt_steps"
+                f"adapt_steps is for methods that serve clients by the models of clusters, and "
+                f"{config.method} does not: leave out adapt_steps"
             )
         method = method.replace(serve=Tuned(config.adapt_steps))
     if config.importance != "method":
@@ -234,11 +238,13 @@ def _by_told(config: Config, method: Method) -> Method:
     name, distance = config.representation, None
     if name not in TOLD:
         raise ConfigError(
-            f"distance is for what clients tell: choose a representation of {', '.join(TOLD)}, or "
-            f"leave out distance"
+            f"distance compares what clients tell the server, but the representation {name} is a "
+            f"part of their models: choose one of {', '.join(TOLD)}, or leave out distance"
         )
     if not isinstance(method.representation, Columns | Told):
-        raise ConfigError(f"{method.name} has a representation of its own: leave out '{name}'")
+        raise ConfigError(
+            f"{method.name} has a representation of its own: leave out the representation {name}"
+        )
     if config.distance != "method":
         if config.distance not in DISTANCES:
             raise ConfigError(unknown("distance", config.distance, DISTANCES))
@@ -254,7 +260,9 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
     A server optimizer steps towards its result instead of the mean.
     """
     if isinstance(usual, Stay):
-        raise ConfigError(f"{config.method} does not aggregate models: leave out aggregation")
+        raise ConfigError(
+            f"{config.method} does not aggregate models: leave out aggregation {config.aggregation}"
+        )
     if isinstance(usual, Momentum | Adaptive):
         return replace(usual, of=_robust(config, usual.of))
     known = {"trimmed-mean": "share", "krum": "attackers", "multi-krum": "attackers"}
@@ -262,7 +270,8 @@ def _robust(config: Config, usual: Aggregation) -> Aggregation:
         return robust(config.aggregation, usual)
     if config.aggregation not in known:
         raise ConfigError(
-            f"{config.aggregation} has no share of tolerated attackers: leave out tolerated"
+            f"tolerated is for aggregation {', '.join(known)}, got {config.aggregation}: leave out "
+            f"tolerated"
         )
     return robust(config.aggregation, usual, **{known[config.aggregation]: config.tolerated})
 
@@ -331,7 +340,10 @@ def _rounds(config: Config) -> Rounds:
     if config.until == "score":
         return Rounds(config.rounds, NoGain(**given))
     if given:
-        raise ConfigError("patience and tolerance need until settled or score, or leave them out")
+        raise ConfigError(
+            "patience and tolerance say when a run ends early: set until to settled or score, or "
+            "leave them out"
+        )
     return Rounds(config.rounds)
 
 
@@ -344,15 +356,19 @@ def _schedule(config: Config) -> Schedule | None:
     config = config.completed()
     if config.warmup >= config.rounds:
         raise ConfigError(
-            f"warmup must end before the last round, got {config.warmup} of {config.rounds} rounds"
+            f"warmup must be shorter than the run, got {config.warmup} of {config.rounds} rounds: "
+            f"lower it"
         )
     if config.schedule == "constant":
         for key in ("decay_rounds", "decay"):
             if getattr(config, key) is not None:
-                raise ConfigError(f"{key} needs schedule step or cosine, or leave out {key}")
+                raise ConfigError(
+                    f"{key} is for schedule step or cosine, got constant: set schedule, or leave "
+                    f"out {key}"
+                )
         return Warmup(config.warmup) if config.warmup else None
     if config.decay_rounds is None:
-        raise ConfigError("schedule step needs decay_rounds: after how many rounds does η fall?")
+        raise ConfigError("schedule step needs decay_rounds: say after how many rounds η falls")
     left = () if config.decay is None else (config.decay,)
     kind = StepDecay if config.schedule == "step" else CosineDecay
     falling = kind(config.decay_rounds, *left)
@@ -372,7 +388,7 @@ def _conditions(config: Config) -> Conditions:
 
 
 def written(config: Config, method: Method) -> dict[str, Any]:
-    """The content of `config.toml`: the choices that applied, which can repeat the run."""
+    """The content of `config.toml`: the choices that had an effect, which can repeat the run."""
     config = config.completed()
     idle = (*idle_keys(config), *(["steps"] * bool(config.epochs)))
     usual = {key: value for key, value in method.plan.items() if key not in config.model_fields_set}

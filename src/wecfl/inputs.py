@@ -1,4 +1,4 @@
-"""Files that others wrote: only regular ones are read, and only what fits into the memory.
+"""Checks before a file is read: whether it is a regular file, and whether it fits into the memory.
 
 Both checks raise a `RefusedFileError`, which readers turn into an error of their own.
 """
@@ -19,15 +19,15 @@ FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
 }  # fmt: skip
-"""What a name may stand for other than a regular file."""
+"""What a path can be if it is not a regular file."""
 
 
 class RefusedFileError(ValueError):
-    """A file is not even opened, because of what it is or how much it holds."""
+    """A file is not read, because of its kind or its size."""
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no regular file: to open a pipe or a device may wait forever.
+    """Refuse what is not a regular file: opening a pipe or a device may wait forever.
 
     >>> check_regular(Path("/dev/zero"))
     Traceback (most recent call last):
@@ -69,10 +69,10 @@ def check_room(what: str, needed: int, remedy: str) -> None:
 
 
 def usable_memory(root: Path = Path("/")) -> list[tuple[int, str]]:
-    """The bytes that this process may still use by each bound that holds for it, with its name.
+    """For each bound on the memory of this process, the bytes that it may still use, and a name.
 
     Bounds are the machine, the control groups of a container (versions 1 and 2) and the limits of
-    the process (`ulimit -v`, `ulimit -d`). `root` is where /proc and /sys are.
+    the process (`ulimit -v`, `ulimit -d`). `root` is the folder that holds /proc and /sys.
 
     >>> all(usable >= 0 for usable, _ in usable_memory())
     True
@@ -98,7 +98,7 @@ def _bounds(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _control_groups(root: Path) -> Iterator[tuple[int, str]]:
-    """What the control groups of this process leave; what they can win back counts as free."""
+    """What the control groups of this process leave; cache that can be freed counts as free."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, kinds, path = line.split(":", 2)
         if "memory" in kinds.split(","):
@@ -114,7 +114,7 @@ def _control_groups(root: Path) -> Iterator[tuple[int, str]]:
             continue
         # In a container the path may be that of the host, and the group is then the root's.
         group = Path(path.lstrip("/"))
-        for folder in {root / base / each for each in (group, *group.parents)}:
+        for folder in {root / base / path for path in (group, *group.parents)}:
             most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
             if most.isdigit() and used.isdigit():
                 back = _numbers(folder / "memory.stat").get(cache, 0)
@@ -128,7 +128,7 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def _text(file: Path) -> str:
-    """The content of a file of the system; empty where there is none."""
+    """The content of a file of the system; empty if there is no such file."""
     try:
         return file.read_text()
     except OSError:

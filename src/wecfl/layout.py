@@ -37,7 +37,7 @@ class Entry:
 class Layout:
     """The map between a model's tensors and the P columns of its row ω.
 
-    Trainable parameters come first, in the module's order. What has no gradient comes last. So
+    Trainable parameters come first, in the module's order. Columns without a gradient come last. So
     local updates change only the first `trainable` columns. Tags mark the representations of the
     paper, and the columns that are averaged and distributed, but never clustered or trained:
 
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def trainable(self) -> int:
-        """How many leading columns are parameters."""
+        """The number of leading columns that are parameters."""
         return sum(prod(e.shape) for e in self.entries if not UNTRAINED_TAGS & e.tags)
 
     def columns(self, which: str) -> slice | NDArray[np.int64]:
@@ -130,7 +130,7 @@ class Layout:
             raise ModelError(
                 f"the selection '{which}' names no column of the model, whose tensors are "
                 f"{', '.join(e.name for e in self.entries) or 'none'}: choose one of "
-                f"parameters, {', '.join(TAGS)} or a pattern for these names"
+                f"parameters, {', '.join(TAGS)}, or a pattern for the names of these tensors"
             )
         if found[-1] - found[0] + 1 == len(found):
             return slice(int(found[0]), int(found[-1]) + 1)

@@ -1,4 +1,4 @@
-"""Which numbers can be meant: the largest ones, and checks of whole, positive and other numbers."""
+"""The largest numbers that a user can mean, and checks of whole, positive and other numbers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ MAX_SEED = 2**128 - 1
 
 
 def check_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise an error for a value that is no whole number, or too small or large to be meant.
+    """Raise an error for a value that is not a whole number, or too small, or too large.
 
-    They are given as (value, minimum). The largest is 1,000,000, and that of a `seed` is 2¹²⁸ − 1.
+    Values are given as (value, minimum). The maximum is 1,000,000; for a `seed` it is 2¹²⁸ − 1.
 
     >>> check_whole(rounds=(1.5, 1))
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: rounds must be a whole number of 1 to 1000000, got 1.5
+    wecfl.errors.ConfigError: rounds must be a whole number from 1 to 1000000, got 1.5
     """
     for name, (number, minimum) in numbers.items():
         maximum = MAX_SEED if name == "seed" else MAX_COUNT
         if not isinstance(number, Integral) or not minimum <= int(number) <= maximum:
             raise ConfigError(
-                f"{name} must be a whole number of {minimum} to {maximum}, got {number!r}"
+                f"{name} must be a whole number from {minimum} to {maximum}, got {number!r}"
             )
 
 
@@ -76,9 +76,9 @@ def check_kinds(owner: object, required: Mapping[str, type], optional: Mapping[s
     >>> check_kinds(Owner, {"plan": str}, {})
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: plan must be a value str(…), got 3
+    wecfl.errors.ConfigError: plan must be a value such as str(…), got 3
     """
     for name, kind in {**required, **optional}.items():
         value = getattr(owner, name)
         if not isinstance(value, kind) and not (value is None and name in optional):
-            raise ConfigError(f"{name} must be a value {kind.__name__}(…), got {value!r}")
+            raise ConfigError(f"{name} must be a value such as {kind.__name__}(…), got {value!r}")

@@ -1,7 +1,7 @@
 """Reuses the memory of large matrices, and says how much memory this process needed.
 
-A round makes a few matrices of m × P, and drops as many. For new memory the system must find and
-clear pages, which may take longer than the work on them (`benchmarks/shortcuts.py` measures it).
+A round makes a few matrices of m × P, and drops as many. For new memory, the system must find and
+clear pages. This may take longer than the work on them (`benchmarks/shortcuts.py` measures it).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_FREE_BLOCKS = 4
 """The largest number of blocks that wait to be reused; others are given back to the system."""
 
 _free_blocks: dict[int, NDArray[np.float32]] = {}
-"""By their identity; what is done with them is one operation at a time, since threads share them
-and the garbage collector may give a block back at any moment."""
+"""The free blocks by their identity. Each access is a single operation on the dictionary, since
+threads share it, and the garbage collector may give a block back at any moment."""
 
 
 def empty(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def peak() -> int:
 class _Owner:
     """Owns the memory of an array and all its views.
 
-    When the last of them is gone, so is the owner, and the block is free.
+    When the last of them is deleted, the owner is deleted too, and the block is free.
     """
 
     def __init__(self, block: NDArray[np.float32]) -> None:

@@ -39,7 +39,7 @@ def accuracy(confusion: Int) -> F64:
 
 
 def balanced_accuracy(confusion: Int) -> F64:
-    """(m,), the mean over the classes that a client has of the share of them that was recognized.
+    """(m,), the mean recall over the classes that a client has.
 
     >>> balanced_accuracy(np.array([[[8, 0], [1, 1]]])).tolist()
     [0.75]
@@ -50,7 +50,7 @@ def balanced_accuracy(confusion: Int) -> F64:
 
 
 def macro_f1(confusion: Int) -> F64:
-    """(m,), the mean F1 = 2·TP / (2·TP + FP + FN) over classes in truth or prediction.
+    """(m,), the mean F1 = 2·TP / (2·TP + FP + FN) over the classes that occur or are predicted.
 
     >>> macro_f1(np.array([[[1, 1, 0], [0, 2, 0], [0, 0, 0]]])).round(3).tolist()
     [0.733]
@@ -75,10 +75,11 @@ def weighted(scores: F64, sizes: Int) -> float | None:
 
 
 def worst_decile(scores: F64, *, lower: bool = False) -> float | None:
-    """The mean score of the worst tenth of the clients: how those fare who are served worst.
+    """The mean score of the worst tenth of the clients.
 
-    They are the ⌈n/10⌉ of the n clients with a known score that have the lowest, or the highest
-    where `lower` scores are better. All count alike. None if no score is known.
+    Of the n clients with a known score, these are the ⌈n/10⌉ with the lowest scores, or with the
+    highest if `lower` scores are better. All clients have the same weight. None if no score is
+    known.
 
     >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), lower=True)
     (0.5, 18.5)
@@ -105,7 +106,7 @@ def agreement(labels: Int, groups: Int | None) -> dict[str, float | None]:
     return {"ari": ari, "nmi": nmi}
 
 
-@lru_cache(maxsize=8)  # in most rounds nobody changes cluster, and scikit-learn takes a millisecond
+@lru_cache(maxsize=8)  # in most rounds no client changes its cluster, and this takes a millisecond
 def _agreement(labels: tuple[int, ...], groups: tuple[int, ...]) -> tuple[float, float]:
     return (
         float(adjusted_rand_score(groups, labels)),
@@ -114,9 +115,10 @@ def _agreement(labels: tuple[int, ...], groups: tuple[int, ...]) -> tuple[float,
 
 
 def churn(labels: Int, before: Int) -> float:
-    """The share of clients that changed cluster, with labels matched so that it is smallest.
+    """The share of clients that changed their cluster.
 
-    So clusters that only swap their numbers count as unchanged.
+    Labels are matched so that this share is smallest: clusters that only swap their numbers count
+    as unchanged.
 
     >>> churn(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 0]))
     0.25
@@ -130,8 +132,9 @@ def churn(labels: Int, before: Int) -> float:
 def isolation(labels: Int, attackers: NDArray[np.bool_]) -> dict[str, float | None]:
     """How well the clustering separates attackers from honest clients.
 
-    `isolated` is the share of attackers in clusters without an honest client, `exposed` the share
-    of honest clients in clusters with an attacker. Each is None if there are no such clients.
+    `isolated` is the share of attackers that are in clusters without an honest client, and
+    `exposed` is the share of honest clients that are in clusters with an attacker. Each is None if
+    there are no such clients.
 
     >>> isolation(np.array([0, 0, 0, 1, 2]), np.array([True, False, False, True, False]))
     {'isolated': 0.5, 'exposed': 0.6666666666666666}
@@ -182,7 +185,7 @@ def _share(part: Real | Int, whole: Int) -> F64:
 
 
 def _pair_sum(points: Real) -> float:
-    """Σ_{i≠j} cos(i, j) = ‖Σ_i u_i‖² − Σ_i ‖u_i‖² with u_i the directions (0 of a zero row)."""
+    """Σ_{i≠j} cos(i, j) = ‖Σ_i u_i‖² − Σ_i ‖u_i‖², with the directions u_i (0 for a zero row)."""
     # In double precision, since clients of a cluster differ in the sixth digit; but without a copy.
     squared = np.einsum("ip,ip->i", points, points, dtype=np.float64)
     scale = np.divide(1, np.sqrt(squared), out=np.zeros_like(squared), where=squared > 0)

@@ -48,10 +48,10 @@ EngineName = Literal["auto", "native", "torch", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How clients train in a round, as far as it was chosen.
+    """How clients train in a round.
 
-    What is None here is set by the method (`Method.plan`), or else by the defaults that stand
-    beside each field. `complete` makes the plan with every value known, `LocalPlan`.
+    A field that is None is set by the method (`Method.plan`), or else by the default that is named
+    beside it. `complete` makes the plan in which every value is known, `LocalPlan`.
 
     >>> Plan(lr=0.01).complete({"momentum": 0.0})
     LocalPlan(steps=10, batch=32, lr=0.01, momentum=0.0, keep_momentum=True, weight_decay=0.0,
@@ -64,7 +64,7 @@ class Plan:
     batch: int | None = None
     """The number of samples in a mini-batch; default 32."""
     lr: float | Literal["theory"] | None = None
-    """η, default 0.001; or `theory`: Theorem 1's bound for each client, in every round."""
+    """η, default 0.001; `theory`: in every round, each client's η is the bound of Theorem 1."""
     momentum: float | None = None
     """The momentum of SGD, and β1 of Adam; default 0.9."""
     keep_momentum: bool | None = None
@@ -84,7 +84,7 @@ class Plan:
     epochs: int | None = None
     """The number of passes over its data that a client makes in a round, in place of `steps`."""
     schedule: Schedule | None = None
-    """A function that gives a factor of η for each round (`wecfl.schedules`); None: η stays."""
+    """A function that gives a factor of η for each round (`wecfl.schedules`); None: constant η."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -103,11 +103,11 @@ class Plan:
         self.complete({})
 
     def complete(self, usual: Mapping[str, Any]) -> LocalPlan:
-        """The whole plan: what was chosen, then `usual` for the method, then the defaults.
+        """The whole plan: what was chosen, otherwise the method's `usual`, otherwise the default.
 
-        Where η follows the run (`follows`), the plan's η is not used, and is 0.
+        If η is set in every round (`follows`), the plan's η is not used, and is 0.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         schedule = values.pop("schedule")
         chosen = {name: value for name, value in values.items() if value is not None}
         rate = {"lr": 0.0} if self.follows(usual) else {}
@@ -132,8 +132,8 @@ class Rounds:
     count: int = 30
     """T, the number of communication rounds."""
     until: Until | None = None
-    """A rule (`wecfl.core.until`) that is asked after each round in which clients are tested; None:
-    the run has all rounds."""
+    """A rule (`wecfl.core.until`) that is asked after each round in which clients are tested,
+    whether the run ends; None: the run has all its rounds."""
 
     def __post_init__(self) -> None:
         check_whole(rounds=(self.count, 1))
@@ -144,11 +144,11 @@ class Rounds:
 
     @classmethod
     def of(cls, rounds: int | Rounds) -> Rounds:
-        """The rounds themselves, or so many without an earlier end."""
+        """The `Rounds` themselves, or those that a number of rounds means."""
         return rounds if isinstance(rounds, Rounds) else cls(rounds)
 
     def judged_by(self, task: Task) -> Rounds:
-        """These rounds, with a rule that knows which scores of the task are better if lower."""
+        """These rounds, with a rule that knows for which scores of the task lower is better."""
         if not isinstance(self.until, NoGain):
             return self
         return replace(self, until=replace(self.until, lower=self.until.lower | task.lower))
@@ -156,22 +156,22 @@ class Rounds:
     def check(
         self, clients: Federation | Clients, conditions: Conditions, private: Privacy | None
     ) -> None:
-        """Raise an error if it ends before clients drift or join, or by scores that are private."""
+        """Raise an error if the run ends before clients drift or join, or by scores it lacks."""
         if conditions.joining and conditions.joining_round > self.count:
             raise ConfigError(
-                f"joining_round must be one of the {self.count} rounds, got "
+                f"joining_round must be at most {self.count}, the number of rounds, got "
                 f"{conditions.joining_round}"
             )
         first = min((change.round for change in changes_of(clients)), default=0)
         if first > self.count:
             raise ConfigError(
-                f"the drift begins in round {first}, but there are {self.count} rounds: let it "
-                "begin earlier"
+                f"the drift begins in round {first}, but the run has only {self.count} rounds: let "
+                "the drift begin earlier, or raise rounds"
             )
         if isinstance(self.until, NoGain) and private:
             raise ConfigError(
-                "until score needs the clients' scores, which they keep for themselves under "
-                "privacy: set until to settled or rounds"
+                "until score needs the clients' scores, which private clients do not send: set "
+                "until to settled or rounds"
             )
         untested = isinstance(clients, Federation) and not any(map(len, clients.test))
         if isinstance(self.until, NoGain) and untested:
@@ -200,7 +200,10 @@ class Attack:
         if not 0 <= self.attackers < 1:
             raise ConfigError(f"attackers must be a share in [0, 1), got {self.attackers}")
         if not isinstance(self.kind, str) and self.strength is not None:
-            raise ConfigError("strength needs the name of an attack: a value has its own strength")
+            raise ConfigError(
+                "strength is for an attack that is given by name: give the strength to the value "
+                f"itself, got {self.kind!r}"
+            )
         _ = self.value
 
     @property
@@ -219,27 +222,27 @@ class Conditions:
     """
 
     participation: float = 1.0
-    """The share of clients that take part in a round. The others keep their cluster, and are part
-    of no new center."""
+    """The share of clients that take part in a round. The others keep their cluster, and do not
+    count for its new center."""
     dropout: float = 0.0
     """The probability that a client trains but its reply is lost."""
     stragglers: float = 0.0
     """The probability that a client completes fewer than Q steps."""
     refuse_above: float = 100.0
-    """An update that is this many times longer than the median of the round is refused. So is a
-    model that is not finite."""
+    """An update that is longer than this many times the median length of the round is refused. So
+    is a model that is not finite."""
     shorten_above: float = inf
-    """An update that is this many times longer than the median of the round is shortened to that
-    length. Over a network that is the default (`wecfl.flower.server`)."""
+    """An update that is longer than this many times the median length of the round is shortened to
+    that length. Here no update is; over a network the default is 2 (`wecfl.flower.server`)."""
     min_cluster: int = 1
-    """Clusters with fewer clients are dissolved, and no center is made of fewer models."""
+    """Clusters with fewer clients are dissolved, and no center is the mean of fewer models."""
     attack: Attack | None = None
     """What attackers do; only in a simulation."""
     joining: float = 0.0
-    """The share of clients that join while the run goes on; only in a simulation. Over a network a
-    client joins when it comes."""
+    """The share of clients that join after the run has begun; only in a simulation. Over a network
+    a client joins when it connects."""
     joining_round: int = 2
-    """The first round in which they take part."""
+    """The first round in which the clients that join later take part."""
 
     def __post_init__(self) -> None:
         if self.attack is not None and not isinstance(self.attack, Attack):
@@ -249,7 +252,7 @@ class Conditions:
         self.channel()
 
     def channel(self, **run: Any) -> Channel:
-        """The channel of a run with these conditions; `run` are the further fields of `Channel`."""
+        """The channel of a run with these conditions; `run` gives the other fields of `Channel`."""
         return Channel(
             self.participation, self.dropout, self.stragglers,
             refuse_above=self.refuse_above, shorten_above=self.shorten_above,
@@ -274,10 +277,10 @@ class Newcomers:
     def __post_init__(self) -> None:
         if self.share is None and self.unseen is None:
             raise ConfigError(
-                "newcomers needs a share of the clients, or the number of an unseen group"
+                "newcomers needs a share of the clients, or the number of an unseen group: give one"
             )
         if self.share is not None and not 0 <= self.share < 1:
-            raise ConfigError(f"newcomers must be a share in [0, 1), got {self.share}")
+            raise ConfigError(f"newcomers must be a share of clients in [0, 1), got {self.share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +292,12 @@ class Measure:
     """
 
     objectives: bool | None = None
-    """Whether R is measured on all training data, twice in each round. Default: with `diagnostics`;
-    otherwise R is estimated on one mini-batch of each client, if not private. False: neither."""
+    """Whether R is measured on all training data, twice in each round. None: with `diagnostics` it
+    is; otherwise R is estimated on a mini-batch of each client, if not private. False: neither."""
     objectives_every: int | None = None
     """N: R is measured on all training data in every N-th round, and estimated in the others."""
     diagnostics: bool = False
-    """Whether the quantities of the theory are measured (`docs/theory.md`)."""
+    """Whether to measure the quantities of the theory (`docs/theory.md`)."""
     trace: bool | None = None
     """Whether the run folder records the clients' distances; default: for up to 500 clients."""
     score_every: int = 1
@@ -308,8 +311,8 @@ class Measure:
             check_whole(objectives_every=(self.objectives_every, 1))
             if self.objectives is False or self.diagnostics:
                 raise ConfigError(
-                    "objectives_every says in which rounds R is measured: leave it out with "
-                    "diagnostics, which need R in every round, and with objectives=False"
+                    "objectives_every can't be used with diagnostics, which measure R in every "
+                    "round, nor with objectives=False, which measures it in none: leave it out"
                 )
 
     @property
@@ -328,18 +331,19 @@ class Measure:
         """Raise an error if the plan or the clients do not allow what is to be measured."""
         if self.diagnostics and changes_of(clients):
             raise ConfigError(
-                "diagnostics measure a theory of data that stay: leave out diagnostics or drift"
+                "diagnostics measure the paper's theory, in which data do not change: leave out "
+                "diagnostics or drift"
             )
         if self.diagnostics and plan.epochs:
             raise ConfigError(
-                "diagnostics need as many steps at each client, as the theory has it: give steps, "
-                "not epochs"
+                "diagnostics measure the paper's theory, in which all clients take the same number "
+                "of steps: give steps, not epochs"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What trains the clients. The result does not depend on `workers`.
+    """What trains the clients, and on what. The result does not depend on `workers`.
 
     >>> Compute("torch", workers=2).engine
     'torch'
@@ -355,10 +359,10 @@ class Compute:
     """Where the torch engine trains: `cpu`, `cuda`, `mps`, or `auto`, which is a GPU if there is
     one. On a GPU, `workers` is the number of clients that are computed at the same time."""
     precision: str = "float32"
-    """What a GPU computes with; `bfloat16`: mixed precision."""
+    """The numbers with which a GPU computes; `bfloat16`: mixed precision."""
     ray_address: str | None = None
     """HOST:PORT of a running Ray cluster that this machine belongs to, or `auto` to find it. None:
-    Ray is started for this run alone."""
+    Ray is started for this run, on this machine."""
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -384,8 +388,8 @@ class Folder:
     checkpoint_every: int = 1
     """N: a checkpoint is written after every N-th round."""
     resume: bool = False
-    """Whether to continue the run in the folder, with the same federation and method, from where
-    it was stopped. The result is the same to the bit as without the stop."""
+    """Whether to continue the run in the folder where it was stopped, with the same federation and
+    method. The result is the same, to the bit, as if it had not been stopped."""
 
     def __post_init__(self) -> None:
         check_whole(checkpoint_every=(self.checkpoint_every, 1))

@@ -1,4 +1,4 @@
-"""What others wrote, as a terminal or a page may show it: no control character gets there."""
+"""Makes texts that others wrote safe to show on a terminal or a page: no control characters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BREAK = re.compile(r"\s*[^\S ]\s*")
 def printable(text: str) -> str:
     r"""One line of a text, with control characters as escapes, so that no terminal obeys them.
 
-    They are those of a terminal (ESC, C1) and those of Unicode that change the direction or the
-    order of letters, or that are not seen.
+    Control characters are those of a terminal (ESC, C1), and those of Unicode that are invisible or
+    change the direction or the order of letters.
 
     >>> printable("red:\x1b[31m and\n more"), printable("\u202egpj.exe")
     ('red:\\x1b[31m and more', '\\u202egpj.exe')
@@ -29,7 +29,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""A text whose line breaks stay, with other control characters as escapes.
+    r"""A text with control characters as escapes, except line breaks, which stay.
 
     >>> printable_lines("a\x1b\n b")
     'a\\x1b\n b'
@@ -43,5 +43,5 @@ def _show(record: logging.LogRecord) -> bool:
 
 
 log = logging.getLogger("wecfl")
-"""Where the library says what is no error; whatever is said here is printable."""
+"""The logger of the library, for messages that are not errors. All its messages are printable."""
 log.addFilter(_show)

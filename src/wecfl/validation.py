@@ -1,4 +1,4 @@
-"""What pydantic reports about values that others wrote, in one line."""
+"""Turns pydantic's report about a wrong value into one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["one_line"]
 
 
 def one_line(error: ValidationError, known: Container[str] | None) -> str:
-    """The first problem of pydantic's report, in one line; `known` are the keys that it may name.
+    """The first problem of pydantic's report, in one line; only keys in `known` are named.
 
     >>> from wecfl.config import Config
     >>> try: Config(rounds=0)
@@ -25,7 +25,7 @@ def one_line(error: ValidationError, known: Container[str] | None) -> str:
     if first["type"] == "missing":
         return f"it has no '{key}'"
     problem = first["msg"].replace("Input", "input", 1).replace("tuple", "list")
-    # Others are of a word that may stand in place of a number, such as auto or theory.
+    # Further problems are about a word that may take the place of a number, such as auto or theory.
     for other in error.errors()[1:]:
         same = other["loc"][:1] == first["loc"][:1] and isinstance(first["input"], str)
         if same and other["type"] == "literal_error":

@@ -2,7 +2,7 @@
 
 Flower's SuperLink and SuperNode listen on a port of 127.0.0.1 without asking for a password, and
 any user of the machine can connect to it. A secret would not help: Flower hands the tokens of its
-apps over on command lines, which everybody can read. But the kernel knows whose a connection is. So
+apps over on command lines, which everybody can read. But the kernel knows who owns a connection. So
 this program runs Flower's with one change: a request is answered only if its connection belongs to
 the user who runs the server, to root, or to one of `WECFL_OPERATORS` (names of users, with commas).
 Everybody else gets 403. The calls of nodes are let through, because Flower itself asks for the
@@ -79,7 +79,9 @@ def trusted_users(operators: str) -> frozenset[int]:
     try:
         return frozenset({0, os.geteuid(), *(pwd.getpwnam(name).pw_uid for name in names)})
     except KeyError as error:
-        raise SystemExit(f"wecfl: WECFL_OPERATORS: {error.args[0]}") from None
+        raise SystemExit(
+            f"wecfl: WECFL_OPERATORS must name users of this machine: {error.args[0]}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def main() -> None:
 
     if not CONNECTION_TABLE.exists():
         raise SystemExit(
-            "wecfl: this system does not tell whose a connection is (it has no /proc/net/tcp), so "
+            "wecfl: this system does not say who owns a connection (it has no /proc/net/tcp), so "
             "any user of it could use the federation: run wecfl deploy on Linux"
         )
     sys.argv = sys.argv[1:]

@@ -211,7 +211,7 @@ def test_a_run_that_watches_distances_finds_most_and_sends_less() -> None:
     assert far.records[-1]["ari"] > 0.7
     down = [sum(record["traffic"]["down"] for record in run.records) for run in (far, by_loss)]
     assert down[0] < 0.75 * down[1]
-    with pytest.raises(ConfigError, match="watch by loss"):
+    with pytest.raises(ConfigError, match="watch to loss"):
         run_config(changed(options=options, representation="moments", distance="squared-euclidean"))
 
 

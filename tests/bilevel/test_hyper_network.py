@@ -25,7 +25,7 @@ def after_a_round(method: Method) -> State:
 def test_it_is_refused_in_one_line_where_it_can_not_work() -> None:
     with pytest.raises(ConfigError, match="GB"):
         after_a_round(methods.pfedhn(hidden=10**10))
-    with pytest.raises(ConfigError, match="one model for each client"):
+    with pytest.raises(ConfigError, match="clients share a cluster"):
         after_a_round(methods.pfedhn().replace(clustering=Nearest()))
     bad: list[dict[str, Any]] = [{"embedding": 0}, {"hidden": 0}, {"server_lr": 0.0}]
     for options in bad:

@@ -396,7 +396,7 @@ def test_turned_digits_have_as_many_clusters_as_turns(groups: int) -> None:
 
 
 def test_privacy_and_wrong_choices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="set the criterion to both"):
+    with pytest.raises(ConfigError, match="set criterion to both"):
         wecfl.Experiment(
             turned_digits(4), wecfl.methods.wecfl("auto"), privacy=wecfl.Privacy(1.0, 1.0)
         ).check()

@@ -173,7 +173,7 @@ def test_what_cannot_be_done_to_drifting_clients() -> None:
         fed.transformed, lambda: fed.scaled("standard"),
     ]  # fmt: skip
     for refused in tries:
-        with pytest.raises(DataError, match="drift last"):
+        with pytest.raises(DataError, match="drifting last"):
             refused()
 
 

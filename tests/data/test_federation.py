@@ -107,8 +107,8 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
         (X, Y / 2, "^client b: label 0.5 of sample 1"),
         (X, Y.astype(str), "^client b: y "),
         (np.float64(1), Y[:1], "client b: "),
-        (np.ma.masked_array(X, mask=X > 1), Y, "^client b: a masked array"),
-        (X, np.ma.masked_array(Y, mask=Y > 0), "^client b: a masked array"),
+        (np.ma.masked_array(X, mask=X > 1), Y, "^client b: .* masked"),
+        (X, np.ma.masked_array(Y, mask=Y > 0), "^client b: .* masked"),
     ],
 )
 def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
@@ -121,11 +121,11 @@ def test_the_client_at_fault_is_named(x: Any, y: Any, said: str) -> None:
     ("words", "said"),
     [
         ({"xs": [], "ys": []}, "no clients"),
-        ({"ys": [Y]}, "2 arrays x, 1 arrays y, 2 names"),
-        ({"names": ["a"]}, "2 arrays x, 2 arrays y, 1 names"),
-        ({"test": ([X], [Y])}, "1 arrays x, 1 arrays y, 2 names"),
-        ({"names": ["a", "\ud800"]}, r"'\\ud800' holds what is no character"),
-        ({"xs": [X[:, :0]] * 2}, "samples hold no numbers"),
+        ({"ys": [Y]}, "2 arrays x, 1 arrays y and 2 names"),
+        ({"names": ["a"]}, "2 arrays x, 2 arrays y and 1 names"),
+        ({"test": ([X], [Y])}, "1 arrays x, 1 arrays y and 2 names"),
+        ({"names": ["a", "\ud800"]}, r"'\\ud800' is not valid Unicode"),
+        ({"xs": [X[:, :0]] * 2}, "at least one number"),
         ({"groups": [0, 1, 2]}, "^groups: .* 2 clients, got 3"),
     ],
 )
@@ -181,7 +181,7 @@ def test_folder_with_test_samples(tmp_path: Path) -> None:
 
 def test_folder_at_fault(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(DataError, match=f"^{folder}: .*no .npz"):
+        with pytest.raises(DataError, match=f"^{folder}: .*.npz file .* none"):
             Federation.from_folder(folder)
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X * np.nan, y=Y)

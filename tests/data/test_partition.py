@@ -360,8 +360,8 @@ def test_wrong_flags_are_named(
         (Iid(), 1001, "1000 test .* 1001 clients .* 1 each; .*fewer clients"),
         (ClusterwiseDirichlet((0.1, 10.0), 30), 20, "30 groups .* 20; .*fewer groups"),
         (ClusterwiseNClass((3, 2), 30), 20, "30 groups .* 20; .*fewer groups"),
-        (ClientwiseNClass(11), 20, "classes_per 11 .* 10 classes"),
-        (ClusterwiseNClass((11, 2)), 20, "classes_per 11 .* 10 classes"),
+        (ClientwiseNClass(11), 20, "classes_per is 11.* 10 classes"),
+        (ClusterwiseNClass((11, 2)), 20, "classes_per is 11.* 10 classes"),
         (ClientwiseNClass(2), 4, "4 clients .* 8 of the 10 .*classes_per"),
         (ClusterwiseNClass((3, 2), 3), 30, "9 of the 10 .*classes_per"),
         (ClusterwiseNClass((5, 1), 2), 8, "8 of the 10 .*classes_per"),
@@ -389,7 +389,7 @@ def test_the_impossible_is_refused_at_once(
         ),
         (
             ClusterwiseNClass((1, 1)),
-            r"^class \d .*no holder \(.*30 draws\); .*classes_per",
+            r"^class \d .*no client \(.*30 draws\); .*classes_per",
         ),
     ],
 )

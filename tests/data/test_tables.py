@@ -182,7 +182,7 @@ def test_a_table_is_a_federation_of_its_clients(tmp_path: Path) -> None:
         federation_of(usual.model_copy(update={"client_column": "sec"}))
     with pytest.raises(ConfigError, match="pixels"):
         federation_of(usual.model_copy(update={"scale": "pixels"}))
-    with pytest.raises(DataError, match="clients of its own"):
+    with pytest.raises(DataError, match="load_table"):
         load("communes", tmp_path)
 
 

@@ -267,7 +267,7 @@ def test_the_clients_of_a_trial_are_on_a_list_which_the_server_obeys(
     told = [(each.name, each.node, each.samples, each.number) for each in enrolment.clients]
     assert told == [(node.client, node.number, 1000, i) for i, node in enumerate(federation.nodes)]
     _, lines = lied_to
-    assert not any("nobody is enrolled" in line for line in lines)
+    assert not any("no client is enrolled" in line for line in lines)
 
 
 def test_a_client_that_never_answers_does_not_hold_the_others_up(lied_to: LiedTo) -> None:

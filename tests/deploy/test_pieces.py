@@ -703,7 +703,7 @@ def test_settings_of_a_run(wecfl: Wecfl, app: Path) -> None:
     assert "did you mean 'rounds'?" in refused(wecfl, "run", app, "round=3")
     assert "[tool.flwr.app.config]" in refused(wecfl, "run", app, "clip=1.0")
     assert "name=value, got '3'" in refused(wecfl, "run", app, "3")
-    assert "is not up: wecfl deploy up" in refused(wecfl, "run", app, "rounds=3")
+    assert "is not up: start it with wecfl deploy up" in refused(wecfl, "run", app, "rounds=3")
 
 
 def test_a_federation_that_is_not_up(wecfl: Wecfl, app: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_client_that_fails_or_kills_its_actor(
     with (
         RayEngine(odd, Moody(kill), **how) as engine,
         pytest.raises(
-            EngineError, match=r"2 actors .* 5 clients .*'train'.* fewer workers"
+            EngineError, match=r"2 actors .* 5 clients .*'train'.* lower workers"
         ) as info,
     ):
         local_update(engine, start(module), PLAN, Correction(), SEED)
@@ -345,7 +345,7 @@ def test_an_actor_that_dies_as_it_loads_is_replaced(
     how: Any = {
         "workers": 1, "address": cluster.address, "inside": "torch", "max_replacements": 1,
     }  # fmt: skip
-    with pytest.raises(EngineError, match=r"2 actors .* 5 clients .*'load'.* fewer workers"):
+    with pytest.raises(EngineError, match=r"2 actors .* 5 clients .*'load'.* lower workers"):
         RayEngine(fed, module, **how)
     with RayEngine(fed, module, **how) as engine:
         assert evaluation.risk(engine, start(module).models).shape == (5,)

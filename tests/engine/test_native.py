@@ -360,7 +360,7 @@ def test_a_traced_module_is_recognised() -> None:
     ("model", "reason"),
     [
         (Product(), "call of mul"),
-        (Shifted(), "something else than tensors: 1"),
+        (Shifted(), "a value that is not a tensor: 1"),
         (Twice(), "'a' is used twice"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softplus(), nn.Linear(3, 3)),
@@ -390,7 +390,7 @@ def test_what_the_kernels_do_not_know_runs_on_torch_with_one_line(
     fed = federation((1, 8, 8), 3, [20])
     with pytest.raises(Unsupported, match=reason):
         NativeEngine(fed, model)
-    with pytest.raises(EngineError, match="torch engine"):
+    with pytest.raises(EngineError, match="engine to torch"):
         make_engine("native", fed, model)
     with make_engine("auto", fed, model, workers=1) as engine:
         assert engine.name == "torch"

@@ -21,9 +21,9 @@ from wecfl.errors import ConfigError, EngineError
     [
         ("nowhere", "HOST:PORT or auto, got 'nowhere'"),
         ("ray://127.0.0.1:10001", "HOST:PORT or auto, got 'ray://127.0.0.1:10001'"),
-        ("127.0.0.1:1", "127.0.0.1:1: [Errno 111]"),
-        ("127.0.0.1:99999", "127.0.0.1:99999: "),
-        ("no.such.host.invalid:1", "no.such.host.invalid:1: "),
+        ("127.0.0.1:1", "127.0.0.1:1 ([Errno 111]"),
+        ("127.0.0.1:99999", "127.0.0.1:99999 ("),
+        ("no.such.host.invalid:1", "no.such.host.invalid:1 ("),
         ("a\0b:1", "no Ray cluster"),
     ],
 )

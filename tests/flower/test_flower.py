@@ -396,7 +396,7 @@ def test_a_lie_about_scores_is_refused_and_left_out(
     [
         ({"client-id": "c1"}, "name c1 "),
         ({"client-id": "x", "partition-id": 1}, "key 1 "),
-        ({"client-id": ""}, "a name has"),
+        ({"client-id": ""}, "a name must have"),
         ({"client-id": "a\nb"}, "printable"),
     ],
 )
@@ -429,11 +429,11 @@ def test_another_model_and_other_classes_are_refused(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"programs": "0123456789abcdef"}, "other programs"),
-        ({"protocol": PROTOCOL_VERSION - 1}, "other programs"),
-        ({"protocol": PROTOCOL_VERSION + 1}, "other programs"),
+        ({"programs": "0123456789abcdef"}, "same version of wecfl"),
+        ({"protocol": PROTOCOL_VERSION - 1}, "same version of wecfl"),
+        ({"protocol": PROTOCOL_VERSION + 1}, "same version of wecfl"),
         ({"protocol": str(PROTOCOL_VERSION)}, "got str"),
-        ({"protocol": None, "programs": None}, "expected ['classes', 'key'"),
+        ({"protocol": None, "programs": None}, "expected the keys ['classes', 'key'"),
         ({"shape": "8,0"}, "shape must be"),
         ({"shape": "9" * 5000}, "shape must be"),
         ({"shape": "100000,100000"}, "at most"),
@@ -649,7 +649,7 @@ def test_a_run_goes_on_with_its_own_clients_only(
         served(FakeGrid(moved), rounds=2)
     result = served(FakeGrid(moved), rounds=2, pin_nodes=False)
     assert len(result.records) == 2
-    with pytest.raises(ConfigError, match="was run over a network"):
+    with pytest.raises(ConfigError, match="a run over a network"):
         config_of(tmp_path / "run")
     loaded = wecfl.load(tmp_path / "run", model=make_model)
     assert loaded.centers.tobytes() == result.centers.tobytes()

@@ -204,7 +204,7 @@ def test_nobody_answers_for_another(tmp_path: Path) -> None:
 def test_nobody_has_the_name_of_a_free_place() -> None:
     roster = Roster(3)
     roster.join(Place("place holder", node=1, key=1, samples=3))
-    with pytest.raises(Refused, match="nobody has taken"):
+    with pytest.raises(Refused, match="name of a free place"):
         roster.join(Place("place 2", node=2, key=2, samples=3))
 
 

@@ -153,7 +153,7 @@ def test_it_is_over_the_network_what_it_is_in_simulation(
 def test_what_clients_can_not_know_is_refused_before_they_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"SlowSteps is not .*register\(SlowSteps\)"):
+    with pytest.raises(ConfigError, match=r"SlowSteps: register .*register\(SlowSteps\)"):
         over_the_grid(tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 

@@ -39,7 +39,7 @@ def test_from_the_flag_to_the_model(wecfl: Wecfl) -> None:
     assert wecfl(*whole, "--rounds", "1", "--out", "begun").code == 0
     runs = len(Path("ran").read_text())
     for tokens, said in (
-        (("resume", "begun", "--rounds", "2"), "again, --model nets.py:Net"),
+        (("resume", "begun", "--rounds", "2"), "again: add --model nets.py:Net"),
         (("assign", "run", "c.npz"), "class Net"),
     ):
         code, _, err = wecfl(*tokens)

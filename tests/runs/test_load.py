@@ -140,7 +140,7 @@ def test_models_and_methods_of_one_s_own(fed: Federation, tmp_path: Path) -> Non
         wecfl.load(tmp_path / "run", model=Net)
     with pytest.raises(ModelError, match=r"class Net.*model=Net"):
         wecfl.load(tmp_path / "run", method=mine)
-    with pytest.raises(ModelError, match=r"43 numbers.*the model that the run had"):
+    with pytest.raises(ModelError, match=r"43 parameters.*the model of the run"):
         wecfl.load(tmp_path / "run", method=mine, model=lambda: Net(5))
     same_results(result, wecfl.load(tmp_path / "run", method=mine, model=Net), fed.x)
 

@@ -406,7 +406,7 @@ def test_what_can_t_be_assigned_is_said_in_one_line(
         (["assign", FOLDERS / "format-0", "c.npz"], "has no reference.safetensors"),
         (["run", "--newcomers", "0"], "newcomers"),
         (["run", "--newcomers", "0.99", "--clients", "4", "--groups", "2"], "lower the share"),
-        (["run", "--unseen", "10"], "(0, 1, 2"),
+        (["run", "--unseen", "10"], "groups 0, 1, 2"),
         (["run", "--unseen", "1", "--partition", "iid"], "no known groups"),
         (["run", "--newcomers", "0.9", "--clusters", "10"], "can't form 10 clusters of 5"),
     ):
@@ -460,7 +460,7 @@ def test_a_reference_is_not_made_from_other_data(wecfl: "Wecfl", folder: Path) -
     config.write_text(re.sub(r"clients = 12", "clients = 13", config.read_text()))
     code, _, err = wecfl("assign", "other", "c.npz")
     assert (code, err.count("\n")) == (2, 1)
-    assert "not the data of the run" in err
+    assert "the data are not those of the run" in err
 
 
 def test_no_run_asks_for_a_reference_that_nobody_needs(

@@ -146,7 +146,7 @@ def test_an_option_that_does_not_fit_is_refused(wecfl: Wecfl, flags: str, proble
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ('name = "fedavg"\nmu = 0.5', "fedavg has no option 'mu'"),
+        ('name = "fedavg"\nmu = 0.5', "fedavg has no options, got 'mu'"),
         ('name = "cfl"\neps3 = 0.5', "unknown option of cfl 'eps3'; did you mean"),
         ("mu = 0.5", r"\[method\].* name"),
     ],

@@ -57,7 +57,7 @@ def test_a_client_is_asked_for_by_its_name(result: Result, named: Federation) ->
         (np.zeros(6), {"client": "ü"}, r"\(6,\), expected \(samples, 6\)"),
         (np.full((1, 6), "a"), {"client": "ü"}, "expected numbers"),
         (np.full((1, 6), np.nan), {"client": "ü"}, "NaN"),
-        ([[1], [1, 2]], {"client": "ü"}, "no array"),
+        ([[1], [1, 2]], {"client": "ü"}, "not an array"),
         (np.zeros((1, 6)), {"client": "site 9"}, "unknown client 'site 9'; did you mean"),
         (np.zeros((1, 6)), {"client": 5}, "from 0 to 4"),
         (np.zeros((1, 6)), {"cluster": "0"}, "from 0 to 1"),

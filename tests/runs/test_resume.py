@@ -188,7 +188,7 @@ def test_a_run_of_python_values_goes_on_in_python(
     outcome = wecfl("resume", "run")
     assert outcome.code == 2
     assert "in Python, by run(…, folder=Folder('run', resume=True))" in outcome.err
-    with pytest.raises(RunFolderError, match=r"clusters = 3.* 2$"):
+    with pytest.raises(RunFolderError, match=r"clusters = 3.* with 2:"):
         run_flat(fed, methods.fesem(k=3), rounds=5, resume=True, **how)
     with pytest.raises(RunFolderError, match="other data"):
         run_flat(fed.subset([1, 0, 2, 3, 4]), methods.fesem(k=2), rounds=5, resume=True, **how)
@@ -286,7 +286,7 @@ def test_a_resumed_run_knows_what_was_written_before_it(stopped: Path, wecfl: "W
     (stopped / "metrics.jsonl").write_bytes(content)
     outcome = wecfl("resume", stopped, "--rounds", "6")
     assert outcome.code == 2
-    assert "metrics.jsonl is not what" in outcome.err
+    assert "metrics.jsonl differs from its checkpoint" in outcome.err
 
 
 def test_the_millionth_round_is_the_last_one(stopped: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_configuration_that_was_changed(stopped: Path, wecfl: "Wecfl") -> None
     file.write_text(file.read_text().replace("steps = 3", "steps = 4"))
     outcome = wecfl("resume", stopped)
     assert outcome.code == 2
-    assert re.fullmatch(rf"wecfl: {stopped} .*steps = 4.* 3\n", outcome.err)
+    assert re.fullmatch(rf"wecfl: {stopped} .*steps = 4.* with 3: .*\n", outcome.err)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

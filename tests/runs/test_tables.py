@@ -114,9 +114,9 @@ def test_from_the_flag_to_the_served_model(wecfl: Wecfl) -> None:
         (("run", "--dataset", "sites.csv"), "client_column"),
         (("run", "--dataset", "sites.csv", *FLAGS, "--clients", "5"), "leave out --clients"),
         (("run", "--dataset", "sites.csv", *FLAGS, "--scale", "pixels"), "for images"),
-        (("run", "--target", "sick", "--client-column", "site"), "digits is none"),
-        (("run", "--target", "sick"), "target is about the columns"),
-        (("run", "--impute", "mean"), "impute is about the columns"),
+        (("run", "--target", "sick", "--client-column", "site"), "digits is not a table"),
+        (("run", "--target", "sick"), "target is for tables"),
+        (("run", "--impute", "mean"), "impute is for tables"),
         (("run", "--scale", "standard"), "for tables"),
     ):
         code, _, err = wecfl(*tokens)

@@ -156,7 +156,7 @@ def test_wrong_values_are_refused(fed: Federation) -> None:
                  lambda: Rounds(5, until="soon")):  # type: ignore[arg-type]  # fmt: skip
         with pytest.raises(ConfigError):
             make()
-    with pytest.raises(ConfigError, match="under privacy"):
+    with pytest.raises(ConfigError, match="private clients"):
         Rounds(5, NoGain()).check(fed, Conditions(), Privacy(1.0))
     Experiment(fed, wecfl.methods.fedavg, rounds=Rounds(5, NoGain())).check()
 

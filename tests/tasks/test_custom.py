@@ -90,7 +90,7 @@ def test_wrong_losses_and_metrics_are_said_in_one_line() -> None:
         Custom(Regression())
     with pytest.raises(ConfigError, match="one word"):
         Metric("my metric", worst)
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="code of your own"):
         parsed(described(OWN))
 
 

@@ -136,7 +136,7 @@ def drift_bound(B: F64, importance: F64, lr: float, steps: int, U: float) -> flo
 def convexity_bound(squared: F64, moved: F64, importance: F64) -> float:
     """The first half of Lemma 4's proof: Σ λ_i ‖∇L(Ω_k, D_i)‖·‖ω_i − Ω_k‖ / Σλ.
 
-    It needs convexity alone, but neither B, nor one learning rate for all, nor a common start.
+    It needs convexity, but neither B, nor the same learning rate for all, nor a common start.
     `squared` is ‖∇L(Ω_k, D_i)‖² (m,), and `moved` is ‖ω_i − Ω_k‖ (m,) over all parameters.
 
     >>> convexity_bound(np.array([4.0, 1.0]), np.array([0.5, 0.1]), np.array([1.0, 3.0]))
@@ -187,12 +187,12 @@ class Convergence:
     U: float
 
     def rounds(self, epsilon: float) -> float:
-        """T for ε; infinite if ε is smaller than noise and differences of clients allow."""
+        """T for ε; infinite if ε is too small for the noise and the differences of clients."""
         gain = epsilon * self._gain - self._loss
         return self.delta / (self.steps * gain) if gain > 0 else float("inf")
 
     def epsilon(self, rounds: float) -> float:
-        """ε after T rounds, also for T = ∞; infinite if η ≥ 2/β, where the theorem is silent."""
+        """ε after T rounds, also for T = ∞; infinite if η ≥ 2/β, where the theorem says nothing."""
         loss = self.delta / (rounds * self.steps) + self._loss
         return loss / self._gain if self._gain > 0 else float("inf")
 

@@ -1,4 +1,4 @@
-"""What combines: representations that clients tell × distances × clusterings.
+"""Which representations that clients tell go together with which distances and clusterings.
 
 A histogram, a vector and a subspace are compared by different distances, and a clustering may need
 one of them. `by_told` puts a representation into a method; `check_combination` refuses what does
@@ -68,7 +68,7 @@ OF_KIND: dict[Kind, tuple[Distance, ...]] = {
     "subspaces": (smallest_angle, angle_sum),
     "centers": (to_local_centers,),
 }
-"""The distances by which what is told can be compared; the first one is usual."""
+"""The distances by which each kind of representation can be compared; the first is the default."""
 
 NEEDED: dict[type, Distance] = {
     KMeans: squared_euclidean,
@@ -78,13 +78,14 @@ NEEDED: dict[type, Distance] = {
     Merging: cosine,
     FarthestCenters: to_local_centers,
 }
-"""The distance that a clustering can't do without."""
+"""The only distance with which a clustering works."""
 
 
 def by_told(method: Method, tells: Telling, distance: Distance | None = None) -> Method:
     """The method, with clients compared by what they tell once.
 
-    Without a distance, it is the one that the clustering needs, or else the usual one.
+    The default distance is the one that the clustering needs; if it needs none, the default of the
+    representation.
 
     >>> from wecfl import methods
     >>> by_told(methods.wecfl(3), Labels()).steps
@@ -92,20 +93,21 @@ def by_told(method: Method, tells: Telling, distance: Distance | None = None) ->
     """
     if method.k == 1:
         raise ConfigError(
-            f"{method.name} does not cluster clients, so there is nothing that "
-            f"'{tells.name}' could change: choose a method with clusters"
+            f"the representation {tells.name} is for clustering, and {method.name} does not "
+            f"cluster clients: choose a method with clusters, such as wecfl"
         )
     if is_projected(method.representation):
         raise ConfigError(
-            f"project is for columns of a model, which '{tells.name}' is not: leave out one of them"
+            f"project is for columns of a model, and the representation {tells.name} has none: "
+            f"leave out project"
         )
     clustering: Any = method.clustering
     if isinstance(clustering, Agglomerative):
         clustering = replace(clustering, metric="method")
     if any(isinstance(step, Ask) and step.learn for step in method.opening):
         raise ConfigError(
-            f"{method.name} has a start of its own, which '{tells.name}' can't replace: choose "
-            f"wecfl, fesem, flhc or stocfl"
+            f"{method.name} has a start of its own, which the representation {tells.name} can't "
+            f"replace: choose wecfl, fesem, flhc or stocfl"
         )
     if distance is None:
         distance = NEEDED.get(type(_innermost(clustering)), OF_KIND[tells.kind][0])
@@ -125,7 +127,7 @@ def check_combination(method: Method) -> None:
     Traceback (most recent call last):
     ...
     wecfl.errors.ConfigError: KMeans needs the distance squared-euclidean, got jensen-shannon: set
-    distance, or a clustering for any distance, such as Agglomerative(metric='method')
+    this distance, or a clustering for any distance, such as Agglomerative(metric='method')
     """
     inner, name = _innermost(method.clustering), method.name
     if not isinstance(representation := method.representation, Told):
@@ -134,23 +136,24 @@ def check_combination(method: Method) -> None:
     tells = representation.tells
     if isinstance(method.clustering, Auto | Served):
         raise ConfigError(
-            f"{name} chooses K by models only, not by what clients tell: give a number of "
-            f"clusters, or choose flhc with a threshold"
+            f"{name} can choose the number of clusters by models only, not by '{tells.name}': give "
+            f"a number, or choose flhc with a threshold"
         )
     if isinstance(inner, Bipartition | Nearest | LossVectors):
         raise ConfigError(
-            f"{name} clusters by models or losses of the round, not by '{tells.name}': choose "
+            f"{name} clusters by the models or losses of a round, not by '{tells.name}': choose "
             f"wecfl, fesem or flhc"
         )
     fitting = OF_KIND[tells.kind]
     if method.distance not in fitting and method.distance in _NAMES:
         raise ConfigError(
-            f"'{tells.name}' can't be compared by {_NAMES[method.distance]}: choose "
-            f"{' or '.join(_NAMES[each] for each in fitting if each in _NAMES)}"
+            f"'{tells.name}' can't be compared by the distance {_NAMES[method.distance]}: choose "
+            f"{' or '.join(_NAMES[distance] for distance in fitting if distance in _NAMES)}"
         )
     if isinstance(inner, KMeans) and squared_euclidean not in fitting:
         raise ConfigError(
-            f"'{tells.name}' has no means, which K-means needs: choose flhc with a threshold"
+            f"K-means needs means of what clients tell, and '{tells.name}' has none: choose flhc "
+            f"with a threshold"
         )
     _check_distance(inner, method.distance)
 
@@ -160,8 +163,8 @@ def _check_distance(clustering: Any, distance: Distance) -> None:
     if (needed := NEEDED.get(type(clustering))) not in (None, distance):
         raise ConfigError(
             f"{type(clustering).__name__} needs the distance {_NAMES[needed]}, got "
-            f"{_NAMES.get(distance) or getattr(distance, '__name__', 'another')}: set distance, or "
-            f"a clustering for any distance, such as Agglomerative(metric='method')"
+            f"{_NAMES.get(distance) or getattr(distance, '__name__', 'another')}: set this "
+            f"distance, or a clustering for any distance, such as Agglomerative(metric='method')"
         )
 
 
@@ -169,7 +172,7 @@ _NAMES = {distance: name for name, distance in DISTANCES.items()}
 
 
 def _innermost(clustering: Any) -> Any:
-    """The clustering that does the work, inside those that do it once, or with large clusters."""
+    """The clustering inside those that run another one once, or merge its small clusters."""
     while isinstance(clustering, Once | AtLeast):
         clustering = clustering.clustering
     return clustering

@@ -26,8 +26,8 @@ def squared_euclidean(points: Real, centers: Real) -> F64:
     >>> squared_euclidean(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])).tolist()
     [[0.0], [25.0]]
     """
-    # Differences, not ‖a‖² + ‖b‖² − 2ab: clients of one cluster lie so close together that the
-    # expansion would cancel most of the digits F is made of.
+    # Squares of differences, not ‖a‖² + ‖b‖² − 2ab: clients of one cluster lie so close together
+    # that the expansion would lose most of the digits of F.
     columns = [
         np.einsum("ip,ip->i", d := points - center, d, dtype=np.float64) for center in centers
     ]
@@ -35,7 +35,7 @@ def squared_euclidean(points: Real, centers: Real) -> F64:
 
 
 def component(points: Real, centers: Real) -> F64:
-    """⟨g_i, G_k⟩, (m, K): with g_i the vector of losses and G = I, the loss L(Ω_k, D_i) itself.
+    """⟨g_i, G_k⟩, (m, K): with the vector of losses as g_i and G = I, the loss L(Ω_k, D_i) itself.
 
     >>> component(np.array([[0.3, 0.7]]), np.eye(2)).tolist()
     [[0.3, 0.7]]
@@ -44,7 +44,7 @@ def component(points: Real, centers: Real) -> F64:
 
 
 def remainder(points: Real, centers: Real) -> F64:
-    """1 − ⟨g_i, G_k⟩, (m, K): with g_i the weights π_i and G = I, what does not belong to k.
+    """1 − ⟨g_i, G_k⟩, (m, K): with the weights π_i as g_i and G = I, the part of i outside of k.
 
     >>> remainder(np.array([[0.25, 0.75]]), np.eye(2)).tolist()
     [[0.75, 0.25]]
@@ -68,7 +68,7 @@ def _units(points: Real) -> F64:
 
 
 def jensen_shannon(points: Real, centers: Real) -> F64:
-    """½ KL(g ‖ m) + ½ KL(G ‖ m) of histograms, m their mean, in bits: 0 to 1, (m, K).
+    """½ KL(g ‖ h) + ½ KL(G ‖ h) of histograms with the mean h, in bits, from 0 to 1; (m, K).
 
     >>> halves = np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     >>> jensen_shannon(halves, halves).tolist()
@@ -109,9 +109,9 @@ def _smoothed(histograms: Real) -> F64:
 def smallest_angle(points: Real, centers: Real) -> F64:
     """The smallest principal angle between two subspaces, in degrees, (m, K).
 
-    A subspace is spanned by the rows of (q, D); rows of zeros are none. The cosines of the
+    A subspace is spanned by the rows of (q, D); rows of zeros do not count. The cosines of the
     principal angles are the singular values of Q₁Q₂ᵀ, where Q has orthonormal rows that span the
-    subspace (Björck and Golub). The entries of Q₁Q₂ᵀ are not: they change with the basis.
+    subspace (Björck and Golub). The entries of Q₁Q₂ᵀ would not do: they change with the basis.
 
     >>> plane, line = np.eye(3)[:2], np.array([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     >>> smallest_angle(plane[None], np.stack([plane, line])).round(3).tolist()
@@ -147,12 +147,12 @@ def _principal_angles(points: Real, centers: Real) -> tuple[F64, F64]:
 
 
 def _orthonormal(spans: Real) -> tuple[F64, Int]:
-    """(n, q, D), orthonormal rows with the same spans, padded with zeros; (n,), how many."""
+    """(n, q, D), orthonormal rows with the same spans, padded with zeros; (n,), their number."""
     rows = np.asarray(spans, np.float64)
     with one_thread():
         _, values, basis = np.linalg.svd(rows, full_matrices=False)
-    there = values > 1e-5 * np.maximum(values[:, :1], 1e-30)
-    return basis * there[..., None], there.sum(axis=1)
+    independent = values > 1e-5 * np.maximum(values[:, :1], 1e-30)
+    return basis * independent[..., None], independent.sum(axis=1)
 
 
 def distances(points: Real) -> F64:

@@ -27,7 +27,7 @@ def losses(
     round: int = 0,
     who: Int | None = None,
 ) -> F64:
-    """(n, K), the mean training loss of K models on each client of `who`; NaN without a reply."""
+    """(n, K), the mean training loss of K models on each client in `who`; NaN without a reply."""
     job = Job(ClusterLosses(batches), seed=seed, round=round)
     found: F64 = _answers(engine, job, Sent({}, {"models": models}), who)["losses"]
     return found

@@ -22,10 +22,10 @@ __all__ = ["check_theory", "theory"]
 def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -> F32:
     """Theorem 1's bound for each client, η_i = ‖ω_i − Ω_k‖ / (Q·U).
 
-    U is measured in every round: the largest norm over the clients of one mini-batch gradient at
-    the model that they are sent. In the first round no client has moved yet, F is 0, and the
-    theorem gives η = 0. There η = 1/β, for which the bound of the descent lemma (Lemma 5) is best,
-    with β from a few gradient probes (decision 10).
+    U is measured in every round: each client computes a mini-batch gradient at the model that it is
+    sent, and U is the largest norm. In the first round no client has moved yet, so F is 0, and the
+    theorem gives η = 0. In that round η is 1/β, for which the bound of the descent lemma (Lemma 5)
+    is best; β comes from a few gradient probes (decision 10).
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout
@@ -48,7 +48,7 @@ def theory(gap: F64, state: State, engine: Engine, plan: LocalPlan, seed: int) -
         return np.full(len(gap), 1 / beta if beta > 0 else 0.0, dtype=np.float32)
     sampled = gradients(engine, state.models, batches=1, seed=seed, round=state.round)
     bound = lr_bound_1(gap, plan.steps, gradient_bound(sampled[None]))
-    return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # no gradient, no step
+    return np.where(np.isfinite(bound), bound, 0).astype(np.float32)  # ∞ if there is no gradient
 
 
 def check_theory(method: Method, plan: LocalPlan) -> None:
@@ -63,14 +63,16 @@ def check_theory(method: Method, plan: LocalPlan) -> None:
     if other := plan.not_plain():
         raise ConfigError(f"lr theory needs plain gradient steps, got {other}")
     if plan.epochs:
-        raise ConfigError("lr theory needs as many steps at each client: give steps, not epochs")
+        raise ConfigError(
+            "lr theory needs the same number of steps at each client: give steps, not epochs"
+        )
     if is_projected(method.representation):
         raise ConfigError(
-            "lr theory needs the distances of the columns themselves: leave out project, or give "
-            "lr as a number"
+            "lr theory needs the distances of models that are not projected: leave out project, "
+            "or give lr as a number"
         )
     if method.distance is not squared_euclidean or method.steps != ("L", "E", "M", "D"):
         raise ConfigError(
-            f"lr theory needs a method that compares clients by their models, in the order "
-            f"L, E, M, D; {method.name} does not: give lr as a number"
+            f"lr theory needs a method that compares clients by their models and has the steps "
+            f"L, E, M, D in this order, and {method.name} does not: give lr as a number"
         )

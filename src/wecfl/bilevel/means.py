@@ -1,4 +1,4 @@
-"""The weighted mean of each cluster, and directions."""
+"""The weighted mean of each cluster, and vectors of length 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster_means(points: Real, labels: Int, weight: F64, k: int | None = None) 
 
 
 def unit(rows: F64) -> F64:
-    """The rows with length 1; those of zeros stay zero.
+    """The rows, divided by their lengths; rows of zeros stay zero.
 
     >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[0.6, 0.8], [0.0, 0.0]]

@@ -14,7 +14,7 @@ __all__ = ["F", "R", "gaps"]
 
 
 def F(state: State, method: Method, engine: Engine, seed: int = 0) -> float:  # noqa: N802
-    """The clustering objective F = 1/Σλ · Σ_i λ_i d(g_i, G_{labels_i}), over the clients heard.
+    """The clustering objective F = 1/Σλ · Σ_i λ_i d(g_i, G_{labels_i}), over clients that replied.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout, methods
@@ -35,10 +35,10 @@ def R(  # noqa: N802
     """The learning objective R = 1/Σλ · Σ_i λ_i L(ω_i, D_i), on all training data.
 
     After the D-step ω_i = Ω_{labels_i}, and this is the paper's upper-level objective. After the
-    L-step it is its value for the locally updated models. With `batches`, it is an estimate: the
-    losses are those of that many mini-batches of each client, drawn for (seed, round, client). The
-    draw does not depend on the models, so the estimate is unbiased, and what L and D change in a
-    round is seen on the same samples.
+    L-step it is its value for the locally updated models. With `batches`, it is an estimate, from
+    this number of mini-batches of each client, drawn for (seed, round, client). The draw does not
+    depend on the models, so the estimate is unbiased; and in a round, the same samples show what L
+    and D change.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import methods

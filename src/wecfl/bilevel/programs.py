@@ -1,4 +1,4 @@
-"""The programs that clients know by name, and how a program travels.
+"""The programs that clients know by name, and how a program is sent to a client.
 
 A program is sent as its registered name, its version and its options in JSON, never as code.
 `register` adds your own, on the server and at every client.
@@ -55,7 +55,7 @@ Kind = TypeVar("Kind", bound=type[Program] | type[Serving])
 
 
 def register(kind: Kind) -> Kind:
-    """Register your own program or serving under its name; clients must register it too."""
+    """Register your own program or serving under its name; each client must register it too."""
     known = SERVINGS if hasattr(kind, "moments") else PROGRAMS
     if {**PROGRAMS, **SERVINGS}.get(kind.name, kind) is not kind:
         raise ConfigError(f"another program is registered as '{kind.name}': choose another name")
@@ -74,8 +74,8 @@ def encoded(value: Any) -> Any:
     kind = type(value)
     if {**PROGRAMS, **SERVINGS}.get(value.name) is not kind:
         raise ConfigError(
-            f"{kind.__name__} is not known to clients: register it here and at each of them, by "
-            f"wecfl.bilevel.programs.register({kind.__name__})"
+            f"clients do not know the program {kind.__name__}: register it here and at each "
+            f"client, by wecfl.bilevel.programs.register({kind.__name__})"
         )
     options = {option.name: encoded(getattr(value, option.name)) for option in fields(value)}
     return {"name": value.name, "version": value.version, **options}
@@ -97,8 +97,8 @@ def decoded(value: Any) -> Any:
     kind = known[name]
     if version != kind.version:
         raise ConfigError(
-            f"{name} has version {kind.version} here, but version {version} is asked for: "
-            f"install the same release on both sides"
+            f"the program {name} has version {kind.version} here, but version {version} was asked "
+            f"for: install the same release of wecfl at the server and at the clients"
         )
     options = {option.name for option in fields(kind)}
     if other := {*given} - options:

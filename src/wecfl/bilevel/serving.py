@@ -44,7 +44,9 @@ class _OneModel:
 
 @dataclass(frozen=True, slots=True)
 class Center(_OneModel):
-    """The model of the client's cluster, with the client's private columns; several models vote.
+    """The model of the client's cluster, with the client's private columns.
+
+    If there are several members, their models vote.
 
     >>> Center().moments
     ('after',)
@@ -80,7 +82,7 @@ class Personal(_OneModel):
 
 @dataclass(frozen=True, slots=True)
 class Tuned(_OneModel):
-    """The model of the client's cluster, before and after some steps on its training data.
+    """The model of the client's cluster, before and after some steps on the client's training data.
 
     This is plain fine-tuning: momentum starts from zero, nothing is kept, test data are not used.
 
@@ -115,7 +117,7 @@ class Tuned(_OneModel):
 class Mixed:
     """The models of all clusters; their predictions are mixed by the client's own weights π.
 
-    Probabilities are mixed, and not outputs. A client that was never heard weighs all models alike.
+    Probabilities are mixed, not outputs. For a client that was never heard, all models count alike.
 
     >>> Mixed().center_alone
     False
@@ -128,7 +130,7 @@ class Mixed:
     moments: ClassVar[tuple[str, ...]] = ("after",)
 
     def sent(self, state: State) -> Sent:
-        """All centers, to everybody."""
+        """All centers, for every client."""
         return Sent({"model": state.sent}, {"models": state.centers})
 
     def __call__(
@@ -142,7 +144,7 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The model of the client's cluster and the one common to all; their outputs are added.
+    """The model of the client's cluster and a model common to all clients; their outputs are added.
 
     >>> Added().moments
     ('after',)
@@ -174,9 +176,9 @@ class Added:
 class NearestPrototype:
     """The client's model, which predicts the class whose prototype is nearest to the features.
 
-    −‖z − C_y‖² = 2⟨C_y, z⟩ − ‖C_y‖² − ‖z‖², of which the last part is the same for all classes. So
-    it is the client's model with another last layer: the weights 2C_y and the bias −‖C_y‖². Before
-    there are prototypes, it is the model itself.
+    −‖z − C_y‖² = 2⟨C_y, z⟩ − ‖C_y‖² − ‖z‖², and the last term is the same for all classes. So this
+    is the client's model with another last layer, which has the weights 2C_y and the bias −‖C_y‖².
+    As long as there are no prototypes, it is the model itself.
 
     >>> layout = Layout.of([("w", (2, 1), ["head", "classifier"]), ("b", (2,), ["classifier"])])
     >>> state = State(1, None, np.zeros((1, 4), np.float32), np.zeros(1, int), cluster={
@@ -201,7 +203,7 @@ class NearestPrototype:
         return [self._rows(sent.own, site.layout)]
 
     def completed(self, rows: F32, state: State, layout: Layout) -> F32:
-        """(m, P), what predicts for clients, from their models (m, P)."""
+        """(m, P), the models that predict for clients, from their own models (m, P)."""
         return self._rows({**self.sent(state).own, "model": rows}, layout)
 
     def _rows(self, own: Table, layout: Layout) -> F32:
@@ -237,13 +239,13 @@ class Pruned(_OneModel):
         return [np.where(memory["pruned"] > 0, np.float32(0), sent.own["model"])]
 
     def completed(self, rows: F32, state: State, layout: Layout) -> F32:
-        """(m, P), what predicts for clients, from their models (m, P)."""
+        """(m, P), the models that predict for clients, from their own models (m, P)."""
         pruned = state.memory.get("pruned", np.zeros(rows.shape, np.int8))
         return np.where(pruned > 0, np.float32(0), rows)
 
 
 def shares_of(mixture: F32) -> F64:
-    """(n, K), π as it is used: uniform for a client that has none yet.
+    """(n, K), the π with which clients are served: uniform for a client that has no π yet.
 
     >>> shares_of(np.array([[0, 0], [0.25, 0.75]], np.float32)).tolist()
     [[0.5, 0.5], [0.25, 0.75]]

@@ -1,4 +1,4 @@
-"""β, how fast gradients turn: the largest curvature near models, and a bound where one is known."""
+"""β, the largest curvature of the losses: an estimate near given models, and a bound if known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PROBES", "largest_curvature", "logistic_bound"]
 PROBES = 4
 """The number of gradient probes for β, the largest curvature."""
 LOGISTIC_PROBES = 12
-"""The number of probes for the bound of logistic regression; then it is right to a percent."""
+"""The number of probes for the bound of logistic regression, which is then right to one percent."""
 PROBE_LENGTH = 1e-2
 """The length of a probe, relative to that of the model: short enough for the Hessian, and long
 enough for float32."""
@@ -26,8 +26,8 @@ def largest_curvature(
     """The largest curvature of a client's loss L(·, D_i) near its model (m, P), over all clients.
 
     This is power iteration from `direction` (m, trainable), in which a difference of gradients
-    stands for the Hessian times a vector. `slope` (m, trainable) is the gradient at the models.
-    Every probe gives a lower estimate, and the largest counts.
+    takes the place of the Hessian times a vector. `slope` (m, trainable) is the gradient at the
+    models. Every probe gives an estimate from below, and the largest one is returned.
 
     >>> from types import SimpleNamespace
     >>> from wecfl import Layout

@@ -20,8 +20,9 @@ def one_thread() -> Iterator[None]:
     """A context in which BLAS and OpenMP use one thread.
 
     With more threads they add partial sums in another order, which changes the last bits, and
-    results would depend on the number of cores. OpenMP counts for each thread of Python, BLAS for
-    all of them: it gets its threads back when the last thread of Python leaves the context.
+    results would depend on the number of cores. The limit of OpenMP is one for each Python thread.
+    The limit of BLAS is one for the process, which ends when the last Python thread leaves the
+    context.
 
     >>> with one_thread():
     ...     pass
@@ -31,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _OneBlasThread:
-    """Limits BLAS, in the whole process, from the first thread that enters to the last to leave."""
+    """Limits BLAS in the whole process while at least one thread is inside."""
 
     def __init__(self) -> None:
         self._lock, self._inside = Lock(), 0
@@ -61,6 +62,6 @@ _one_blas_thread = _OneBlasThread()
 @cache
 def _libraries() -> ThreadpoolController:
     """The libraries with threads of their own; cached, since finding them takes long."""
-    # Loaded here: a client that never clusters does without, and what is loaded is what is found.
-    import_module("sklearn.cluster")  # its OpenMP, and SciPy's BLAS
+    # Only libraries that are loaded are found. A client that never clusters loads none of these.
+    import_module("sklearn.cluster")  # loads its OpenMP, and SciPy's BLAS
     return ThreadpoolController()

@@ -1,12 +1,12 @@
 """Attacks: clients that lie about their data or about their models.
 
-They are simulated. The server does not know of them, and attackers know nothing about honest
-clients but their number. A `DataAttack` changes what the attackers train on, once. A `ModelAttack`
-changes what they send back, in every round.
+Attacks are simulated. The server does not know about them, and attackers know nothing about honest
+clients except their number. A `DataAttack` changes once what the attackers train on. A
+`ModelAttack` changes in every round what they send back.
 
 Model attacks forge the trainable columns of a row. BatchNorm statistics and frozen parameters (the
-columns after `trainable`) are sent as they were trained. A variance that was flipped below zero
-would give NaN, which any server notices.
+columns after `trainable`) are sent as they were trained: a variance with a flipped sign would be
+negative and give NaN, which any server notices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
 
     They are round(share·m) clients, and at least one unless the share is 0. Every client draws a
     number, and those with the smallest numbers are chosen. So the order of the clients does not
-    matter. `who` says what they are chosen for, which also decides the random draw.
+    matter. `who` says for what they are chosen; other words give other random draws.
 
     >>> choose(np.arange(5), 0.4, seed=0).tolist()
     [False, True, True, False, False]
@@ -57,7 +57,7 @@ def choose(keys: Int, share: float, seed: int, who: str = "attackers") -> Bool:
     count = max(round(share * len(keys)), 1) if share > 0 else 0
     if count >= len(keys):
         raise ConfigError(
-            f"{who}: a share of {share} would be all {len(keys)} clients: lower the share"
+            f"{who}: a share of {share} would be all {len(keys)} clients; lower the share"
         )
     draws = np.array([rng.stream(seed, who, 0, int(key)).random() for key in keys])
     chosen = np.zeros(len(keys), bool)
@@ -156,7 +156,7 @@ class Backdoor:
         """The test samples of other classes than the target, with the trigger and the target label.
 
         So the accuracy on them says how often the trigger works. Clients whose test samples are all
-        of the target class are left out, since there is nothing to measure; `keys` says which
+        of the target class are left out, since nothing can be measured there; `keys` says which
         clients remain. The training samples are unchanged.
 
         >>> xs, ys = [np.eye(3)] * 2, [[0, 0, 0], [0, 1, 2]]
@@ -169,8 +169,8 @@ class Backdoor:
         clients = [i for i, rows in enumerate(others) if len(rows)]
         if not clients:
             raise DataError(
-                f"backdoor: all test samples are of the target class {self.target}, so the trigger "
-                "has nothing to change: choose another target"
+                f"backdoor: all test samples are of the target class {self.target}, so the success "
+                "of the trigger can't be measured; choose another target"
             )
         rows = np.concatenate([others[i] for i in clients])
         ends = np.cumsum([len(others[i]) for i in clients])
@@ -205,7 +205,7 @@ class Backdoor:
 class SignFlip:
     """Sends the opposite of its update, start − `strength`·(trained − start).
 
-    It is the attack of Li et al. (AAAI 2019); with strength 1, it is the bit flipping of
+    This is the attack of Li et al. (AAAI 2019). With strength 1, it is the bit flipping of
     Karimireddy et al. (ICML 2021).
 
     >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
@@ -228,9 +228,9 @@ class SignFlip:
 class Scale:
     """Scales its update up to outweigh the others, start + `strength`·(trained − start).
 
-    The default strength is that of Bhagoji et al. (ICML 2019) for 10 clients. To replace the mean
-    of n equal clients takes a strength of n (Bagdasaryan et al., AISTATS 2020). The update that is
-    scaled is honest, so the mean goes too far in an honest direction.
+    The default strength is that of Bhagoji et al. (ICML 2019) for 10 clients. Replacing the mean of
+    n equal clients needs a strength of n (Bagdasaryan et al., AISTATS 2020). The update that is
+    scaled is honest, so the mean moves too far in an honest direction.
 
     >>> replies = Updates(np.zeros((2, 2), "f4"), np.ones((2, 2), "f4"), np.array([False, True]),
     ...                   np.array([0, 0]), np.array([0, 1]), trainable=1, seed=0, round=0)
@@ -280,21 +280,21 @@ class Noise:
 class ALittleIsEnough:
     """Hides in the spread of honest updates: sends mean − z·std (Baruch et al., NeurIPS 2019).
 
-    The attackers put their honest updates together, and estimate the mean and the standard
-    deviation of every column from them. All of them send the same update. Its distance from the
-    mean is such that attackers, together with the honest clients that lie even further out, are a
-    majority. With n clients and a attackers, that takes s = ⌊n/2 + 1⌋ − a of the n − a honest
+    The attackers share their honest updates, and estimate the mean and the standard deviation of
+    every column from them. All of them send the same update. Its distance from the mean is chosen
+    so that the attackers, together with the honest clients that are even farther from the mean, are
+    a majority. With n clients and a attackers, this needs s = ⌊n/2 + 1⌋ − a of the n − a honest
     clients, so Φ(z) = (n − a − s)/(n − a). `strength` sets z instead.
 
     >>> round(ALittleIsEnough().z(clients=50, attackers=24), 2)       # s = 2, Φ(z) = 24/26
     1.43
 
     The paper does not say what to do in clusters. Here, attackers that received the model of the
-    same cluster estimate from their own updates. One that is alone in its cluster estimates from
-    the updates of all attackers. A single attacker can't estimate a spread, and sends its honest
-    update. z is computed for all clients, since attackers don't know who is in which cluster. For
-    few attackers the formula gives a small z: for two of an even number of clients z = 0, and they
-    send their plain mean.
+    same cluster estimate from their own updates. An attacker that is alone in its cluster estimates
+    from the updates of all attackers. If there is only one attacker, it can't estimate a spread,
+    and sends its honest update. z is computed for all clients, since attackers don't know which
+    client is in which cluster. For few attackers the formula gives a small z: for two attackers of
+    an even number of clients z = 0, and they send their plain mean.
     """
 
     strength: float | None = None
@@ -310,8 +310,9 @@ class ALittleIsEnough:
         honest, supporters = clients - attackers, clients // 2 + 1 - attackers
         if supporters <= 0:
             raise ConfigError(
-                f"a-little-is-enough: {attackers} of {clients} clients are a majority alone, "
-                "for which the paper gives no z: lower the share of attackers, or set the strength"
+                f"a-little-is-enough: {attackers} attackers of {clients} clients are a majority "
+                "already, for which the paper defines no z; lower the share of attackers, or set "
+                "the strength"
             )
         from scipy.special import ndtri  # noqa: PLC0415  (slow to load)
 

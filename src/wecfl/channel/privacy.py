@@ -6,12 +6,12 @@ anything leaves it (local differential privacy). A clipped update lies in a ball
 updates for two data sets differ by at most 2C. Hence each reply is a Gaussian mechanism with noise
 multiplier z/2, and the replies of n rounds are n such mechanisms, composed. What the server
 computes from the replies, such as clusters and centers, costs no further privacy. A client that
-takes part in some rounds only is not counted as sampled at random, since the server knows who took
-part.
+takes part in only some rounds gets no credit for random sampling, since the server knows which
+clients took part.
 
-In a simulation the noise is keyed by the seed, so that a run can be repeated: it shows what noise
-would cost, and protects nobody. Over a network it comes from the client's operating system, and the
-client counts what leaves it (`wecfl.flower.guard`).
+In a simulation the noise follows from the seed, so that a run can be repeated: it shows what noise
+would cost, and protects nobody. Over a network the noise comes from the client's operating system,
+and the client counts what leaves it (`wecfl.flower.guard`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RENYI_ORDERS = (1 + np.geomspace(1e-3, 1e4, 500)).tolist()
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Clip to length `clip` (C), add noise of standard deviation `noise`·C (z·C) to every column.
+    """Clip to length `clip` (C), and add noise of standard deviation `noise`·C to every column.
 
     >>> start, trained = np.zeros((2, 2), np.float32), np.array([[3, 4], [0.3, 0.4]], np.float32)
     >>> everyone, keys = np.ones(2, bool), np.arange(2)
@@ -113,9 +113,8 @@ def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
         rdp.compute_rdp(q=1.0, noise_multiplier=noise / 2, steps=count, orders=RENYI_ORDERS)
         for noise, count in counted.items()
     )
-    with (
-        warnings.catch_warnings()
-    ):  # about orders at the ends of the range, where ε is useless or 0
+    with warnings.catch_warnings():
+        # The warning is about orders at the ends of the range, where ε is useless or 0.
         warnings.filterwarnings("ignore", "Optimal order")
         epsilon, _ = rdp.get_privacy_spent(orders=RENYI_ORDERS, rdp=spent, delta=delta)
     return float(epsilon)
@@ -124,13 +123,13 @@ def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
 def system_normals(count: int) -> F64:
     """(count,), standard normal numbers from the randomness of the operating system.
 
-    They follow from no seed, so that nobody can draw them again. Each is the normal quantile of a
-    uniform number of 53 bits.
+    They do not follow from a seed, so that nobody can draw them again. Each is the normal quantile
+    of a uniform number of 53 bits.
 
     >>> bool(abs(system_normals(10_000).std() - 1) < 0.1)
     True
     """
-    from scipy.special import ndtri  # noqa: PLC0415  (most clients do without)
+    from scipy.special import ndtri  # noqa: PLC0415  (most clients do not need it)
 
     bits = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
     quantiles: F64 = ndtri((bits + 0.5) / 2.0**53)
@@ -138,9 +137,9 @@ def system_normals(count: int) -> F64:
 
 
 def check_private(method: Method, layout: Layout, **measured: bool) -> None:
-    """Refuse what the noise would not protect, or what it would make useless.
+    """Refuse what the noise would not protect, and what it would make useless.
 
-    `measured` says what else clients would be asked for, without any protection.
+    `measured` says which other quantities clients would be asked for, without any protection.
 
     >>> from wecfl import methods
     >>> check_private(methods.ifca(2), Layout.of([("w", (1,), ["head"])]))
@@ -157,21 +156,21 @@ noise protects: choose a method that clusters by models
     if method.judge:
         raise ConfigError(
             f"clients of {method.name} would tell the server how well models serve them, which no "
-            f"noise protects: set the criterion to both, which judges by the models alone"
+            f"noise protects: set criterion to both, which judges by the models alone"
         )
     asks = [step for step in (*method.opening, *method.steps) if isinstance(step, Ask)]
     programs = [step.program or method.local for step in asks] + [method.local]
     programs += [method.representation.tells] if method.representation.tells else []
-    told = {name: reply for program in programs for name, reply in program.replies.items()}
-    if other := [name for name, reply in told.items() if not reply.update]:
+    replies = {name: reply for program in programs for name, reply in program.replies.items()}
+    if other := [name for name, reply in replies.items() if not reply.update]:
         raise ConfigError(
-            f"clients of {method.name} reply '{other[0]}' beside their update, which no noise "
-            f"protects: choose a method whose clients reply updates only"
+            f"clients of {method.name} reply '{other[0]}' in addition to their update, which no "
+            f"noise protects: choose a method whose clients reply updates only"
         )
     if any(step.program for step in asks):
         raise ConfigError(
-            f"clients of {method.name} are asked more than once in a round or before the first "
-            f"one, which the privacy budget does not count: choose another method"
+            f"clients of {method.name} are asked more than once in a round, or before the first "
+            f"round, which the privacy budget does not count: choose another method"
         )
     if asked := [name for name, wanted in measured.items() if wanted]:
         raise ConfigError(
@@ -181,8 +180,8 @@ noise protects: choose a method that clusters by models
     shared = np.arange(layout.width)[layout.columns(method.shared)]
     if (shared >= layout.trainable).any():
         raise ConfigError(
-            "noise would make BatchNorm's statistics and frozen parameters useless: with privacy, "
-            "use a model without them"
+            "this model has BatchNorm statistics or frozen parameters, which noise would make "
+            "useless: with privacy, choose a model without them"
         )
 
 
@@ -193,6 +192,6 @@ def check_same_privacy(engine: object, privacy: Privacy | None) -> None:
     """
     if getattr(engine, "privacy", None) != privacy:
         raise ConfigError(
-            "the clients of this engine don't add the noise that the experiment asks for: "
-            "give both the same privacy"
+            "the clients of this engine do not add the noise that the experiment asks for: "
+            "give the same privacy to both"
         )

@@ -1,8 +1,8 @@
 """The command `wecfl`. Bad input ends in one line on standard error and exit code 2.
 
-A command imports what it works with in its body. At their tops, the modules of this room import
-what flags and lines of text are made of: cyclopts, rich, and the modules of `wecfl` that load
-no NumPy. So `--help` and a misspelt flag are answered at once.
+At the top, a module of this room imports only what its flags and its lines of text need: cyclopts,
+rich, and modules of `wecfl` that do not load NumPy. A command imports the rest in its body. So
+`--help` and a misspelt flag are answered at once.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def methods() -> None:
             known = options_of(name)
             method = named(name, **({"k": 10} if "k" in known else {}))
             about = (make.__doc__ or "FedAvg: one model, the mean of all.").splitlines()[0]
-            apart = "\n".join(f"{part} {word}" for part, word in differences(method).items())
-            table.add_row(name, about, apart or "–", "  ".join(map(flag_of, known)) or "–")
+            differing = "\n".join(f"{part} {value}" for part, value in differences(method).items())
+            table.add_row(name, about, differing or "–", "  ".join(map(flag_of, known)) or "–")
     terminal.wide(table)
 
 

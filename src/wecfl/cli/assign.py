@@ -22,15 +22,17 @@ def assign(
     *clients: Annotated[
         Path,
         Parameter(
-            help="One file for each newcomer: .npz with x and y, or a table as of the run; without "
-            "y or the target it is assigned by its inputs, where these tell clusters apart."
+            help="One file for each newcomer: a .npz with x and y, or a table with the columns of "
+            "the run. A newcomer without y (or without the target) is assigned by its inputs, if "
+            "inputs tell the clusters apart."
         ),
     ],
     by: Annotated[
         Literal["update", "losses", "inputs"] | None,
         Parameter(
-            help="What to compare: the newcomer's model after one local update (the default with "
-            "labels), the losses of the clusters' models, or inputs (the default without)."
+            help="What to compare: the newcomer's model after one local update (the default if it "
+            "has labels), the losses of the clusters' models, or the inputs (the default if it has "
+            "no labels)."
         ),
     ] = None,
     json: Annotated[bool, Parameter(help="Print the table as JSON.", negative="")] = False,
@@ -72,9 +74,9 @@ def assign(
         terminal.show_json(frame.to_json(orient="records", indent=2, force_ascii=False))
     else:
         terminal.wide(rich_newcomers(frame))
-        for each in assigned:
-            if each.found is not None:
-                terminal.show(f"{each.client}: {input_words(each.found)}")
+        for newcomer in assigned:
+            if newcomer.found is not None:
+                terminal.show(f"{newcomer.client}: {input_words(newcomer.found)}")
 
 
 def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def _table(file: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     known = TABLES.get(about.get("dataset", ""))
     frame, named = read_frame(file), about.get("target") or (known.target if known else None)
     if named is None:
-        raise ConfigError(f"{file} is a table, but the run was not on a table: give a .npz")
+        raise ConfigError(f"{file} is a table, but the clients of the run had arrays: give a .npz")
     targets: list[str] = [named] if isinstance(named, str) else named
     strange = [name for name in targets if name not in frame]
     if len(strange) == len(targets):

@@ -50,7 +50,7 @@ def data_list(*, data_dir: DataDirFlag = None) -> None:
         else:
             shape = " × ".join(map(str, source.shape))
             holds = (f"{source.n_train:,} + {source.n_test:,}", shape, str(source.classes))
-        found = escape(str(place)) if place else f"nowhere yet; wecfl data get {source.name}"
+        found = escape(str(place)) if place else f"not here yet: wecfl data get {source.name}"
         table.add_row(source.name, *holds, found)
     terminal.table(table)
 
@@ -112,8 +112,8 @@ def partition(
         held = federation.held
         if held is None and not chosen.transform:
             raise ConfigError(
-                f"{chosen.dataset} has no classes to show: its targets are numbers, and wecfl run "
-                "shares them out by size alone"
+                f"wecfl partition shows the classes of each client, but the targets of "
+                f"{chosen.dataset} are numbers: use wecfl run, which divides them by size alone"
             )
         title = chosen.dataset if holds_clients(chosen) else partition_words(setting.model_dump())
         if held is not None:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["deploy"]
 
-MAX_REPLY_HELP = "The most bytes of a client's reply: four for each parameter, and 10,000."
+MAX_REPLY_HELP = (
+    "The largest reply of a client, in bytes. A reply needs four bytes for each parameter of the "
+    "model, and 10,000 more."
+)
 
 deploy = App(name="deploy", help="Train with real clients: a Flower federation.")
 """The command `wecfl deploy` with its subcommands."""
@@ -66,14 +69,14 @@ def up(
     ] = 9443,
     max_reply: Annotated[int, Parameter(help=MAX_REPLY_HELP)] = DEFAULT_MAX_REPLY,
     max_samples: Annotated[
-        int, Parameter(help="The most samples that a client may say it has.")
+        int, Parameter(help="The largest number of samples that a client may say it has.")
     ] = DEFAULT_MAX_SAMPLES,
 ) -> None:
     """Start a whole federation on this machine: SuperLink, proxy and nodes, with TLS and keys.
 
-    It runs until wecfl deploy down, even if you close the terminal. All programs listen on loopback
-    only. The folder .federation inside the app's folder holds the keys, the database and what the
-    clients keep.
+    It runs until you call wecfl deploy down, even if you close the terminal. All programs listen on
+    loopback only. The folder .federation inside the app's folder holds the keys, the database and
+    what the clients keep.
 
     Parameters
     ----------
@@ -114,14 +117,14 @@ def run(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The run folder (default: a new one in runs/ of the app). If it holds an "
-            "unfinished run, that run continues."
+            help="The run folder (default: a new one in the folder runs/ of the app). If it holds "
+            "an unfinished run, that run continues."
         ),
     ] = None,
 ) -> None:
     """Train on a federation that is up, and show what the server prints.
 
-    Ctrl-C stops the output, not the training.
+    Ctrl-C ends the output; the training goes on.
 
     Parameters
     ----------
@@ -140,7 +143,7 @@ def run(
         sys.exit(130)
     if not ended.endswith("completed"):
         again = deploy_command("run", app, *settings, "--out", str(place))
-        raise DeployError(f"the run ended: {ended}; to continue it: {again}")
+        raise DeployError(f"the run has not completed ({ended}): to continue it, {again}")
     terminal.show(f"run folder: {place}")
 
 
@@ -149,7 +152,9 @@ def status(
     app: Path,
     /,
     *,
-    watch: Annotated[bool, Parameter(help="Keep showing it until Ctrl-C.", negative="")] = False,
+    watch: Annotated[
+        bool, Parameter(help="Show it again every two seconds, until Ctrl-C.", negative="")
+    ] = False,
 ) -> None:
     """Show which programs run, which nodes are online, and how far the last run is.
 
@@ -175,7 +180,7 @@ def status(
 def down(app: Path, /) -> None:
     """Stop everything that wecfl deploy up has started for this app, and nothing else.
 
-    Keys, the database and what the clients keep stay for the next time.
+    The keys, the database and what the clients keep are left in place for the next time.
 
     Parameters
     ----------
@@ -201,14 +206,14 @@ def host(
 ) -> None:
     """Write the files for real hosts: certificates, a proxy for nginx or Caddy, systemd units.
 
-    The server's certificate is valid for a year. To renew it, give the same command again; clients
-    that are enrolled stay so.
+    The server's certificate is valid for a year. To renew it, give the same command again; the
+    clients that are enrolled stay enrolled.
 
     Parameters
     ----------
     folder
-        A new folder, or the one of the last time. Guard its ca.key: whoever has it can pose as the
-        server.
+        A new folder, or the one that this command wrote before. Keep its file ca.key secret:
+        whoever has it can pose as the server.
 
     """
     made = _extra("wecfl.deploy.host_files").host_files(folder, name, port, max_reply)
@@ -222,22 +227,28 @@ def enrol(
     key: Path,
     /,
     *,
-    samples: Annotated[int, Parameter(help="The most samples that the client may say it has.")],
+    samples: Annotated[
+        int, Parameter(help="The largest number of samples that the client may say it has.")
+    ],
     number: Annotated[
         int | None,
-        Parameter(help="The partition-id of its node, if that has one (default: by its name)."),
+        Parameter(
+            help="The partition-id of its node, if the node has one (default: the client is known "
+            "by its name)."
+        ),
     ] = None,
 ) -> None:
     """Enrol a client: its key at the SuperLink, its name and its size on the operator's list.
 
-    A run takes nobody who is not on the list, or who says another name or a larger number of
-    samples. It reads the list when it begins or continues. To change the name or the size of a
-    client, enrol its key again.
+    A run refuses a client that is not on the list, and one that gives another name or a larger
+    number of samples than the list says. The run reads the list when it begins or continues. To
+    change the name or the size of a client, enrol its key again.
 
     Parameters
     ----------
     place
-        A folder of wecfl deploy host, on the server's host, or an app that is up here.
+        The folder that wecfl deploy host wrote, on the server's host; or the folder of an app that
+        wecfl deploy up has started on this machine.
     name
         The client's name, the client-id of its node.
     key
@@ -282,7 +293,7 @@ def _extra(module: str) -> Any:
 def _deployment(app: Path) -> Deployment:
     made: type[Deployment] = _extra("wecfl.deploy.deployment").Deployment
     if not app.is_dir():
-        raise ConfigError(f"there is no folder {app}; to make an app: {deploy_command('new', app)}")
+        raise ConfigError(f"there is no folder {app}: to make an app, {deploy_command('new', app)}")
     return made(app)
 
 

@@ -20,7 +20,7 @@ def export(
     *,
     cluster: Annotated[int | None, Parameter(help="The number of the cluster.")] = None,
     client: Annotated[
-        str | None, Parameter(help="The name of a client, whose cluster is exported.")
+        str | None, Parameter(help="The name of a client; the model of its cluster is written.")
     ] = None,
     format: Annotated[
         Literal["safetensors", "onnx"], Parameter(help="The format of the file.")
@@ -34,10 +34,11 @@ def export(
 ) -> None:
     """Write the model of a cluster to a file of its own, to use it elsewhere.
 
-    A safetensors file has the module's own names, for load_state_dict. An ONNX file maps samples to
-    logits; BatchNorm uses its running statistics. If the run had a table or pixels, the ONNX file
-    takes these as they are: scaling, imputation and encoding are part of it. For a model of your
-    own it needs --model, and has an input for each array that its forward takes.
+    A safetensors file names the tensors as the module does, for load_state_dict. An ONNX file maps
+    samples to logits; BatchNorm uses its running statistics. If the run was on a table or on
+    pixels, the ONNX file takes them without any preparation: scaling, imputation and encoding are
+    part of it. To write your own model as ONNX, give it again with --model; the file then has one
+    input for each array that the model's forward takes.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ def _cluster_of(folder: Path, client: str) -> int:
     """The cluster of the client of this name."""
     from wecfl.folder.readers import read_clients, read_summary
 
-    read_summary(folder)  # which says whether the run has ended
+    read_summary(folder)  # raises an error if the run has not ended
     clients = read_clients(folder).set_index("client")["cluster"]
     if client not in clients:
         raise ConfigError(unknown("client", client, clients.index))
@@ -71,7 +72,7 @@ def _cluster_of(folder: Path, client: str) -> int:
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuse a run whose clients keep a part of their models."""
+    """Refuse a run whose clients keep a part of their models: a cluster has no whole model."""
     from wecfl.folder.readers import read_config
     from wecfl.methods import METHODS, named, options
     from wecfl.runs.newcomers import NO_WHOLE_MODELS

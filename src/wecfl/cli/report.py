@@ -24,7 +24,10 @@ def compare(
         Path | None, Parameter(help="Also draw the runs into this .png, .svg, .pdf or .html.")
     ] = None,
 ) -> None:
-    """Print runs as one table. Runs that differ by their seed become mean ± standard deviation."""
+    """Print runs as one table.
+
+    Runs that differ only by their seed become one row with mean ± standard deviation.
+    """
     check_figure(figure)
     found = _found(folders, "compare")
     from wecfl.report.tables.results import results, rich_results
@@ -39,7 +42,10 @@ def compare(
 def check(
     *folders: Annotated[Path, Parameter(help="Run folders, or folders that hold run folders.")],
     epsilon: Annotated[
-        float | None, Parameter(help="Ask how many rounds Theorem 3 needs for this mean ‖∇L‖².")
+        float | None,
+        Parameter(
+            help="Also show how many rounds Theorem 3 needs until the mean ‖∇L‖² is at most this."
+        ),
     ] = None,
     rounds: Annotated[
         bool, Parameter(help="Also show the margin in each round.", negative="")
@@ -118,8 +124,8 @@ def _runs_in(folder: Path) -> list[Path]:
     if inside and not (folder / "summary.json").exists():
         for begun in sorted(path.parent for path in folder.rglob("metrics.jsonl")):
             if begun not in inside:
-                why = "it has no summary.json, so its run has not ended"
-                terminal.say(f"left out {begun}: {why}")
+                reason = "it has no summary.json, so its run has not ended"
+                terminal.say(f"left out {begun}: {reason}")
         return inside
     read_summary(folder)
     return [folder]

@@ -1,4 +1,4 @@
-"""`wecfl reproduce`: works off the queue of the paper's tables and figures, and shows them."""
+"""`wecfl reproduce`: runs the queue of the paper's tables and figures, and shows them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def reproduce(
         tuple[str, ...],
         Parameter(
             negative_iterable=(),
-            help='Only cells that have all these words, such as "cifar-10 wecfl k=10"; may be '
-            "given more than once.",
+            help="Run and show only the cells that have all these words, such as "
+            '"cifar-10 wecfl k=10"; may be given more than once.',
         ),
     ] = (),
     seeds: Annotated[
@@ -56,7 +56,10 @@ def reproduce(
     ] = None,
     budget: Annotated[
         str | None,
-        Parameter(help="Time to work, such as 90m or 1.5h: no run begins that may take longer."),
+        Parameter(
+            help="The time to work, such as 90m or 1.5h; a run that may take longer than the time "
+            "that is left does not begin."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, Parameter(negative=(), help="List the runs that are left and how long they may take.")
@@ -64,7 +67,8 @@ def reproduce(
     show: Annotated[
         bool,
         Parameter(
-            negative=(), help="Run nothing: show and write the tables and figures of stored runs."
+            negative=(),
+            help="Run nothing; show and write the tables and figures from stored results.",
         ),
     ] = False,
     results: Annotated[
@@ -82,7 +86,8 @@ def reproduce(
 
     The runs stand in a queue, the most important ones first. Each finished run is stored as a small
     file. So you may interrupt the command at any time and start it again: it continues where it
-    stopped. Several processes may work on one queue. Rows share the members of their soft votes.
+    stopped. Several processes may work on one queue. If two rows are soft votes of the same runs,
+    these are run once.
     """
     from wecfl.paper.definition_files import read_definitions
     from wecfl.paper.definitions import ordered, select
@@ -133,7 +138,7 @@ def _figure(
 
     chart = draw(definition, store, federation)
     if chart is None:
-        terminal.show(f"{definition.name}: not run, so there is nothing to draw yet")
+        terminal.show(f"{definition.name}: nothing to draw, since its runs are not stored yet")
         return
     for suffix in FORMATS:
         terminal.draw(chart, store.folder / f"{definition.name}{suffix}")
@@ -167,10 +172,10 @@ def _list_queue(asked: Sequence[tuple[Cell, int]], store: ResultStore, workers: 
     terminal.wide(table)
     known = [time for time in times if time is not None]
     terminal.show(
-        f"{_runs(len(todo))} to do for {len(asked)} asked for; estimated {_duration(sum(known))} "
-        f"for {len(known)} of them, from stored wall times"
+        f"{_runs(len(todo))} to do for {len(asked)} asked for; estimated time "
+        f"{_duration(sum(known))} for {len(known)} of them, from stored wall times"
         + (f"; unknown for {len(todo) - len(known)}" if len(known) < len(todo) else "")
-        + (f"; {choosing} more once their learning rate is chosen" if choosing else "")
+        + (f"; {choosing} more follow once their learning rate is chosen" if choosing else "")
     )
 
 
@@ -181,7 +186,7 @@ def _work(
     local: Mapping[str, Any],
     budget: float | None,
 ) -> int:
-    """Work off the queue; returns how many runs failed."""
+    """Run the queue; returns how many runs failed."""
     from wecfl.paper.queue import queue, work
 
     bars = _Bars(len(queue(asked, store)), store, local.get("workers"))
@@ -198,7 +203,7 @@ def _work(
     terminal.show(
         f"{_runs(bars.done)} done"
         + (f", {bars.elsewhere} done by other processes" if bars.elsewhere else "")
-        + (f", {left} left: the budget is used up" if budget and left > 0 else "")
+        + (f", {left} left, for which the budget is too short" if budget and left > 0 else "")
     )
     return bars.failed
 

@@ -65,8 +65,9 @@ def run(
     baselines: Annotated[
         bool,
         Parameter(
-            help="Also run one model for all (fedavg), a model for each client (local) and one "
-            "that each fine-tunes (fedavg-ft), and say which clients are served better.",
+            help="Also run three baselines: one model for all clients (fedavg), a model for each "
+            "client (local), and one model that each client fine-tunes (fedavg-ft). Then say which "
+            "clients are served better.",
             negative="",
         ),
     ] = False,
@@ -76,7 +77,8 @@ def run(
     """Train a federation and write a run folder.
 
     Without arguments it runs WeCFL on scikit-learn's digits, with 50 clients in 10 hidden groups.
-    Several methods, separated by commas, run on the same clients: --method fedavg,wecfl.
+    Give several methods, separated by commas, to run them on the same clients:
+    --method fedavg,wecfl.
 
     Parameters
     ----------
@@ -133,7 +135,8 @@ def resume(
     /,
     *,
     rounds: Annotated[
-        int | None, Parameter(help="The last round (default: the one the run was started with).")
+        int | None,
+        Parameter(help="The number of rounds in all (default: what the run was started with)."),
     ] = None,
     engine: Annotated[
         Literal["auto", "native", "torch", "ray"] | None,
@@ -151,7 +154,7 @@ def resume(
     ] = None,
     until: Annotated[
         Literal["rounds", "settled", "score"] | None,
-        Parameter(help="When the run ends, from now on."),
+        Parameter(help="The rule by which the run ends from now on."),
     ] = None,
     data_dir: DataDirFlag = None,
     checkpoint_every: Annotated[
@@ -166,13 +169,13 @@ def resume(
 ) -> None:
     """Resume a run that was stopped, or add rounds to a run that has finished.
 
-    The resumed run ends with the same numbers, to the bit, as if it had never been stopped. Of
-    several methods, those that were stopped go on, and those that had not begun are run.
+    The resumed run ends with the same numbers, to the bit, as if it had never been stopped. If
+    several methods were run, those that were stopped continue, and those that had not begun begin.
 
     Parameters
     ----------
     folder
-        The folder of the run; of several methods, the folder above theirs.
+        The folder of the run; if several methods were run, the folder that holds theirs.
 
     """
     flags = {
@@ -204,8 +207,8 @@ def resume(
             left[path] = chosen
     if not left:
         raise ConfigError(
-            f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds, or "
-            f"set until to rounds"
+            f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds "
+            f"(--rounds), or for all of them (--until rounds)"
         )
     stopping, bars = terminal.Stopping(), terminal.Bars()
     federations: dict[str, Federation | AnyFleet] = {}
@@ -225,7 +228,7 @@ def resume(
 def _announce(
     chosen: Config, held: Federation | AnyFleet, first: Experiment | FleetExperiment
 ) -> None:
-    """Print on which clients all experiments run, of which `first` is one."""
+    """Print on which clients all experiments run; `first` is the first of them."""
     from wecfl.data.federation import Federation
     from wecfl.experiment.fleet import FleetExperiment
     from wecfl.from_config import holds_clients
@@ -245,11 +248,11 @@ def _announce(
         )
     if chosen.joining:
         share = f"{100 * chosen.joining:g} % of them"
-        terminal.show(f"{share} join while it runs, in round {chosen.joining_round}")
+        terminal.show(f"{share} join later, in round {chosen.joining_round}")
 
 
 def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
-    """What else records the run, by the names of the flag."""
+    """The trackers that also record the run, by the names that the flag gives."""
     if not names:
         return []
     from wecfl.report.trackers import tracker
@@ -258,7 +261,7 @@ def _trackers(names: Sequence[str], folder: Path) -> list[Watcher]:
 
 
 def _continued(before: Config, given: Mapping[str, Any]) -> Config:
-    """The configuration with which a run goes on: as it was, but for what is given now."""
+    """The configuration with which a run continues: the old one, with what is given now."""
     idle: tuple[str, ...] = ()  # choices that have no meaning beside those that are given
     if given.get("engine", "ray") != "ray":
         idle = ("ray_address",)
@@ -269,16 +272,18 @@ def _continued(before: Config, given: Mapping[str, Any]) -> Config:
 
 
 def _check_same_code(folder: Path, key: str, was: str, given: str | None) -> None:
-    """What is in the user's own code must be given again, and be what the run began with."""
+    """Raise an error if code of the user's own is not given again, or is not that of the run."""
     from wecfl.config.keys import is_own
 
     if is_own(was) and given is None:
         raise ConfigError(
-            f"the {key} of {folder} is in a file of code, which is only run if you say so: give it "
-            f"again, --{key} {was}"
+            f"the {key} of {folder} is code of your own, which is run only if you give it again: "
+            f"add --{key} {was}"
         )
     if given is not None and given != was:
-        raise ConfigError(f"{folder} can't be resumed with --{key} {given}: it began with {was}")
+        raise ConfigError(
+            f"{folder} can't be resumed with --{key} {given}: it began with {was}; give that one"
+        )
 
 
 def _run_all(
@@ -302,7 +307,7 @@ def _run_all(
         place = folders[0].parent if listed else folders[0]
         resumable = listed or is_begun(place)
         terminal.say(
-            f"interrupted; go on with: {resume_command(place)}" if resumable else "interrupted"
+            f"interrupted; to continue: {resume_command(place)}" if resumable else "interrupted"
         )
         sys.exit(stopped.code)
     summaries = [

@@ -19,9 +19,11 @@ def serve(
     /,
     *,
     host: Annotated[
-        str, Parameter(help="The address to listen on; in a container 0.0.0.0.")
+        str, Parameter(help="The address to listen on; in a container, use 0.0.0.0.")
     ] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port to listen on; 0: any that is free.")] = 8000,
+    port: Annotated[
+        int, Parameter(help="The port to listen on; with 0, any port that is free.")
+    ] = 8000,
     workers: Annotated[
         int | None, Parameter(help="The number of threads or processes that train newcomers.")
     ] = 1,
@@ -29,8 +31,8 @@ def serve(
 ) -> None:
     """Serve the models of a run over HTTP: predictions by client, by cluster and for newcomers.
 
-    There is no TLS and nobody is asked for a password: it listens on this machine only, unless
-    --host says otherwise. Put a proxy before it.
+    The server has no TLS and asks for no password, so it listens on this machine only. To let
+    others reach it, put a proxy in front of it that has both; --host changes the address.
 
     Parameters
     ----------
@@ -55,9 +57,11 @@ def serve(
     try:
         listening = config.bind_socket()
     except SystemExit:  # uvicorn has logged why
-        raise ConfigError(f"can't listen on {host}:{port}: choose another --port") from None
+        raise ConfigError(
+            f"can't listen on {host}:{port}: choose another --port or --host"
+        ) from None
     listening.listen()  # requests wait until the server is up
     address, number = listening.getsockname()[:2]
     terminal.show(f"{result}")
-    terminal.show(f"serving on http://{address}:{number}/health; Ctrl-C ends it")
+    terminal.show(f"serving on http://{address}:{number}/health; press Ctrl-C to stop")
     uvicorn.Server(config).run(sockets=[listening])

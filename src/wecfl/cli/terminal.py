@@ -68,12 +68,12 @@ MAX_TABLE_WIDTH = 10_000
 
 
 class SafeConsole(Console):
-    """A console on which control characters in a text are shown and not obeyed."""
+    """A console that shows the control characters of a text, so that the terminal obeys none."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The pieces of what is printed; those that move the cursor are rich's own."""
+        """The segments to print. Control segments, which move the cursor, come from rich itself."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable_lines(text), style, control)
 
@@ -104,7 +104,7 @@ def table(rows: Table) -> None:
     It is at least as wide as its longest words need.
     """
     options = console.options.update(width=MAX_TABLE_WIDTH)
-    # What rich calls the least width lacks the padding of columns with a least width of their own.
+    # rich forgets the padding of columns that have a minimum width of their own.
     padded = sum(column.min_width is not None for column in rows.columns)
     needed = Measurement.get(console, options, rows).minimum + padded
     SafeConsole(width=max(console.width, needed), file=console.file).print(rows)
@@ -117,12 +117,12 @@ def wide(rows: RenderableType) -> None:
 
 
 def show_json(document: str) -> None:
-    """Print JSON, in which characters that JSON may hold, but a terminal obeys, are escaped."""
+    """Print JSON. It may hold control characters, which a terminal would obey: they are escaped."""
     print("".join(c if c.isprintable() or c == "\n" else dumps(c)[1:-1] for c in document))
 
 
 def scores(record: Mapping[str, Any], headline: str = "") -> str:
-    """The headline and the ARI of a record, in words; a stored result has to be told its headline.
+    """The headline and the ARI of a record, in words; for a stored result, name the headline.
 
     >>> scores({"accuracy": 0.9, "ari": 1.0, "clients": {"accuracy": [0.9]}})
     'accuracy 90.0 %  ARI 1.00'
@@ -158,7 +158,7 @@ def federation(config: Config) -> Federation:
 
 
 def clients(config: Config) -> Federation | AnyFleet:
-    """The same, or the fleet that the code of the data set makes."""
+    """The clients of a configuration, or the fleet that the code of the data set makes."""
     from wecfl.config.keys import is_own
     from wecfl.experiment.fleet import clients_of
 
@@ -213,7 +213,7 @@ class Bars:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to stop. The first one lets the round finish, the second does not."""
+    """A signal asked the run to stop: the first one after the round, the second one at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -223,8 +223,8 @@ class Stopped(KeyboardInterrupt):
 class Stopping:
     """Makes SIGINT and SIGTERM wait for the end of the round; a second signal stops at once.
 
-    It is a context manager, and a `Watcher` that must be the last one of a run, so that the others
-    have seen the round before it stops.
+    It is a context manager and a `Watcher`. It must be the last watcher of a run, so that the
+    others have seen the round before the run stops.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class Stopping:
 
 @contextmanager
 def downloads() -> Iterator[DownloadProgress]:
-    """A progress bar for each file that is downloaded; nothing if no file is."""
+    """Show a progress bar for each file that is downloaded; nothing if none is."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -282,7 +282,7 @@ def downloads() -> Iterator[DownloadProgress]:
 
 
 def track_rounds(rounds: Sequence[int], title: str) -> Iterable[int]:
-    """A progress bar while t-SNE places the clients of each round."""
+    """The rounds, with a progress bar while t-SNE places the clients of each of them."""
     show = SafeConsole(stderr=True)
     hidden = not show.is_terminal  # it would leave an empty line
     return track(rounds, f"{escape(title)}: t-SNE", console=show, transient=True, disable=hidden)

@@ -31,24 +31,24 @@ class Config(MethodChoices):
         None, description="The column of a table that says which client a row belongs to."
     )
     target: tuple[str, ...] | None = Field(
-        None, description="The column of a table that is to be predicted, or several."
+        None, description="The column of a table to predict, or several columns."
     )
     features: tuple[str, ...] | None = Field(
-        None, description="The columns of a table to predict it from (default: all others)."
+        None, description="The columns of a table to predict from (default: all others)."
     )
     scale: Literal["auto", "none", "standard", "minmax", "pixels"] = Field(
         "auto",
-        description="How numbers are scaled, by statistics that clients send; auto: standard for "
-        "tables, else none.",
+        description="How numbers are scaled, by statistics that the clients send; auto: standard "
+        "for a table, otherwise none.",
     )
     scale_by: Literal["all", "client", "cluster"] = Field(
-        "all", description="Scale all alike, or by the statistics of each client or each cluster."
+        "all", description="Scale by the statistics of all clients, each client, or each cluster."
     )
     impute: Literal["mean", "median"] | float | None = Field(
-        None, description="What stands for a missing number of a table: mean, median or a number."
+        None, description="What replaces a missing number in a table: mean, median or a number."
     )
     data_dir: str | None = Field(
-        None, description="The folder in which data sets are looked for first."
+        None, description="The folder in which to look for data sets first."
     )
     partition: str = Field(
         "clusterwise-dirichlet", description="How the samples are divided among the clients."
@@ -64,8 +64,8 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Train a fleet of so many registered clients, each of which draws --samples of "
-        "one of the --clients.",
+        description="Train a fleet with this number of registered clients. Each of them draws "
+        "--samples samples from one of the --clients.",
     )
     active: int | None = Field(
         None,
@@ -76,8 +76,8 @@ class Config(MethodChoices):
     memory: float | None = Field(
         None,
         ge=0,
-        description="Gigabytes above which what registered clients keep is stored on disk "
-        "(default: 1).",
+        description="A table of what registered clients keep is stored on disk if it needs more "
+        "gigabytes than this (default: 1).",
     )
     groups: int = Field(
         10,
@@ -87,8 +87,8 @@ class Config(MethodChoices):
     )
     transform: tuple[str, ...] | None = Field(
         None,
-        description="How clients see the same samples differently, such as rotation or "
-        "'noise(by=client)'; several can be given.",
+        description="How the clients' samples are changed, so that clients differ, such as "
+        "rotation or 'noise(by=client)'; several can be given.",
     )
     mixture: float | None = Field(
         None, gt=0, le=0.5, description="Clients swap this share of samples with other groups."
@@ -100,18 +100,19 @@ class Config(MethodChoices):
         0.2,
         ge=0,
         lt=1,
-        description="The share held out for testing, if the data have no test set; 0: nobody is "
-        "tested.",
+        description="The share of each client's samples that is held out for testing, if the data "
+        "have no test set; with 0, no client is tested.",
     )
     test_set: Literal["divided", "merged", "common"] = Field(
         "divided",
-        description="How the data set's test samples are used: divided like those for training; "
-        "merged with them, and each client holds out a share; or common to all clients.",
+        description="What the data set's test samples are used for: they are divided among the "
+        "clients like those for training; or merged with these, and each client holds out a share; "
+        "or all clients are tested on all of them (common).",
     )
     test_order: Literal["drawn", "class"] = Field(
         "drawn",
-        description="The order of each client's test samples: as drawn, or class by class. It only "
-        "counts where BatchNorm takes the statistics of each batch.",
+        description="The order of each client's test samples: as drawn, or class by class. It "
+        "matters only with --batchnorm batch.",
     )
     copies: int = Field(
         1, ge=1, le=MAX_COUNT, description="Divide this many copies of the data set."
@@ -120,13 +121,15 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="The most training samples that a client keeps (of a fleet, default: 30).",
+        description="The largest number of training samples of a client (default: no limit, and 30 "
+        "in a fleet).",
     )
     validation: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Test on this share of the training data, which is not trained on.",
+        description="Hold this share of the training data out, and test on it in place of the test "
+        "data.",
     )
 
     model: str = Field(
@@ -136,8 +139,8 @@ class Config(MethodChoices):
     )
     task: str = Field(
         "auto",
-        description="What is learned, such as classification or regression(loss=huber); auto: by "
-        "the targets.",
+        description="What is learned, such as classification or regression(loss=huber); auto: it "
+        "follows from the targets.",
     )
     rounds: int = Field(
         30, ge=1, le=MAX_COUNT, description="T, the number of communication rounds."
@@ -151,13 +154,15 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="The number of rounds without a change after which the run ends (default: 5).",
+        description="With --until settled or score: the run ends after this number of rounds "
+        "without a change (default: 5).",
     )
     tolerance: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="Changes up to this do not count (default: 0.01 of F, and 0 of the score).",
+        description="With --until settled or score: changes up to this size do not count (default: "
+        "0.01 of F, or 0 of the score).",
     )
     steps: int = Field(
         10,
@@ -169,12 +174,14 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Passes over its data that a client makes in a round, in place of --steps.",
+        description="The number of passes over its data that a client makes in a round, in place "
+        "of --steps.",
     )
     batch: int = Field(32, ge=1, le=MAX_COUNT, description="The number of samples in a mini-batch.")
     lr: Annotated[float, Field(ge=0)] | Literal["theory"] = Field(
         0.001,
-        description="η, the learning rate; theory: Theorem 1's bound, computed in every round.",
+        description="η, the learning rate; theory: the bound of Theorem 1, computed in every "
+        "round.",
     )
     schedule: Literal["constant", "step", "cosine"] = Field(
         "constant", description="How η changes from round to round, after the --warmup."
@@ -183,23 +190,25 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Rounds after which η is --decay times as large (default of cosine: all).",
+        description="The number of rounds after which η is --decay times as large (default for "
+        "cosine: all rounds after the --warmup).",
     )
     decay: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="The factor that --schedule lowers η to (default: 0.1 for step, 0 for cosine).",
+        description="The factor by which --schedule lowers η (default: 0.1 for step, 0 for "
+        "cosine).",
     )
     warmup: int = Field(
         0, ge=0, le=MAX_COUNT, description="The number of rounds in which η rises to its value."
     )
     optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = Field(
-        "sgd", description="How a step of a client follows from a gradient."
+        "sgd", description="The optimizer with which clients train."
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="The momentum of SGD, and β1 of Adam.")
     keep_momentum: bool = Field(
-        True, description="Whether clients keep momentum and moments between rounds."
+        True, description="Whether clients keep the optimizer's momentum from round to round."
     )
     weight_decay: float = Field(0.0, ge=0, description="The weight decay.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="β2 of Adam and AdamW.")
@@ -216,7 +225,7 @@ class Config(MethodChoices):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Also test the models after each client has fine-tuned its own by so many "
+        description="Also test each client after it has fine-tuned its model by this number of "
         "steps.",
     )
 
@@ -230,18 +239,19 @@ class Config(MethodChoices):
         0.0, ge=0, lt=1, description="The probability that a client completes fewer than Q steps."
     )
     joining: float = Field(
-        0.0, ge=0, lt=1, description="The share of clients that join while the run goes on."
+        0.0, ge=0, lt=1, description="The share of clients that join after the run has begun."
     )
     joining_round: int = Field(2, ge=2, description="The first round of those that join later.")
     refuse_above: float = Field(
         100.0,
         gt=1,
-        description="Refuse an update that is this many times longer than the median of the round.",
+        description="Refuse an update that is longer than this many times the median length of the "
+        "round.",
     )
     shorten_above: Annotated[float, Field(gt=0)] | Literal["never"] = Field(
         "never",
-        description="Shorten an update to this many times the median length of the round; never: "
-        "leave it (the default of a simulation, not over a network).",
+        description="Shorten longer updates to this many times the median length of the round; "
+        "never: shorten none. (Over a network the default is 2.)",
     )
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "norm-clip"
@@ -273,38 +283,43 @@ class Config(MethodChoices):
     noise: float | None = Field(
         None,
         ge=0,
-        description="The noise that clients add to their clipped update, in units of --clip.",
+        description="The standard deviation of the noise that clients add to their clipped update, "
+        "in units of --clip.",
     )
     delta: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="δ, for which the privacy budget ε is reported (default: 1e-5).",
+        description="The δ for which the privacy budget ε is reported (default: 1e-5).",
     )
     newcomers: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Keep this share of clients out of the training, and assign them at its end.",
+        description="Keep this share of clients out of the training, and assign them to clusters "
+        "at its end.",
     )
     unseen: int | None = Field(
         None,
         ge=0,
-        description="Also keep out the hidden group of this number, which should be found novel.",
+        description="Also keep all clients of the hidden group with this number out; they should "
+        "be recognized as novel.",
     )
 
     seed: int = Field(
-        0, ge=0, le=MAX_SEED, description="The seed: everything random follows from it."
+        0, ge=0, le=MAX_SEED, description="The seed, from which everything random follows."
     )
     engine: Literal["auto", "native", "torch", "ray"] = Field(
         "auto",
-        description="What trains the clients; auto: native if it knows every layer, else torch.",
+        description="The engine that trains the clients; auto: native if it knows every layer of "
+        "the model, otherwise torch.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "cpu", description="Where the torch engine trains; auto: on a GPU if there is one."
+        "cpu", description="Where the torch engine trains; auto: on a GPU if this machine has one."
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="What a GPU computes with; bfloat16: mixed precision."
+        "float32",
+        description="The numbers with which a GPU computes; bfloat16: mixed precision.",
     )
     ray_address: str | None = Field(
         None, description="The Ray cluster that this machine belongs to: HOST:PORT or auto."
@@ -317,20 +332,21 @@ class Config(MethodChoices):
     )
     objectives: bool | None = Field(
         None,
-        description="Measure R on all training data (default: R is estimated, and left out "
-        "with --clip).",
+        description="Whether R is measured, on all training data (default: it is estimated, and "
+        "with --clip left out).",
     )
     objectives_every: int | None = Field(
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Measure R on all training data in every N-th round, otherwise estimate it.",
+        description="Measure R on all training data in every N-th round, and estimate it in the "
+        "others.",
     )
     diagnostics: bool = Field(False, description="Also measure what `wecfl check` needs.")
     trace: bool | None = Field(
         None,
-        description="Record the distances between clients, which `wecfl report` draws (default: "
-        "for up to 500 clients).",
+        description="Whether to record the distances between clients, which `wecfl report` draws "
+        "(default: for up to 500 clients).",
     )
     score_every: int = Field(
         1,
@@ -376,7 +392,7 @@ class Config(MethodChoices):
         return self.model_copy(update=missing)
 
     def toml(self) -> dict[str, Any]:
-        """The choices as a TOML table, without those that are None."""
+        """The choices as a TOML table; those that are None are left out."""
         values = self.model_dump(mode="json", exclude_none=True, exclude={"options"})
         further = {name: value for name, value in self.options if name not in KEY_OF_OPTION}
         return values | ({"options": further} if further else {})

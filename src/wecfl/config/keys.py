@@ -1,4 +1,4 @@
-"""What belongs together among the keys of a configuration, and the paper's partitions."""
+"""Which keys of a configuration belong together, and the paper's partitions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITION_KEYS = ("partition", "alpha", "classes_per", "clients", "groups", "tes
 table that says which client a row belongs to."""
 
 WORLD_KEYS = ("transform", "mixture", "drift")
-"""Choices about what is done to the clients' samples."""
+"""Choices about how the clients' samples are changed."""
 
 PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
     "clientwise-dirichlet": {"alpha": (0.1,)},
@@ -41,7 +41,7 @@ PAPER_PARTITIONS: dict[str, dict[str, Any]] = {
 
 
 def is_own(name: str) -> bool:
-    """Whether a name of a model or a data set is that of a file with code.
+    """Whether the name of a model or a data set means code of the user's own, FILE.py:NAME.
 
     >>> is_own("nets.py:Net"), is_own("mlp")
     (True, False)

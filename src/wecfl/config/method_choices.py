@@ -22,12 +22,13 @@ class MethodChoices(BaseModel):
     )
     clusters: Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto"] = Field(
         10,
-        description="K, the number of clusters or of votes; auto: wecfl and fesem choose it.",
+        description="K, the number of clusters, or of models in a soft vote; auto: the method "
+        "chooses K (wecfl and fesem only).",
     )
     criterion: Literal["served", "both", "silhouette", "bic"] = Field(
         "served",
-        description="How --clusters auto chooses K: by how well clusters serve validation samples, "
-        "or by scores of the models alone.",
+        description="How --clusters auto chooses K: served asks how well clusters serve validation "
+        "samples; silhouette, bic and both judge by the models alone.",
     )
     eps1: float = Field(
         0.4, ge=0, description="CFL splits only clusters whose mean update is shorter than this."
@@ -53,15 +54,16 @@ class MethodChoices(BaseModel):
     representation: str = Field(
         "head",
         description="What clients are clustered by: columns of their models (head, linear, "
-        "parameters, a pattern), or what they tell (labels, predictions, moments, update, "
-        "directions).",
+        "parameters, or a pattern of tensor names), or what they tell the server (labels, "
+        "predictions, moments, update, directions).",
     )
     distance: str = Field(
         "method",
-        description="The distance between what clients tell; method: the one of the method.",
+        description="The distance between what clients tell the server; method: the method's own "
+        "distance.",
     )
     importance: Literal["method", "data-size", "uniform", "batches"] = Field(
-        "method", description="λ, how much a client counts; method: as the method defines it."
+        "method", description="λ, how much each client counts; method: as the method defines it."
     )
     warm_start: bool = Field(
         True, description="K-means also starts from the previous centers, so that F never rises."
@@ -70,5 +72,6 @@ class MethodChoices(BaseModel):
         None,
         ge=1,
         le=MAX_COUNT,
-        description="Mini-batches on which IFCA estimates a loss (default: all data).",
+        description="The number of mini-batches on which IFCA estimates a loss (default: all "
+        "data).",
     )

@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def read_value(text: str, kind: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options in a text; `kind` says in errors what is named.
+    """The name and the options in a text; `kind` is the word for such a value in errors.
 
     >>> read_value("regression(loss=quantile, quantile=0.9)", "task")
     ('regression', {'loss': 'quantile', 'quantile': 0.9})
@@ -34,8 +34,8 @@ def read_value(text: str, kind: str) -> tuple[str, dict[str, Any]]:
         try:
             call = ast.parse(f"{kind}({inside}", mode="eval").body
             if not isinstance(call, ast.Call) or call.args:
-                raise ValueError("positional")
-            options = {str(each.arg): _read_option(each.value) for each in call.keywords}
+                raise ValueError("an option without a name")
+            options = {str(option.arg): _read_option(option.value) for option in call.keywords}
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise ConfigError(
                 f"a {kind} is written as NAME or NAME(OPTION=VALUE, …), got {text!r}"
@@ -59,7 +59,7 @@ def check_options(kind: str, of: type[Any], options: Mapping[str, Any]) -> None:
 
 
 def read_known(text: str, kind: str, known: Mapping[str, type[Value]]) -> Value:
-    """The value that a text names, of the classes that are `known` by their names.
+    """The value that a text names; `known` are the possible classes by name.
 
     >>> from wecfl.data.transforms import TRANSFORMS
     >>> read_known("rotation(step=30)", "transform", TRANSFORMS)

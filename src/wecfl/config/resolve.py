@@ -40,7 +40,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "test_order": "class",
     },
 }
-"""Presets by name: what differs from the defaults. `paper` is the experiment of its tables."""
+"""Presets by name: what differs from the defaults. `paper` is the experiment of the paper's tables.
+"""
 
 REQUIRES = {
     "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise",
@@ -79,7 +80,7 @@ def resolve(
     values: dict[str, Any] = {}
     for layer in (PRESETS[preset], written, flags):
         for one, other in (("steps", "epochs"), ("epochs", "steps")):
-            if one in layer:  # what is said last replaces the other
+            if one in layer:  # the one that is given later replaces the other
                 values.pop(other, None)
         values |= layer
     if "options" in written:
@@ -116,7 +117,10 @@ def check_together(where: str = "", **choices: Any) -> None:
     for part in ("active", "memory"):
         fleet = choices.get("registered") is not None or is_own(choices.get("dataset", ""))
         if choices.get(part) is not None and not fleet:
-            raise ConfigError(f"{where}{part} needs registered: choose both, or leave out {part}")
+            raise ConfigError(
+                f"{where}{part} is for a fleet, and needs registered: choose both, or leave out "
+                f"{part}"
+            )
     if choices.get("ray_address") is not None and choices["engine"] != "ray":
         raise ConfigError(
             f"{where}ray_address needs engine ray: choose both, or leave out ray_address"
@@ -152,7 +156,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:  # a device or another kind of file, perhaps without an end
+        if len(text) > MAX_FILE_BYTES:  # it may be a device, which never ends
             raise ConfigError(
                 f"{file}: expected a configuration of at most {MAX_FILE_BYTES} bytes, got more"
             )

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Learn", "Send", "Steps"]
 
 Send = Callable[[State, "Setting"], Table]
-"""Makes what clients are sent beside their model: named arrays, from state and setting.
+"""Makes what clients are sent in addition to their model: named arrays, from state and setting.
 
-For each client they are (m, …)."""
+Arrays with a row for each client are (m, …)."""
 
 Learn = Callable[[State, State, Table, "Setting"], State]
-"""Makes the next state from the replies. It is called with the state before the exchange, the state
-with the replies, what clients were sent beside their model, and the setting, whose plan here has
+"""Makes the next state from the replies. Its arguments are the state before the exchange, the state
+with the replies, what clients were sent in addition to their model, and the setting. Its plan has
 each client's η and number of steps."""
 
 
@@ -38,15 +38,16 @@ class Ask:
     program: Program | None = None
     """None: the method's local update, which raises the number of the round."""
     send: Send | None = None
-    """What clients are sent beside their model; None: nothing."""
+    """What clients are sent in addition to their model; None: nothing."""
     common: Send | None = None
-    """What is sent to all clients alike, such as all centers as `models`; None: nothing."""
+    """What is the same for all clients, such as all centers as `models`; None: nothing."""
     learn: Learn | None = None
     """What the server does with the replies; None: they are put into the state."""
     check: Callable[[LocalPlan, Layout], None] | None = None
     """Raises an error for a plan or a model with which this step is impossible."""
     who: str = "participation"
-    """The purpose of the random draw of participants: another word draws other clients."""
+    """The purpose of the random draw of participants: steps with different words draw different
+    clients."""
 
     @property
     def letter(self) -> str:
@@ -61,4 +62,4 @@ class Ask:
 
 
 Steps = tuple["str | Ask", ...]
-"""The steps E, M, D and L by letter, and further asks."""
+"""The steps E, M, D and L by letter, and other steps that ask clients."""

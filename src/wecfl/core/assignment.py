@@ -22,7 +22,7 @@ Step = Callable[[State, Setting], State]
 
 
 def nearest_inhabited(points: Real, centers: Real, labels: Int, distance: Distance) -> Int:
-    """(n,), for each point the nearest of the clusters that stand in `labels`.
+    """(n,), for each point the nearest of the clusters that occur in `labels`.
 
     >>> from wecfl.bilevel.distance import squared_euclidean
     >>> points, centers = np.array([[0.0], [9.0]]), np.array([[1.0], [8.0], [9.0]])
@@ -47,11 +47,12 @@ class KnownClients:
 
     @classmethod
     def of(cls, state: State, setting: Setting) -> KnownClients:
-        """Which clients are known and heard depends on where g comes from.
+        """The clients that are known and heard; it depends on where g comes from.
 
-        If g follows from the models, `known` are the clients heard in some earlier round and
-        `heard` those of this round. If clients are asked for g, both are the clients that take part
-        in the next local update and have answered. If they tell it once, both are all that have.
+        If g follows from the models, the `known` clients are those that were heard in some earlier
+        round, and the `heard` clients are those of this round. If clients are asked for g, both are
+        the clients that take part in the next local update and have answered. If clients tell g
+        once, both are all clients that have told it.
         """
         representation, engine = setting.method.representation, setting.engine
         if representation.tells:
@@ -65,13 +66,13 @@ class KnownClients:
             return cls(points[answered], known, known)
         heard = state.heard
         met = np.full_like(heard, state.round > 1) if state.met is None else state.met
-        # In the first round nobody was heard before: the clients of this round are clustered.
-        # A clustering that can ask clients is shown all that were heard.
+        # In the first round no client was heard before: the clients of this round are clustered.
+        # A clustering that can ask clients sees all clients that were ever heard.
         known = met | heard if setting.method.judge else met if met.any() else heard
         return cls(representation.clients(state, engine, setting.seed, known), known, heard)
 
     def view(self, state: State, setting: Setting, maximization: Step) -> View:
-        """What the clustering is shown; `maximization` is the step that makes centers."""
+        """What the clustering sees; `maximization` is the step that makes centers."""
         judge, program = None, setting.method.judge
         if program and state.replies:
             judge = partial(
@@ -142,7 +143,7 @@ class KnownClients:
         program: Program,
         maximization: Step,
     ) -> F64:
-        """(n,), what clients of `who` (n,) reply to the models of a division (`Judge`)."""
+        """(n,), what the clients in `who` (n,) reply to the models of a division (`Judge`)."""
         clients, asked = np.flatnonzero(self.known), who & self.heard[self.known]
         whom = clients[asked]
         if labels is not None:
@@ -169,9 +170,9 @@ class KnownClients:
         return found
 
     def _grown(self, state: State, found: Clusters, setting: Setting) -> State:
-        """The state with all clusters; a new one begins with the model most members were sent.
+        """The state with all clusters; a new one begins with the model that most members were sent.
 
-        One of clients that had no cluster yet begins with the mean of all centers.
+        A new cluster of clients that had no cluster yet begins with the mean of all centers.
         """
         k, now = len(found.centers), len(state.centers)
         if k < now:
@@ -194,20 +195,20 @@ class KnownClients:
 
 
 def mean_center(state: State, setting: Setting, who: Bool) -> F32:
-    """(P,), the mean of the centers of these clients by λ, for clients that have none yet."""
+    """(P,), the λ-weighted mean of the centers of these clients, for clients without a center."""
     weight = np.bincount(state.labels[who], setting.importance[who], len(state.centers))
     return np.asarray((weight / weight.sum()) @ state.centers, np.float32)
 
 
 def has_told(state: State) -> Bool:
-    """(m,), the clients that have told what they are like (`Representation.tells`)."""
+    """(m,), the clients that have told something about their data (`Representation.tells`)."""
     if "told" not in state.known:
         return np.zeros(len(state.labels), np.bool_)
     return ~np.isnan(state.known["told"].reshape(len(state.labels), -1)[:, 0])
 
 
 def _placed(state: State) -> Bool:
-    """(m,), the clients that a clustering by what they tell has given a cluster."""
+    """(m,), the clients that have a cluster, in a clustering by what clients tell."""
     if "told" not in state.cluster:
         return np.zeros(len(state.labels), np.bool_)
     return np.ones(len(state.labels), np.bool_) if state.met is None else state.met

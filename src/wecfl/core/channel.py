@@ -50,7 +50,7 @@ class Updates:
     keys: Int
     """(m,), a number for each client, by which its random draws are keyed."""
     trainable: int
-    """How many leading columns are parameters, as in `Layout`."""
+    """The number of leading columns that are parameters, as in `Layout`."""
     seed: int
     round: int
 
@@ -71,7 +71,7 @@ class Updates:
 
 
 class Forging(Protocol):
-    """What attackers do to the updates they send (`wecfl.channel.attacks`)."""
+    """What attackers do to the updates that they send (`wecfl.channel.attacks`)."""
 
     def forge(self, updates: Updates) -> F32:
         """(m, P), what the server receives instead of `updates.trained`."""
@@ -108,17 +108,18 @@ class Channel:
     privacy: Protection | None = None
     """What honest clients do to their update before they send it."""
     refuse_above: float = 100.0
-    """An update that is this many times longer than the median of the round is refused. Where
-    clients have rates of their own, this is about their lengths per rate."""
+    """An update that is longer than this many times the median length of the round is refused. If
+    clients have different learning rates, lengths are divided by them."""
     shorten_above: float = np.inf
-    """An update that is this many times longer than the median of the round is drawn back along its
-    direction to that length; infinite: none is."""
+    """An update that is longer than this many times the median length of the round is shortened to
+    that length, and keeps its direction; infinite: no update is shortened."""
     min_cluster: int = 1
-    """The smallest number of models that a new center is made of; with fewer, the old one stays."""
+    """The smallest number of models of which a new center is made; with fewer, the old one stays.
+    """
     joining: float = 0.0
     """The share of clients that join later."""
     joining_round: int = 2
-    """The first round in which they take part."""
+    """The first round in which the clients that join later take part."""
     keys: Int | None = None
     """(m,), a number for each client, by which its random draws are keyed; None: its position."""
     away: Bool | None = None
@@ -143,19 +144,20 @@ class Channel:
             raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
 
     def check(self, plan: LocalPlan, m: int) -> None:
-        """Raise an error if this is impossible with the plan or with m clients."""
+        """Raise an error if the plan or the number m of clients does not allow this."""
         if self.stragglers and plan.epochs is None and plan.steps < 2:
             raise ConfigError(f"stragglers need at least 2 steps, got {plan.steps}: raise steps")
         if self.min_cluster > m:
             raise ConfigError(
-                f"min_cluster is {self.min_cluster}, but there are only {m} clients: lower it"
+                f"min_cluster is {self.min_cluster}, but there are only {m} clients: lower "
+                f"min_cluster"
             )
 
     def joined(self, m: int, round: int) -> Bool:
         """(m,), which clients have joined before the exchange after `round` rounds.
 
-        Who joins later is drawn once for the whole run. Until then they are clients that were never
-        heard.
+        The clients that join later are drawn once for the whole run. Until they join, they count as
+        clients that were never heard.
 
         >>> Channel(joining=0.5, joining_round=3).joined(4, round=1).tolist()
         [True, False, True, False]
@@ -182,11 +184,11 @@ class Channel:
         return present if self.away is None else present & ~self.away
 
     def steps(self, plan: LocalPlan, sizes: Int, round: int) -> Int | None:
-        """(m,), how many steps clients with so many samples complete; None: all of them."""
+        """(m,), the numbers of steps that clients of these sizes complete; None: all steps."""
         if not self.stragglers:
             return None
         draws, steps = self.draws("stragglers", len(sizes), round), plan.steps_of(sizes)
-        # Below `stragglers` the draw is uniform: it also says how many steps are completed.
+        # A draw below `stragglers` is uniform, so it also says how many steps are completed.
         few = 1 + np.floor(draws / self.stragglers * (steps - 1)).astype(np.int64)
         return np.where(draws < self.stragglers, few, steps)
 
@@ -200,12 +202,12 @@ class Channel:
         job: Job,
         layout: Layout,
     ) -> tuple[dict[str, NDArray[Any]], Int8 | None]:
-        """What the server has after an exchange: replies (m, …), and what became of each client.
+        """What the server has after an exchange: replies (m, …), and the outcome of each client.
 
         `sent` is the state with the models that clients received, `rows` (n, …) is what the clients
-        in `who` replied, and `outcome` (m,) is what is known about each client so far. Where no
-        usable reply came, a model stays as it was sent, and any other array is zero. The outcome
-        is None if all clients were heard.
+        in `who` replied, and `outcome` (m,) is the outcome as far as it is known. For a client
+        without a usable reply, the model is the one that was sent, and every other array is zero.
+        The outcome that is returned is None if all clients were heard.
         """
         m, replied, outcome = len(outcome), outcome == Reply.HEARD, outcome.copy()
         declared = job.program.replies
@@ -221,7 +223,7 @@ class Channel:
             trained = self._forged(sent, trained, replied, layout.trainable, job)
             length = _lengths(trained, sent)
             if isinstance(job.plan.lr, np.ndarray):
-                # Clients with other rates go other ways: what they send is measured per rate.
+                # Updates of clients with different learning rates are compared per rate.
                 length[who] = _per_rate(length[who], job.plan.lr)
             median = self._judge(length, outcome, sent.round)
             heard = outcome == Reply.HEARD
@@ -262,10 +264,10 @@ class Channel:
         if arrived.any() and not finite[arrived].any():
             raise DivergedError(
                 f"training diverged: none of the {arrived.sum()} models of round {round + 1} is "
-                f"finite; lower lr"
+                f"finite: lower lr"
             )
         known = np.sort(length[arrived & finite])
-        # Of two middle lengths we take the smaller, so that one liar of two can't set the measure.
+        # Of two middle lengths the smaller one counts, so that one liar of two does not set it.
         median = float(known[(len(known) - 1) // 2]) if len(known) else 0.0
         outcome[arrived & ~finite] = Reply.NOT_FINITE
         if median > 0:
@@ -273,19 +275,19 @@ class Channel:
         return median
 
     def draws(self, purpose: str, m: int, round: int) -> F64:
-        """(m,), a random number in [0, 1) for each client, which does not depend on its place."""
+        """(m,), a random number in [0, 1) for each client; it does not depend on their order."""
         keys = range(m) if self.keys is None else self.keys
         return np.array([rng.stream(self.seed, purpose, round, int(key)).random() for key in keys])
 
 
 def _lengths(trained: F32, sent: State) -> F64:
-    """(m,), the length of each update; NaN or infinite where the model is."""
+    """(m,), the length of each update; NaN or infinite if the model is not finite."""
     squares = np.empty(len(trained))
     with np.errstate(over="ignore", invalid="ignore"):
         for i, after in enumerate(trained):
-            update = after - sent.model(i)  # a row at a time stays in the cache
+            update = after - sent.model(i)  # one row at a time stays in the cache
             squares[i] = np.einsum("p,p->", update, update)
-            if not np.isfinite(squares[i]):  # squares may overflow where the row does not
+            if not np.isfinite(squares[i]):  # a square may overflow although the row is finite
                 squares[i] = np.einsum("p,p->", update, update, dtype=np.float64)
     return np.sqrt(squares)
 
@@ -296,12 +298,12 @@ def _per_rate(length: F64, rates: F32) -> F64:
     >>> _per_rate(np.array([0.2, 0.0, np.nan]), np.array([0.1, 0.0, 0.1], np.float32)).round(6)
     array([ 2.,  0., inf])
     """
-    still = np.where(length == 0, 0.0, np.inf)  # nobody moves at the rate 0
-    return np.divide(length, rates, out=still, where=(rates > 0) & np.isfinite(length))
+    unmoved = np.where(length == 0, 0.0, np.inf)  # with the rate 0 a model can't move
+    return np.divide(length, rates, out=unmoved, where=(rates > 0) & np.isfinite(length))
 
 
 def _shortened(trained: F32, sent: State, length: F64, longest: float, heard: Bool) -> F32:
-    """(m, P), `trained`, where updates that are longer than `longest` have that length."""
+    """(m, P), `trained`, with updates that are longer than `longest` shortened to this length."""
     long = np.flatnonzero(heard & (length > longest))
     if not len(long):
         return trained

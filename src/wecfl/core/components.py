@@ -34,12 +34,13 @@ __all__ = [
 
 
 Joining = Callable[[Real, Real, Real, F64 | None], tuple[Int, F64]]
-"""(n,), which of the centers G (K, p) new clients join, by their g_i (n, p) after a local update,
-by the g (p,) that all of them were sent, and by what it returned the last time (K, p) beside it."""
+"""Decides which of K centers G new clients join. It is called with their g_i (n, p) after a local
+update, with the g (p,) that all of them were sent, with the centers (K, p), and with the second
+array that it returned the last time (K, p). It returns the labels (n,), and that array."""
 
 
 class Representation(Protocol):
-    """What stands for a client and for a cluster when clients are clustered: g_i and G_k."""
+    """What represents a client and a cluster when clients are clustered: g_i and G_k."""
 
     @property
     def asks(self) -> bool:
@@ -47,7 +48,7 @@ class Representation(Protocol):
 
     @property
     def tells(self) -> Program | None:
-        """What clients are asked once, so that the server knows g_i; None: it follows otherwise.
+        """The program that clients run once to tell g_i; None: clients do not tell it.
 
         Then g_i is in `state.known["told"]`, and the G_k that the clustering found are in
         `state.cluster["told"]`.
@@ -76,15 +77,16 @@ Importance = Callable[[Int], F64]
 """λ: data sizes |D_i| (m,) → importance (m,)."""
 
 Rate = Callable[[F64, State, Engine, LocalPlan, int], F32]
-"""Gives η (m,) for the next local update. It is called in the D-step with the distances ‖g_i − G_k‖
-(m,) before it, the state after it, the engine, the plan and the seed."""
+"""Gives η (m,) for the next local update. It is called in the D-step, with the distances
+‖g_i − G_k‖ (m,) before the step, the state after it, the engine, the plan and the seed."""
 
 
 Judge = Callable[[Int | None, Bool], F64]
 """Asks clients how well they would be served if the clients of the view were divided as the labels
-(n,) say: each is sent the model that the M-step would make for its cluster. Without labels, each is
-sent its own model back. Only the clients in the second argument (n,) are asked. The answers (n,)
-are those of the method's program `judge`; NaN for a client that was not asked or did not answer."""
+(n,) say: each client is sent the model that the M-step would make for its cluster. Without labels,
+each client is sent its own model back. Only the clients in the second argument (n,) are asked. The
+answers (n,) are those of the method's program `judge`; NaN for a client that was not asked or did
+not answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,16 +100,17 @@ class View:
     """
 
     points: Real
-    """(n, p), g_i; or (n, …), where a client tells more than a vector."""
+    """(n, p), g_i; or (n, …), if a client tells more than a vector."""
     centers: Real
     """(K, p), G_k."""
     importance: F64
     """(n,), λ_i."""
     labels: Int
-    """(n,), the cluster of each client, whose model it was sent. −1: it has told what it is like,
-    and has no cluster yet."""
+    """(n,), the cluster whose model each client was sent. −1: the client has told something about
+    its data, and has no cluster yet."""
     heard: Bool | None = None
-    """(n,), the clients heard in this round; the others count where they were last. None: all."""
+    """(n,), the clients that were heard in this round. Of the others, g_i is what the server last
+    knew. None: all were heard."""
     round: int = 0
     """t, the number of local updates done so far."""
     notes: Mapping[str, F64] = field(default_factory=dict)
@@ -115,7 +118,7 @@ class View:
     judge: Judge | None = None
     """Asks clients how well a division would serve them; None: the method does not allow it."""
     candidate: Int | None = None
-    """(n, levels), what the clustering has left for this round (`Clusters.candidate`)."""
+    """(n, levels), what the clustering has kept for this round (`Clusters.candidate`)."""
 
     @property
     def updates(self) -> Real:
@@ -136,24 +139,24 @@ class Clusters:
     centers: Real
     """(K', p), the centers G after the clustering."""
     notes: Mapping[str, F64] = field(default_factory=dict)
-    """A few named numbers for the next round and for the reader of the record."""
+    """A few named numbers, for the next round and for the record of the run."""
     validate: bool = False
     """Whether clients must leave their validation samples out of the next local update, since the
     clustering will ask how well models serve them (`View.judge`)."""
     placed: Bool | None = None
-    """(n,), the clients of the view whose cluster is known. Any other one is sent the mean of all
-    centers, and joins the nearest cluster when it is heard again. None: all."""
+    """(n,), the clients of the view whose cluster is known. Every other client is sent the mean of
+    all centers, and joins the nearest cluster when it is heard again. None: all are known."""
     candidate: Int | None = None
-    """(n, levels), clusters that are not made yet, and shown to the clustering again in the next
-    round: for each client, the node of a hierarchy at each level; −1 for one that is in none.
+    """(n, levels), clusters that are not made yet, but shown to the clustering again in the next
+    round: for each client, its node of a hierarchy at each level; −1 for a client that is in none.
     None: there are no such clusters."""
 
 
 class Serving(Protocol):
     """Which models predict for a client: a frozen dataclass that runs at the client.
 
-    If it changes models, it may also have `completed(rows, state, layout)`, which makes from models
-    (m, P) those that predict for clients, for whoever wants to have them after a simulation.
+    If it changes models, it may also have a method `completed(rows, state, layout)`, which makes
+    the models that predict for clients from their models (m, P). It is used after a simulation.
     """
 
     name: ClassVar[str]
@@ -163,14 +166,14 @@ class Serving(Protocol):
     """Whether it needs what the client keeps (`State.memory`)."""
 
     center_alone: ClassVar[bool]
-    """Whether the model of a cluster can also predict alone."""
+    """Whether the model of a cluster can also predict without other models."""
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """When a client is tested: `before` and `after` adaptation. The last one counts."""
+        """When a client is tested: `before` and `after` adaptation. The last test counts."""
 
     def sent(self, state: State) -> Sent:
-        """What all clients are sent for it: as a rule, each client the model of its cluster."""
+        """What all clients are sent for it; usually, each client gets the model of its cluster."""
 
     def __call__(
         self, site: Site, sent: Sent, memory: Table, plan: LocalPlan
@@ -192,8 +195,8 @@ class Clustering(Protocol):
 class Aggregation(Protocol):
     """The M-step: one center for each cluster; a cluster without members keeps its center.
 
-    What it has to remember about a cluster is in `state.cluster`, and what it has to remember once
-    for all of them in `state.whole`.
+    What it must remember about each cluster is in `state.cluster`. What it must remember once for
+    the whole run is in `state.whole`.
     """
 
     def __call__(

@@ -19,15 +19,15 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The name, on which the bits of a result depend: engines agree up to rounding."""
+        """The name. Engines agree up to rounding, so the last bits of a result depend on it."""
 
     @property
     def workers(self) -> int:
-        """How many clients are trained at the same time."""
+        """The number of clients that are trained at the same time."""
 
     @property
     def nodes(self) -> int:
-        """How many machines the clients are trained on."""
+        """The number of machines on which clients are trained."""
 
     @property
     def layout(self) -> Layout:
@@ -43,34 +43,34 @@ class Engine(Protocol):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample: C, the number of classes."""
+        """The number of outputs of a model for a sample: C, the number of classes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = ...) -> Answers:
-        """Let n clients run a program: those in `who`, in ascending order; by default all.
+        """Let n clients run a program: those in `who`, in ascending order; by default all clients.
 
         `sent` has a row for each of these clients, which may be overwritten. `memory` (m, …) is
-        what all clients keep, where they are simulated.
+        what all clients keep, if they are simulated.
         """
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P), initial models by number: 0 is the given model, others are drawn at random."""
+        """(n, P), initial models by number: 0 is the given model, the others are random."""
 
     def move_to(self, round: int) -> None:
-        """Let clients hold their data of this round, from 1; called before its first step.
+        """Give clients their data of this round (1, 2, …); called before its first step.
 
-        It changes something only where clients are simulated whose data drift.
+        It has an effect only if clients are simulated and their data drift.
         """
 
     def network_report(self) -> dict[str, Any]:
-        """What the record of this round should hold about the network; empty for most engines."""
+        """What the record of this round should say about the network; empty for most engines."""
 
 
 class EngineAround(ABC):
-    """An engine that reaches clients by another one, and tells about itself what that one tells."""
+    """An engine that reaches clients through another engine, and has its properties."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -91,12 +91,12 @@ class EngineAround(ABC):
 
     @property
     def workers(self) -> int:
-        """How many clients the inner engine trains at the same time."""
+        """The number of clients that the inner engine trains at the same time."""
         return self._engine.workers
 
     @property
     def nodes(self) -> int:
-        """How many machines the inner engine uses."""
+        """The number of machines that the inner engine uses."""
         return self._engine.nodes
 
     @property
@@ -111,7 +111,7 @@ class EngineAround(ABC):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample."""
+        """The number of outputs of a model for a sample."""
         return self._engine.outputs
 
     @property
@@ -124,7 +124,7 @@ class EngineAround(ABC):
         return self._engine.starts(which, seed)
 
     def move_to(self, round: int) -> None:
-        """Let clients hold their data of this round."""
+        """Give clients their data of this round."""
         self._engine.move_to(round)
 
     def network_report(self) -> dict[str, Any]:

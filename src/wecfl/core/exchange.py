@@ -19,7 +19,7 @@ __all__ = ["exchange"]
 def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa: B008  (frozen)
     """L: clients run a program on their own data D_i, usually Q gradient steps from ω_i.
 
-    Where the server can't use a reply, the client's row stays as it was sent. The memory belongs to
+    If the server can't use a reply, the client's row stays as it was sent. The memory belongs to
     the client, and is updated even if the reply is lost.
     """
     method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)

@@ -17,11 +17,12 @@ __all__ = ["perform"]
 
 
 def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
-    """Run a program at its clients, and return their replies and memory (n, …).
+    """Run a program for its clients, and return their replies and memory (n, …).
 
-    A model that arrives is completed by the client's private columns. Memory that starts from the
+    A model that arrives is completed with the client's private columns. Memory that starts from the
     received model does so at the first contact (`begun` says which clients have had one), and again
-    after a result that is not finite. That result is sent all the same, and the server refuses it.
+    after a result that is not finite. Such a result is sent nevertheless, and the server refuses
+    it.
     """
     n = len(site.sizes)
     private, fresh = private_columns(site.layout, job.shared), _FreshMemory.of(job, site, sent)
@@ -33,8 +34,8 @@ def perform(job: Job, site: Site, sent: Sent, memory: Table) -> ReplyAndMemory:
     reply, after = job.program(site, Sent(own, sent.common), kept, job.plan)
     if missing := {*job.program.replies} ^ {*reply}:
         raise ConfigError(
-            f"the program {job.program.name} must reply exactly what it declares; these differ: "
-            f"{', '.join(sorted(missing))}"
+            f"the program {job.program.name} must reply exactly the fields that it declares, but "
+            f"these are missing or not declared: {', '.join(sorted(missing))}"
         )
     if not job.keep:
         return reply, {}
@@ -109,7 +110,7 @@ class _FreshMemory:
 
 
 def _finite(n: int, tables: Sequence[NDArray[Any]]) -> Bool:
-    """(n,), which clients have finite rows. Sums of float32 numbers can't overflow in float64."""
+    """(n,), the clients with finite rows. Sums of float32 numbers can't overflow in float64."""
     finite = np.ones(n, np.bool_)
     with np.errstate(invalid="ignore"):
         for rows in tables:

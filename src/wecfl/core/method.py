@@ -48,13 +48,13 @@ class Method:
 
     name: str
     representation: Representation
-    """What stands for clients and clusters: g_i and G_k."""
+    """What represents clients and clusters: g_i and G_k."""
     distance: Distance
     """How far a client is from a cluster: d(g_i, G_k)."""
     clustering: Clustering
     """How the labels r are found (E-step)."""
     importance: Importance
-    """How much a client counts: λ_i."""
+    """How much each client counts: λ_i."""
     aggregation: Aggregation
     """How the centers Ω are found (M-step)."""
     local: Program
@@ -62,7 +62,8 @@ class Method:
     serve: Serving
     """Which model predicts for a client."""
     k: int | Literal["auto"] = 1
-    """K, the number of clusters; "auto": all clients start in one, and the clustering chooses K."""
+    """K, the number of clusters; "auto": all clients start in one cluster, and the clustering
+    chooses K."""
     shared: str = "all"
     """The columns that are exchanged, as in `Layout.columns`; the others stay at the client."""
     start: Literal["one", "each"] = "one"
@@ -74,8 +75,9 @@ class Method:
     members: int = 1
     """The number of independent runs whose predictions are averaged (FedAvg+, FedProx+)."""
     judge: Program | None = None
-    """What clients reply when the clustering tries how a division would serve them: one number,
-    the smaller the better. None: the clustering sees nothing but what clients send anyway."""
+    """The program that clients run when the clustering tries how well a division would serve them.
+    It replies one number, and smaller is better. None: the clustering sees only what clients send
+    anyway."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of `wecfl.Plan` for this method: SCAFFOLD sets momentum to 0."""
 
@@ -101,7 +103,7 @@ class Method:
 
     def check(self, m: int, plan: LocalPlan, layout: Layout) -> None:
         """Raise an error if the method can't run with m clients, this plan or this model."""
-        if self.at_start > m:  # at least one cluster would stay empty for ever
+        if self.at_start > m:  # at least one cluster would always be empty
             raise ConfigError(
                 f"{self.name} can't form {self.k} clusters of {m} clients: "
                 f"ask for at most {m} clusters"
@@ -114,8 +116,8 @@ class Method:
             )
         if self.shared != "all" and private_columns(layout, self.shared) is None:
             raise ModelError(
-                f"{self.name} shares '{self.shared}', which is the whole model, so that clients "
-                f"would keep nothing private: choose fewer columns"
+                f"{self.name} shares the columns '{self.shared}', which are the whole model, so "
+                f"clients would keep nothing private: share fewer columns, or set shared to 'all'"
             )
         self.representation.check(self.shared, layout)
         if self.representation.tells:
@@ -126,12 +128,13 @@ class Method:
                 step.check(plan, layout)
         if self.members > 1 and self.serve.needs_memory:
             raise ConfigError(
-                f"{self.name} serves personal models, which can't be soft-voted: set members to 1"
+                f"{self.name} serves clients by personal models, and these can't vote: set members "
+                f"to 1"
             )
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """What clients may be asked to do, but for evaluations of the library's own."""
+        """The programs that clients may be asked to run, except the library's own evaluations."""
         asks = [step for step in (*self.opening, *self.steps) if isinstance(step, Ask)]
         others = (self.judge, self.representation.tells, *(step.program for step in asks))
         return (self.local, *(program for program in others if program))
@@ -143,7 +146,7 @@ class Method:
 
     @property
     def whole_centers(self) -> bool:
-        """Whether the model of a cluster is complete, without others and without private parts."""
+        """Whether a cluster's model predicts alone: without other models or private columns."""
         exchanged = self.shared == "all" and "model" in self.local.replies
         return exchanged and self.serve.center_alone
 

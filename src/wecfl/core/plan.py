@@ -24,14 +24,14 @@ VALIDATION_SHARE = 0.2
 MAX_VALIDATION_SAMPLES = 10
 """The largest number of validation samples of a client; many clients need few samples each."""
 MAX_REMEMBERED_PARTS = 10_000
-"""The number of clients whose validation samples are not drawn again each time."""
+"""The number of clients whose validation samples are remembered, so as not to draw them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
     """How clients train in one round: Q steps on mini-batches, with every value known.
 
-    `wecfl.Plan` is what a user chooses; it is completed to this (`wecfl.Plan.complete`).
+    A user chooses a `wecfl.Plan`, from which `wecfl.Plan.complete` makes this.
 
     Client i goes through its shuffled data from round to round, and shuffles again after each pass.
     So the batches of round t depend on (seed, t, i) alone.
@@ -46,9 +46,10 @@ class LocalPlan:
     momentum: float = 0.9
     """The factor of the momentum buffer in a step; β1 of Adam."""
     keep_momentum: bool = True
-    """Whether the optimizer's buffer survives the round, as in the paper's experiment."""
+    """Whether the optimizer's buffer is kept after the round, as in the paper's experiment."""
     weight_decay: float = 0.0
-    """Times the parameters, it is added to the gradient; AdamW shrinks the parameters instead."""
+    """This number times the parameters is added to the gradient; AdamW shrinks the parameters
+    instead."""
     optimizer: OptimizerName = "sgd"
     """How a step follows from a gradient, with the formulas of `torch.optim`."""
     adam_beta2: float = 0.999
@@ -60,7 +61,7 @@ class LocalPlan:
     epochs: int | None = None
     """The number of passes over its data that a client makes in a round, in place of `steps`."""
     done: Int | None = None
-    """(n,), how many of its steps each client completes; None: all of them."""
+    """(n,), the number of steps that each client completes; None: all steps."""
     leave_validation: bool = False
     """Whether clients leave their validation samples out of the mini-batches."""
 
@@ -77,7 +78,9 @@ class LocalPlan:
         if self.optimizer not in (known := get_args(OptimizerName)):
             raise ConfigError(f"optimizer must be one of {', '.join(known)}, got {self.optimizer}")
         if self.optimizer == "nesterov" and not self.momentum:
-            raise ConfigError("nesterov needs momentum: set it above 0, or optimizer to sgd")
+            raise ConfigError(
+                "optimizer nesterov needs momentum: set momentum above 0, or optimizer to sgd"
+            )
         if not 0 <= self.adam_beta2 < 1:
             raise ConfigError(f"adam_beta2 must lie in [0, 1), got {self.adam_beta2}")
         check_positive(adam_eps=self.adam_eps)
@@ -86,7 +89,7 @@ class LocalPlan:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the optimizer keeps second moments as well."""
+        """Whether the optimizer also keeps second moments."""
         return self.optimizer in ("adam", "adamw")
 
     @property
@@ -95,9 +98,9 @@ class LocalPlan:
         return self.adaptive or self.momentum > 0
 
     def buffer(self, layout: Layout) -> int:
-        """How many numbers the optimizer keeps from step to step.
+        """The number of numbers that the optimizer keeps from step to step.
 
-        With momentum it is one for each trainable column. Adam keeps first moments, then second
+        With momentum there is one for each trainable column. Adam keeps first moments, then second
         moments, and then the number of steps that each tensor has taken.
 
         >>> layout = Layout.of([("w", (2, 3), []), ("b", (2,), [])])
@@ -137,7 +140,7 @@ class LocalPlan:
         return replace(self, lr=lr, done=None if self.done is None else self.done[who])
 
     def steps_of(self, sizes: Int) -> Int:
-        """(n,), the number of steps of clients with so many samples.
+        """(n,), the numbers of steps of clients with these numbers of samples.
 
         >>> LocalPlan(batch=32, epochs=2).steps_of(np.array([10, 64, 65]))
         array([2, 4, 6])
@@ -170,10 +173,10 @@ class LocalPlan:
 
 @lru_cache(maxsize=MAX_REMEMBERED_PARTS)
 def validation_part(size: int, seed: int, client: int) -> tuple[Int, Int]:
-    """The positions of a client's other training samples, and of its validation samples.
+    """The positions of the samples that a client trains on, and of its validation samples.
 
-    A fifth of the samples are drawn for (seed, client), at most 10. A client with a single sample
-    has it in both parts.
+    The validation samples are a fifth of the training samples, at most 10, drawn for (seed,
+    client). If a client has a single sample, it is in both parts.
 
     >>> [part.tolist() for part in validation_part(6, seed=0, client=0)]
     [[0, 2, 3, 4, 5], [1]]
@@ -189,7 +192,7 @@ def validation_part(size: int, seed: int, client: int) -> tuple[Int, Int]:
 class Correction:
     """The affine correction of a local gradient: g + mu·(w − anchor) + offset.
 
-    FedProx and Ditto pull towards an anchor, SCAFFOLD adds an offset; every engine can do both.
+    FedProx and Ditto pull towards an anchor, and SCAFFOLD adds an offset. Every engine can do both.
     `mu` is one number, or one for each trainable column. `anchor` and `offset` are (n, P) or None.
     Without an anchor, the models that clients start from take its place.
 
@@ -206,9 +209,9 @@ class Correction:
 class FeatureTerm:
     """A term of the loss on features: the mean over a mini-batch of factor_s · l(z_s, point_s).
 
-    The features z_s of a sample are what the model's last linear layer is given. l is ``squared``,
+    The features z_s of a sample are the inputs of the model's last linear layer. l is ``squared``,
     ‖z − point‖²; or ``contrast``, log(1 + exp(⟨z/‖z‖, point⟩)). Only engines that offer features
-    can do it.
+    can compute it.
 
     >>> FeatureTerm("squared", np.zeros((3, 2), np.float32), np.ones(3, np.float32)).kind
     'squared'

@@ -1,10 +1,11 @@
 """Programs: what clients do, in the place where their data are.
 
-A program works row by row. So clients can be held one by one at the nodes of a network, in blocks
-by actors and threads, or all at once, and the bits are the same. `Field`s declare what a program
-keeps and what it replies. Checks, refusals, attacks, privacy and the wire format follow from these
-declarations. A program is sent as its registered name, its version and its options, never as code.
-The programs of the library are in `wecfl.bilevel.local`.
+A program works row by row, where a row belongs to a client. So the bits of a result are the same
+whether each client is at its own node of a network, blocks of clients are with actors and threads,
+or all clients are together. `Field`s declare what a program keeps and what it replies. Checks,
+refusals, attacks, privacy and the wire format follow from these declarations. A program is sent as
+its registered name, its version and its options, never as code. The programs of the library are in
+`wecfl.bilevel.local`.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class Field:
     """
 
     shape: tuple[int | str, ...]
-    """The shape of a row. `P` stands for the width of a model, `trainable` for the number of its
-    leading columns that are trained, `buffer` for what the plan's optimizer keeps, `K` for the
-    number of models sent, `C` for the number of classes whose priors are sent, or else of outputs
-    of the last linear layer, `D` for the number of features, and `tally` for the shape of the
-    task's tally."""
+    """The shape of a row. `P` is the width of a model, `trainable` the number of its leading
+    columns that are trained, `buffer` the length of the optimizer's buffer, `K` the number of
+    models sent, `C` the number of classes whose priors are sent (otherwise the number of outputs of
+    the last linear layer), `D` the number of features, and `tally` the shape of the task's tally.
+    """
     dtype: str = "float32"
     start: Literal["zero", "received"] = "zero"
-    """What memory is at the first contact, and again after a result that was not finite: zeros, or
-    the model that was received (then the shape is `P`)."""
+    """The value of memory at the first contact, and again after a result that is not finite: zeros,
+    or the model that was received (then the shape is `P`)."""
     update: bool = False
-    """Whether a reply is the model that was sent, after training. Such a reply is clipped and
-    noised for privacy, forged by attackers, and refused if the update is far too long."""
+    """Whether a reply is the model that was sent, after training. For privacy, such a reply is
+    clipped and gets noise; attackers forge it; and it is refused if the update is far too long."""
 
     def sized(self, sizes: Mapping[str, int | tuple[int, ...]]) -> tuple[int, ...]:
         """The shape of a row in numbers."""
@@ -127,12 +128,12 @@ class Site(Protocol):
     ) -> tuple[F32, F32 | None]:
         """Train each row: the rows (n, P) and the optimizer's buffers (n, buffer) after the steps.
 
-        `part` says which of the round's steps are taken: equal parts see equal batches. Each batch
-        is used for `repeat` steps, which count as one. Only the columns that are `free` (P,)
+        `part` says which of the round's steps are taken: equal parts use the same batches. Each
+        batch is used for `repeat` steps, which count as one. Only the columns that are `free` (P,)
         change, including BatchNorm's running statistics; the other columns also keep their
         momentum. The buffer (`LocalPlan.buffer`) starts from `velocity`, or from zero; it is None
-        if the optimizer has none. The rows are written to `out`, which may be `rows`, or else to a
-        new matrix.
+        if the optimizer has none. The rows are written to `out`, which may be `rows`; without
+        `out`, to a new matrix.
 
         `weights` (N,) are factors of the samples' losses, and `bias` (N, C) is added to the outputs
         of the model. Both are in the order of `samples`, whatever batch a sample is in. A `term`
@@ -149,7 +150,7 @@ class Site(Protocol):
         """(N, C), the outputs of each client's own row for its training samples."""
 
     def features(self, rows: F32) -> F32:
-        """(N, D), what the last linear layer of each client's own row is given for its samples."""
+        """(N, D), the inputs of the last linear layer of each client's own row for its samples."""
 
     def sample_losses(self, models: F32) -> F64:
         """(N, K), the loss of each training sample under each of K models."""
@@ -157,14 +158,14 @@ class Site(Protocol):
     def losses(self, models: F32, batches: int | None = None) -> F64:
         """(n, K), the mean training loss of each of K models on each client's data.
 
-        With `batches`, it is estimated on that many mini-batches of the round.
+        With `batches`, it is estimated on this number of mini-batches of the round.
         """
 
     def risk(self, rows: F32, split: Split = "train", batches: int | None = None) -> F64:
         """(n,), the mean loss L(ω_i, D_i) of each client's own row.
 
-        With `batches`, it is estimated on that many mini-batches of the training data, which are
-        drawn for the round.
+        With `batches`, it is estimated on this number of mini-batches of the training data, which
+        are drawn for the round.
         """
 
     def gradients(self, rows: F32, batches: int | None = None) -> F32:
@@ -203,7 +204,7 @@ class FitsAny:
     __slots__ = ()
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Every plan and every model fits."""
+        """Accept every plan and every model."""
 
 
 class KeepsNothing:
@@ -217,13 +218,13 @@ class KeepsNothing:
 
 
 def needs_of(program: Program) -> frozenset[str]:
-    """What an engine must offer to run a program, such as `features`; as a rule, nothing."""
+    """What an engine must offer to run a program, such as `features`; usually nothing."""
     return frozenset(getattr(program, "needs", ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What clients are asked to do in one exchange; it is the same for all of them."""
+    """What clients are asked to do in one exchange; it is the same for all clients."""
 
     program: Program
     plan: LocalPlan = field(default_factory=LocalPlan)
@@ -231,7 +232,7 @@ class Job:
     seed: int = 0
     round: int = 0
     tick: int = 0
-    """The version of the memory that the program starts from."""
+    """The version of the memory from which the program starts."""
     shared: str = "all"
     """The columns that are exchanged; the others stay at the client."""
     keep: bool = False
@@ -251,7 +252,7 @@ class Job:
     def sizes(
         self, layout: Layout, sent: Sent | None = None, tally: tuple[int, ...] = ()
     ) -> dict[str, int | tuple[int, ...]]:
-        """What the words in the shape of a `Field` stand for."""
+        """The values of the words in the shape of a `Field`."""
         models, priors = (sent.common.get(name) if sent else None for name in ("models", "priors"))
         return {
             "P": layout.width, "trainable": layout.trainable, "buffer": self.plan.buffer(layout),
@@ -266,11 +267,12 @@ class Answers:
     """What came back from the n clients that were asked."""
 
     rows: dict[str, NDArray[Any]]
-    """(n, …), by the names that the program declares. Rows of silent clients mean nothing."""
+    """(n, …), by the names that the program declares. Rows of clients without a reply have no
+    meaning."""
     outcome: Int8
-    """(n,), a `Reply` for each."""
+    """(n,), a `Reply` for each client."""
     memory: Table = field(default_factory=dict)
-    """(m, …), the memory of all clients, where they are simulated; empty over a network."""
+    """(m, …), the memory of all clients, if they are simulated; empty over a network."""
 
 
 def private_columns(layout: Layout, shared: str) -> Int | None:

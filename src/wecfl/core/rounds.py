@@ -1,9 +1,9 @@
 """Algorithm 1 of the paper: expectation, maximization, distribution and local update.
 
-Each step is a function `State -> State`. Every method runs through these steps and this loop. What
-differs between methods is data (`Method`), including which steps there are and in which order. The
-local update raises the number of the round. A round ends with the distribution, after which
-ω_i = Ω_k, and that is where clients are tested.
+Each step is a function `State -> State`. Every method uses these steps and this loop. What differs
+between methods is data (`Method`), including which steps there are and in which order. The local
+update raises the number of the round. A round ends with the distribution, after which ω_i = Ω_k.
+Then clients are tested.
 
 In this example three clients have one parameter each. Two of them are alike, and the first holds
 three times as much data as the others:
@@ -59,9 +59,9 @@ __all__ = ["Observer", "distribution", "expectation", "iterate", "maximization",
 def expectation(state: State, setting: Setting) -> State:
     """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
 
-    A client that was not heard in this round keeps its label, and counts where the server last
-    placed it. A client that is heard for the first time joins the nearest cluster. K may grow
-    (`Clustering`).
+    A client that was not heard in this round keeps its label, and counts with the g_i that the
+    server last knew. A client that is heard for the first time joins the nearest cluster. K may
+    grow (`Clustering`).
     """
     state = setting.method.representation.told(state, setting)
     clients = KnownClients.of(state, setting)
@@ -74,13 +74,13 @@ def expectation(state: State, setting: Setting) -> State:
 
 
 def maximization(state: State, setting: Setting) -> State:
-    """M: aggregate, Ω_k = argmin of F for the current assignment, over the clients heard.
+    """M: aggregate, Ω_k = argmin of F for the current assignment, over the clients that were heard.
 
-    A cluster of which too few clients were heard (`Channel.min_cluster`) keeps its center.
+    If too few clients of a cluster were heard (`Channel.min_cluster`), it keeps its center.
     """
     importance, engine, heard = setting.importance, setting.engine, state.heard
     if setting.method.representation.tells and state.met is not None:
-        heard &= state.met  # a client that has not told what it is like has no cluster yet
+        heard &= state.met  # a client that has told nothing has no cluster yet
     heard &= setting.enough(state.labels[heard], len(state.centers))[state.labels]
     counted = state if heard.all() else state.take(heard)
     after = setting.method.aggregation(
@@ -96,7 +96,7 @@ def distribution(state: State, setting: Setting) -> State:
     """D: send each client the model of its cluster, ω_i = Ω_k; private columns stay at the client.
 
     A client that was never heard has no cluster yet, and is sent the mean of all centers. A
-    learning rate that follows the run is set here, since here both ω_i and Ω_k are known.
+    learning rate that is computed in every round is set in this step, which knows ω_i and Ω_k.
     """
     method, engine, met = setting.method, setting.engine, state.met
     whole = without(["moved", "stranger"], state.whole)
@@ -133,7 +133,7 @@ def opening(setting: Setting) -> State:
 
 
 def iterate(setting: Setting, state: State, *observers: Observer) -> Iterator[State]:
-    """Yield the state after each further round, without end; observers see every step."""
+    """Yield the state after each further round, without an end; observers see every step."""
     while True:
         for step in setting.method.steps:
             began = perf_counter()

@@ -1,7 +1,7 @@
 """Schedules: how the learning rate η changes from round to round.
 
 A schedule is a function. It gets the number of rounds that were done before, and returns the factor
-of η for the next round. Any function of this kind will do (`wecfl.Plan(schedule=…)`).
+of η for the next round. Any function of this kind can be used (`wecfl.Plan(schedule=…)`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wecfl.errors import ConfigError
 __all__ = ["CosineDecay", "Schedule", "StepDecay", "Warmup"]
 
 Schedule = Callable[[int], float]
-"""Number of rounds done before ↦ the factor of η in the next round."""
+"""Takes the number of rounds done before, and gives the factor of η in the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepDecay:
 
 @dataclass(frozen=True, slots=True)
 class CosineDecay:
-    """Lets η fall to `floor`·η in `rounds` rounds, along half a cosine; there it stays.
+    """Lets η fall to `floor`·η in `rounds` rounds, along half a cosine, and stay there.
 
     >>> [round(CosineDecay(4)(t), 3) for t in range(6)]
     [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
@@ -60,7 +60,7 @@ class CosineDecay:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Lets η rise in equal parts for `rounds` rounds; then comes another schedule, from its start.
+    """Lets η rise in equal steps for `rounds` rounds, and then follow another schedule.
 
     >>> [round(Warmup(3, StepDecay(1, 0.5))(t), 3) for t in range(5)]
     [0.333, 0.667, 1.0, 1.0, 0.5]

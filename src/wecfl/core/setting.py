@@ -44,14 +44,15 @@ class Setting:
     labels: Int | None = field(default=None, compare=False)
     """(m,), the cluster of each client at the start; None: all are in the first one."""
     joining: Joining | None = None
-    """Which cluster a client joins that was sent the mean of all centers; None: the nearest."""
+    """Decides which cluster a client joins that was sent the mean of all centers; None: the client
+    joins the nearest cluster."""
     in_place_above: float = inf
-    """Bytes of the clients' memory above which a local update overwrites it. States of earlier
-    rounds then hold the memory of the last one."""
+    """If the clients' memory has more bytes than this, a local update overwrites it. States of
+    earlier rounds then hold the memory of the last round."""
 
     @property
     def importance(self) -> F64:
-        """(m,), λ, which must be positive: a client with λ = 0 would be part of no mean."""
+        """(m,), λ, which must be positive: a client with λ = 0 would not count in any mean."""
         sizes = self.engine.sizes
         found = np.asarray(self.method.importance(sizes), dtype=np.float64)
         if found.shape != sizes.shape or not (np.isfinite(found) & (found > 0)).all():
@@ -61,15 +62,18 @@ class Setting:
         return found
 
     def rates(self, state: State) -> float | F32:
-        """η of the next local update: by the plan and its schedule, or set by the distribution."""
+        """η of the next local update: from the plan and its schedule, or from the D-step."""
         if self.rate is None:
             return self.scheduled(state.round)
         if "lr" not in state.known:
-            raise ConfigError("a learning rate that follows the run is set in D: D must precede L")
+            raise ConfigError(
+                "lr theory is computed in the step D, which did not come before L: put D before L "
+                "in the steps of the method, or give lr as a number"
+            )
         return state.known["lr"]
 
     def scheduled(self, round: int) -> float | F32:
-        """η by the plan and its schedule, after `round` rounds."""
+        """η of the plan and its schedule, after `round` rounds."""
         if self.schedule is None:
             return self.plan.lr
         factor: Any = self.schedule(round)
@@ -81,5 +85,5 @@ class Setting:
         return self.plan.lr * float(factor)
 
     def enough(self, labels: Int, k: int) -> Bool:
-        """(K,), which clusters have at least `min_cluster` of these labels, enough for a center."""
+        """(K,), whether each cluster has at least `min_cluster` of these labels."""
         return np.asarray(np.bincount(labels, minlength=k) >= self.channel.min_cluster)

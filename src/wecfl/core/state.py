@@ -1,4 +1,4 @@
-"""The state of a run: everything that one step hands to the next.
+"""The state of a run: everything that one step passes to the next.
 
 Clients are the rows of one matrix, and clusters are the rows of another.
 """
@@ -19,25 +19,25 @@ __all__ = ["Reply", "State"]
 
 
 class Reply(IntEnum):
-    """What became of a client's local update."""
+    """The outcome of a client's local update."""
 
     HEARD = 0
-    """It reached the server, and is used."""
+    """The reply reached the server, and is used."""
     ABSENT = 1
     """The client did not take part in the round."""
     LOST = 2
     """The client trained, but its reply did not arrive."""
     NOT_FINITE = 3
-    """Refused: it holds NaN or infinity."""
+    """The server refused the reply: it holds NaN or infinity."""
     TOO_LARGE = 4
-    """Refused: it is far longer than those of the others."""
+    """The server refused the reply: it is far longer than those of the others."""
     MALFORMED = 5
-    """Refused: it does not have the shape or type that was asked for."""
+    """The server refused the reply: it does not have the shape or type that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Everything that survives a step, sorted by owner. A checkpoint holds exactly this.
+    """Everything that is kept after a step, sorted by owner. A checkpoint holds exactly this.
 
     There are four tables of named arrays: what the server keeps with each cluster (`cluster`), what
     it knows about each client (`known`), what it keeps once for the whole run (`whole`), and what
@@ -52,28 +52,29 @@ class State:
     """t, the number of local updates done so far."""
     replies: Table | None
     """(m, …), what clients replied to the last local update. `model` is ω_i; for a client that was
-    not heard it is the model that it was sent. None: ω_i = Ω_k, as after the distribution, which
-    drops the replies."""
+    not heard, it is the model that the client was sent. None: ω_i = Ω_k, as after the distribution,
+    which drops the replies."""
     centers: F32
     """(K, P), the models Ω_k of the clusters."""
     labels: Int
     """(m,), the cluster of each client: r_ik = [labels_i = k]."""
     memory: Table = field(default_factory=dict)
     """(m, …), what clients keep for themselves, such as `momentum`, a personal model or private
-    columns. It survives absence and a change of cluster. Empty where clients are on other machines.
-    """
+    columns. A client keeps it while it is absent, and when it changes its cluster. Empty if the
+    clients are on other machines."""
     cluster: Table = field(default_factory=dict)
     """(K, …), what the server keeps with each center, such as the moments of an optimizer."""
     known: Table = field(default_factory=dict)
-    """(m, …), what the server knows about each client: `outcome`, what became of its last local
+    """(m, …), what the server knows about each client: `outcome`, the outcome of its last local
     update (`Reply`; missing if all were heard); `met`, whether it was ever heard (missing if all
-    were); `lr`, the learning rate it was sent, if that follows the run; `control`, its control
-    variate; `candidate`, its place in clusters that are not made yet (`Clusters.candidate`)."""
+    were); `lr`, the learning rate that it was sent, if that is computed in every round; `control`,
+    its control variate; `candidate`, its place in clusters that are not made yet
+    (`Clusters.candidate`)."""
     whole: Table = field(default_factory=dict)
-    """What belongs to no single client or cluster: `notes.NAME`, what the clustering has written
-    down for the next round and for the reader; `stranger`, the model for clients that were never
-    heard; `moved`, the centers G after the expectation step; `validate`, if the next local update
-    leaves out validation samples."""
+    """What belongs to no single client or cluster: `notes.NAME`, the clustering's notes for the
+    next round and for the record; `stranger`, the model for clients that were never heard; `moved`,
+    the centers G after the expectation step; `validate`, present if the next local update leaves
+    validation samples out."""
     tick: int = 0
     """The number of exchanges that kept memory so far, which is the version of `memory`."""
 
@@ -85,17 +86,17 @@ class State:
 
     @property
     def outcome(self) -> Int8 | None:
-        """(m,), what became of each client's last local update; None: all clients were heard."""
+        """(m,), the outcome of each client's last local update; None: all clients were heard."""
         return self.known.get("outcome")
 
     @property
     def met(self) -> Bool | None:
-        """(m,), which clients the server has heard in some round so far; None: all of them."""
+        """(m,), the clients that the server has heard in some round so far; None: all clients."""
         return self.known.get("met")
 
     @property
     def notes(self) -> dict[str, F64]:
-        """What the clustering has written down."""
+        """The notes of the clustering."""
         return under("notes.", self.whole)
 
     @property
@@ -160,14 +161,14 @@ class State:
         return np.asarray(self.centers[self.labels[client]])
 
     def replace(self, **changes: Any) -> State:
-        """A copy with some fields changed. If centers or labels change, ω_i stays what was sent."""
+        """A copy with some fields changed. If centers or labels change, ω_i does not."""
         moved = "labels" in changes or "centers" in changes
         if self.trained is None and moved and "replies" not in changes:
             changes["replies"] = {**(self.replies or {}), "model": self.sent}
         return dataclasses.replace(self, **changes)
 
     def take(self, who: Bool | slice) -> State:
-        """The state of these clients alone."""
+        """The state of these clients only."""
         return dataclasses.replace(
             self,
             replies={name: rows[who] for name, rows in (self.replies or {}).items()} or None,

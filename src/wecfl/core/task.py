@@ -22,16 +22,16 @@ class Task(Protocol):
 
     @property
     def kernel(self) -> Mapping[str, Any] | None:
-        """How the native engine is told the loss; None: only torch can compute it."""
+        """The loss, described for the native engine; None: only torch can compute it."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample; 0 if that is not known before `fit`."""
+        """The number of outputs of a model for a sample; 0 if it is not known before `fit`."""
 
     def fit(self, federation: Any) -> tuple[Self, Any]:
-        """The task with all that follows from the data, and the data in the form it needs.
+        """The task with everything that follows from the data, and the data in the form it needs.
 
-        A `DataError` says which target does not suit the task. Fitted twice, nothing changes.
+        A `DataError` says which target does not suit the task. A second call changes nothing.
         """
 
     def shape(self, outputs: int) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Task(Protocol):
         """(m, …), the tally of each client; `owners` says which client each sample belongs to."""
 
     def mixed(self, outputs: F64, mixture: F64) -> F64:
-        """(n, C), the outputs that stand for a mixture of J models' predictions.
+        """(n, C), the outputs of a model that would predict like a mixture of J models.
 
         `outputs` are (J, n, C), and `mixture` (J, n) are the weights, which sum to 1.
         """
@@ -71,4 +71,4 @@ class Task(Protocol):
 
     @property
     def lower(self) -> frozenset[str]:
-        """The names of the scores whose low values are the good ones."""
+        """The names of the scores for which lower is better."""

@@ -1,8 +1,8 @@
-"""What is sent between server and clients, counted from what programs declare.
+"""The bytes that are sent between server and clients, counted from what programs declare.
 
-Arrays count, and nothing else: no headers, no configurations, no compression. A column that stays
-at the client is not sent. Where a `mask` (n, P) comes with a model, only its columns count, and the
-mask counts one bit for each. Over a network, the counts are the same.
+Only arrays count: no headers, no configurations, no compression. A column that stays at the client
+is not sent. If a `mask` (n, P) comes with a model, only the columns in the mask count, and the mask
+itself counts one bit for each column. Over a network, the counts are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Metered", "array_bytes"]
 
 
 def array_bytes(tables: Mapping[str, NDArray[Any]], n: int, width: int, shared: int) -> Int:
-    """(n,), the bytes of each client's rows; of P columns only the shared ones are sent.
+    """(n,), the bytes of each client's rows; of the P columns, only the shared ones are sent.
 
     >>> mask = np.array([[True, False, False, False]])
     >>> array_bytes({"model": np.zeros((1, 4), np.float32)}, 1, width=4, shared=3).tolist()
@@ -45,7 +45,7 @@ def array_bytes(tables: Mapping[str, NDArray[Any]], n: int, width: int, shared: 
 
 @final
 class Metered(EngineAround):
-    """An engine that counts what goes through it."""
+    """An engine that counts the bytes and messages that go through it."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -57,13 +57,13 @@ class Metered(EngineAround):
         return self._engine.sizes
 
     def clear(self) -> None:
-        """Begin to count from zero."""
+        """Start counting from zero."""
         m = len(self._engine.sizes)
         self.up, self.down = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.messages = 0
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = {}) -> Answers:  # noqa: B006
-        """Ask clients by the engine, and count requests and replies."""
+        """Ask clients through the inner engine, and count requests and replies."""
         clients = np.arange(len(self.sizes)) if who is None else who
         n, width = len(clients), self.layout.width
         shared = len(np.arange(width)[self.layout.columns(job.shared)])

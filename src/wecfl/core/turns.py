@@ -1,8 +1,8 @@
 """Turns: which of very many clients take part, without a draw for each of them.
 
-Clients take turns in a random order, and begin again in another order when all have had one. The
-order is a keyed permutation that is evaluated where it is needed, so a round costs as much as it
-has participants, however many clients are registered.
+Clients take turns in a random order. When all have had a turn, they begin again in another order.
+The order is a keyed permutation that is computed only for the places that are needed. So the cost
+of a round grows with its participants, and not with the number of registered clients.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from wecfl.core.types import Int
 __all__ = ["participants", "shuffled"]
 
 FEISTEL_ROUNDS = 6
-"""Four make a permutation that can't be told from a random one if the function in it is random."""
+"""Four rounds give a permutation that can't be told from a random one if its function is random."""
 
 
 def participants(m: int, active: int, seed: int, round: int) -> Int:
     """(n,), the clients of m that take part after `round` rounds, in ascending order.
 
-    There are `active` of them. In the last round of a pass there are more if m is no multiple of
-    `active`, and if m is smaller, it is all of them.
+    Their number is `active`. In the last round of a pass there are more if m is not a multiple of
+    `active`. If m is smaller than `active`, all clients take part.
 
     >>> turns = [participants(5, 2, seed=0, round=t).tolist() for t in range(2)]
     >>> sorted(client for turn in turns for client in turn), sorted(map(len, turns))
@@ -36,7 +36,7 @@ def participants(m: int, active: int, seed: int, round: int) -> Int:
 
 
 def shuffled(m: int, places: Int, generator: np.random.Generator) -> Int:
-    """(n,), which of 0, …, m − 1 stand at these places of a random order.
+    """(n,), the numbers at these places of a random order of 0, …, m − 1.
 
     The numbers below a power of 4 are permuted by a Feistel network: with the halves (a, b) of a
     number's bits and a keyed function f, (a, b) ↦ (b, a ⊕ f(b)) can be undone, whatever f is. A

@@ -19,7 +19,7 @@ Int = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 """Codes of an `IntEnum`."""
 Bool = NDArray[np.bool_]
-"""One yes or no per client, or per cluster."""
+"""A yes or no for each client, or for each cluster."""
 Real = NDArray[np.floating]
 """Representations, in single or double precision."""
 Table = Mapping[str, NDArray[Any]]
@@ -30,7 +30,7 @@ update may leave them out (`wecfl.core.plan.validation_part`)."""
 
 
 def under(prefix: str, arrays: Table) -> dict[str, NDArray[Any]]:
-    """The arrays whose names begin with `prefix`, under the rest of their names.
+    """The arrays whose names begin with `prefix`, named by the rest of their names.
 
     >>> under("a.", {"a.b": np.ones(1), "c": np.ones(1)})
     {'b': array([1.])}

@@ -1,8 +1,8 @@
 """When a run ends before its last round: the "until convergence" of Algorithm 1.
 
 A rule is a function. It gets the records of all rounds so far (`wecfl.runs.record.RECORD_KEYS`),
-and returns the reason to stop as a text, or None to go on. Any function of this kind will do
-(`wecfl.Rounds(until=…)`). It must look at nothing else: a resumed run asks it again.
+and returns the reason to stop as a text, or None to go on. Any function of this kind can be used
+(`wecfl.Rounds(until=…)`). It must depend on nothing else, since a resumed run asks it again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from wecfl.errors import ConfigError
 __all__ = ["NoGain", "Settled", "Until"]
 
 Until = Callable[[Sequence[Mapping[str, Any]]], str | bool | None]
-"""The records so far ↦ why the run ends here; None or False: it goes on."""
+"""Takes the records so far, and gives the reason why the run ends; None or False: it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """Stops when no client has changed its cluster for some rounds, and F hardly changes.
 
-    F jitters with the mini-batches. So its mean over these rounds is compared with its mean over as
-    many rounds before. Where F is not measured, the assignment alone decides.
+    F varies with the mini-batches. So its mean over these rounds is compared with its mean over the
+    same number of rounds before. If F is not measured, the assignment alone decides.
 
     >>> values = (9.0, 5.0, 5.1, 4.9, 5.1)
     >>> Settled(rounds=2)([{"churn": 0.0, "F": {"M": F}} for F in values])
@@ -41,7 +41,7 @@ class Settled:
         _check("Settled", self.rounds, self.tolerance)
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """Why the run ends here, or None."""
+        """The reason why the run ends, or None."""
         n = self.rounds
         if len(records) < 2 * n or any(record["churn"] != 0 for record in records[-n:]):
             return None
@@ -57,8 +57,8 @@ class Settled:
 class NoGain:
     """Stops when a score has not become better for some rounds in which it was measured.
 
-    Clients are tested on their test data. So that these do not decide when to stop, hold out a part
-    of the training data (`--validation`, `Federation.validating`).
+    Clients are tested on their test data, which should not decide when a run ends. To avoid this,
+    hold out a part of the training data (`--validation`, `Federation.validating`).
 
     >>> scores = [{"accuracy": score} for score in (0.5, 0.7, 0.7, None, 0.6)]
     >>> NoGain("accuracy", rounds=2)(scores)
@@ -70,22 +70,22 @@ class NoGain:
     """A key of the records that holds a number; None: the headline, the first score of the task."""
     rounds: int = 5
     gain: float = 0.0
-    """What must be exceeded to count as better."""
+    """A score counts as better only if it is better by more than this."""
     lower: frozenset[str] = frozenset()
-    """The names of the scores whose low values are the good ones; a run adds those of its task."""
+    """The names of the scores for which lower is better; a run adds those of its task."""
 
     def __post_init__(self) -> None:
         _check("NoGain", self.rounds, self.gain)
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """Why the run ends here, or None."""
+        """The reason why the run ends, or None."""
         if not records:
             return None
         name = self.score or next(iter(records[-1]["clients"]))
         if not isinstance(records[-1].get(name, ""), float | int | None):
             raise ConfigError(
-                f"until can't watch '{name}': it needs a score that each round has, such as "
-                f"accuracy or macro_f1"
+                f"until can't watch '{name}', which is not a score in the record of each round: "
+                f"choose one, such as accuracy or macro_f1"
             )
         sign, moved = (-1, "fallen below") if name in self.lower else (1, "risen above")
         scores = [sign * record[name] for record in records if record[name] is not None]

@@ -1,4 +1,4 @@
-"""Changes of what clients hold, from a round on: how a drift becomes rows of samples.
+"""Changes of the data that clients hold, from some round on: a drift, as rows of samples.
 
 All versions of a client's data are rows of one pool. So nothing is copied when a client changes to
 another group, and a client that changes back holds what it held before.
@@ -29,7 +29,7 @@ SIDES: tuple[Side, ...] = ("train", "test")
 
 
 class Change(NamedTuple):
-    """What clients hold from a round on.
+    """The data that clients hold from some round on.
 
     >>> Change(3, ([4], [5]), ([6], [7]), np.array([0, 1])).subset([1])
     Change(round=3, train=([5],), test=([7],), groups=array([1]), fresh=False)
@@ -38,12 +38,12 @@ class Change(NamedTuple):
     round: int
     """The first round in which they hold it."""
     train: tuple[Int, ...]
-    """For each client the rows of its training samples, as many as ever."""
+    """For each client the rows of its training samples; their number never changes."""
     test: tuple[Int, ...]
     groups: Int | None
-    """(m,), the groups that their data are of."""
+    """(m,), the groups to which their data belong."""
     fresh: bool = False
-    """Whether all get new samples; then only those drift whose group changes."""
+    """Whether all clients get new samples; then only clients whose group changes drift."""
 
     @property
     def held(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Change(NamedTuple):
         return {"train": self.train, "test": self.test, "groups": self.groups}
 
     def subset(self, chosen: Int) -> Change:
-        """The change as it concerns these clients."""
+        """The change of these clients."""
         train, test = (tuple(side[i] for i in chosen) for side in (self.train, self.test))
         groups = None if self.groups is None else self.groups[chosen]
         return Change(self.round, train, test, groups, self.fresh)
@@ -73,7 +73,7 @@ class Drifting(NamedTuple):
 
 
 def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
-    """The clients with what they hold from which round on.
+    """The clients, and the data that they hold from each round of the drift on.
 
     >>> from wecfl.data.drift import Vanish
     >>> from wecfl.data.federation import Federation
@@ -81,7 +81,7 @@ def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
     >>> [change.groups.tolist() for change in drifting(fed, Vanish(), seed=0).changes]
     [[0, 0]]
     """
-    check_still(clients.changes, "drift once more")
+    check_still(clients.changes, "drift again")
     truth = clients.groups
     if truth is None and not isinstance(drift, Sensor):
         raise PartitionError(
@@ -142,17 +142,17 @@ def changes_of(clients: object) -> tuple[Change, ...]:
 
 
 def check_still(changes: Sequence[Change], what: str) -> None:
-    """Raise an error if there are changes: what they refer to must stay.
+    """Raise an error if there are changes, since the samples that they refer to must not change.
 
     >>> check_still((), "be scaled")
     """
     if changes:
-        raise DataError(f"clients whose data drift can't {what}: let them drift last")
+        raise DataError(f"clients whose data drift can't {what}; call drifting last")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """Where clients get samples from."""
+    """The samples that clients can get."""
 
     clients: Federation
     seed: int
@@ -169,16 +169,16 @@ class _Source:
     def dealt(self, side: Side, phases: Sequence[Phase]) -> list[tuple[Int, ...]]:
         """For each phase and client, the next samples of its group, in an order drawn once.
 
-        In each phase a client holds the same part of what it held at the beginning. When all
-        samples of a group have been used, they are used once more.
+        In each phase, a client holds an equal part of the number of samples that it held at the
+        beginning. When all samples of a group have been used, they are used again.
         """
         clients, held = self.clients, getattr(self.clients, side)
         sizes = [len(rows) // len(phases) for rows in held]
         for name, rows, size in zip(clients.names, held, sizes, strict=True):
             if len(rows) and not size:
                 raise PartitionError(
-                    f"client {name} has {len(rows)} {side} samples for {len(phases)} steps; give "
-                    "each client more samples"
+                    f"client {name} has only {len(rows)} {side} samples for {len(phases)} steps of "
+                    "the drift; give each client more samples"
                 )
         orders = {
             int(group): stream(self.seed, f"drift {side} {group}").permutation(
@@ -200,7 +200,7 @@ class _Source:
         return np.flatnonzero(self.clients.groups == group)
 
     def _rows(self, side: Side, client: int, group: int, share: float) -> Int:
-        """The rows of a client, a `share` of them from a group or from its broken sensor."""
+        """The rows of a client: a `share` of them from a group, or all from its broken sensor."""
         clients, held = self.clients, getattr(self.clients, side)
         own: Int = held[client]
         if group == -1:

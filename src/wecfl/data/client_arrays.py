@@ -1,4 +1,4 @@
-"""Arrays of clients as users give them: checked, and cut into training and test samples."""
+"""Checks the arrays that users give for their clients, and cuts them to train and to test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wecfl.errors import ConfigError, DataError
 __all__ = ["Arrays", "PlainArrays", "cut_clients", "held_arrays", "pooled_clients"]
 
 Arrays: TypeAlias = Sequence[Any]
-"""For each client an array, or what `wecfl.data.packing` takes for one."""
+"""For each client an array, or something from which `wecfl.data.packing` can make one."""
 
 
 def held_arrays(
@@ -27,16 +27,19 @@ def held_arrays(
 ) -> tuple[Arrays, Arrays, tuple[Arrays, Arrays] | None]:
     """The samples and targets of clients that hold x and y, as pairs or by name.
 
-    Also those for the test, if all clients hold x_test and y_test.
+    The third value has those for testing, if all clients hold x_test and y_test.
     """
     held = [
-        dict(each) if isinstance(each, Mapping) else dict(zip("xy", each, strict=True))
-        for each in clients.values()
+        dict(arrays) if isinstance(arrays, Mapping) else dict(zip("xy", arrays, strict=True))
+        for arrays in clients.values()
     ]
-    for name, each in zip(clients, held, strict=True):
-        if not {"x", "y"} <= each.keys():
-            raise DataError(f"client {name}: expected x and y, got {', '.join(each)}")
-    tested = {name: "x_test" in each for name, each in zip(clients, held, strict=True)}
+    for name, arrays in zip(clients, held, strict=True):
+        if not {"x", "y"} <= arrays.keys():
+            raise DataError(
+                f"client {name}: expected the arrays x and y, got {', '.join(arrays) or 'none'}; "
+                "give both"
+            )
+    tested = {name: "x_test" in arrays for name, arrays in zip(clients, held, strict=True)}
     without = [name for name, has in tested.items() if not has]
     if without and any(tested.values()):
         other = next(name for name, has in tested.items() if has)
@@ -46,7 +49,7 @@ def held_arrays(
         )
 
     def column(key: str) -> Arrays:
-        return [each[key] for each in held]
+        return [arrays[key] for arrays in held]
 
     tests = None if without else (column("x_test"), column("y_test"))
     return column("x"), column("y"), tests
@@ -54,19 +57,19 @@ def held_arrays(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainArrays:
-    """Samples and targets as plain arrays of numbers, and what is needed to make such of others."""
+    """Samples and targets as plain arrays of numbers, and what made them from other forms."""
 
     xs: Arrays
     ys: Arrays
     test: float | tuple[Arrays, Arrays]
     parts: tuple[Part, ...]
-    """What samples are made of; empty: of one array of any numbers."""
+    """The parts of a sample; empty: a sample is one array of any numbers."""
     classes: tuple[str, ...] | None
     """The names of the classes, if they have names."""
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline that makes such samples and classes; None: there is nothing to make."""
+        """The pipeline that makes such samples and classes; None: none is needed."""
         if not self.parts and self.classes is None:
             return None
         return Pipeline(classes=self.classes, parts=self.parts)
@@ -75,7 +78,7 @@ class PlainArrays:
     def of(
         cls, names: Sequence[str], xs: Arrays, ys: Arrays, test: float | tuple[Arrays, Arrays]
     ) -> PlainArrays:
-        """Tokens, several arrays and lists of unequal length as rows; texts as numbers."""
+        """Make rows of tokens, several arrays and lists of unequal length; number the texts."""
         given = isinstance(test, float | int)
         more_xs, more_ys = ((), ()) if isinstance(test, float | int) else test
         for name, *held in zip(names, xs, ys, strict=False):
@@ -129,8 +132,8 @@ def _checked(
         raise DataError("there are no clients; give at least one array of samples")
     if not len(names) == len(xs) == len(ys):
         raise DataError(
-            f"expected samples, labels and a name for each client, "
-            f"got {len(xs)} arrays x, {len(ys)} arrays y, {len(names)} names"
+            f"expected samples x, targets y and a name for each client, "
+            f"got {len(xs)} arrays x, {len(ys)} arrays y and {len(names)} names"
         )
     parts = [(f"client {name}{side}", np.atleast_1d(x)) for name, x in zip(names, xs, strict=True)]
     for where, x in parts:

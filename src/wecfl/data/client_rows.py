@@ -1,8 +1,8 @@
 """Divides samples among clients as a partition says: one array of indices per client.
 
-Shares S are drawn until every client has enough samples. Then the shuffled samples of each class
-are cut at the cumulative shares, so every sample has exactly one holder. The same S cuts the
-training and the test labels, so a client is tested on its own distribution.
+Shares S are drawn again until every client has enough samples. Then the shuffled samples of each
+class are cut at the cumulative shares, so that every sample belongs to exactly one client. The same
+S cuts the training and the test labels, so a client is tested on its own distribution.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ client-wise Dirichlet(0.1) over 200 clients, one draw in twelve gives every clie
 
 @dataclass(frozen=True, slots=True)
 class ClientRows:
-    """The rows of each client in the training and test labels, ascending; and the true groups.
+    """The rows of each client in the training and test labels, ascending, and the true groups.
 
     >>> from wecfl.data.partition import Iid
     >>> y = np.zeros(6, int)
@@ -57,7 +57,7 @@ class ClientRows:
     groups: Int | None
     """(m,), the group that generated each client; None if the partition has no groups."""
     names: Int | None = None
-    """(m, classes), the label that client i gives to class c; None if all keep the labels."""
+    """(m, classes), the label that client i gives to class c; None: no client changes labels."""
 
 
 def share_out(
@@ -78,8 +78,8 @@ def share_out(
     if not may_be_labels(labels):
         if not isinstance(partition, BY_SIZE):
             raise PartitionError(
-                f"{partition.name} shares out classes, but the targets are numbers: use one of "
-                f"{', '.join(each.name for each in BY_SIZE)}, or a folder with one file per client"
+                f"{partition.name} divides samples by class, but the targets are numbers; choose "
+                f"{', '.join(kind.name for kind in BY_SIZE)}, or a folder with one file per client"
             )
         labels, classes = np.zeros(len(data.y), np.int64), 1
     held = split_samples(
@@ -174,7 +174,7 @@ def check_clients(clients: Federation) -> None:
     wecfl.errors.DataError: two clients have the name 'a'; give each a name of its own
     """
     if not clients.train:
-        raise DataError("there are no clients; give at least one")
+        raise DataError("there are no clients, expected at least one; give samples for one")
     for field in ("test", "keys", "names", "groups"):
         value = getattr(clients, field)
         if value is not None and len(value) != clients.m:
@@ -186,7 +186,7 @@ def check_clients(clients: Federation) -> None:
         raise DataError(f"two clients have the name {twice!r}; give each a name of its own")
     for name in clients.names:
         if name.encode(errors="replace").decode() != name:
-            raise DataError(f"the name {name!r} holds what is no character; choose another name")
+            raise DataError(f"the client name {name!r} is not valid Unicode; choose another name")
     for name, train, test in zip(clients.names, clients.train, clients.test, strict=True):
         if not len(train):
             raise DataError(
@@ -200,18 +200,18 @@ def check_clients(clients: Federation) -> None:
         later = [(len(a), len(b)) for a, b in zip(change.train, change.test, strict=True)]
         if later != sizes:
             raise DataError(
-                f"each client must hold as many samples in round {change.round} as before: "
-                "its size is known to the run from the beginning"
+                f"the numbers of samples of clients differ in round {change.round} from those in "
+                "round 1; let each client hold the same number in all rounds"
             )
 
 
 def allot(matrix: F64, per_class: Int) -> Int:
     """(classes, m), how many of the n_c samples of class c each client i gets.
 
-    The samples of class c are cut at ⌊n_c Σ_{j≤i} S_cj + u_c⌋. So no count is off by a whole
-    sample, a share of zero gets no sample, and the last cut is n_c. If all classes were rounded
-    alike (u_c = ½), the same clients would get too few samples in every class. With u_c = (c + ½)/C
-    the errors cancel over the classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
+    The samples of class c are cut at ⌊n_c Σ_{j≤i} S_cj + u_c⌋. So no count is wrong by a whole
+    sample, a share of zero gets no sample, and the last cut is n_c. If all classes were rounded in
+    the same way (u_c = ½), the same clients would get too few samples in every class. With
+    u_c = (c + ½)/C the errors cancel over the classes: Σ_c ⌊x + c/C⌋ = ⌊C x⌋ (Hermite).
 
     >>> allot(np.array([[0.5, 0.5], [0.5, 0.5]]), np.array([3, 3]))
     array([[1, 2],
@@ -219,7 +219,7 @@ def allot(matrix: F64, per_class: Int) -> Int:
     """
     reached = matrix.cumsum(axis=1)
     whole = reached[:, -1:]
-    # Divide by the float sum: cuts after the last holder must equal n_c exactly.
+    # Division by the sum makes the cuts after the last holder exactly n_c.
     reached = np.divide(reached, whole, out=np.zeros_like(reached), where=whole > 0)
     offset = (np.arange(len(matrix)) + 0.5) / len(matrix)
     cuts = np.floor(reached * per_class[:, None] + offset[:, None]).astype(np.int64)
@@ -238,7 +238,7 @@ def _deal(labels: NDArray[np.integer], sizes: Int, rng: np.random.Generator) -> 
 
 def _unheld_classes(allotted: Int, per_class: Int) -> dict[str, str]:
     missing = np.flatnonzero(allotted.sum(axis=1) < per_class)
-    return {f"class {c}": "would have no holder" for c in missing}
+    return {f"class {c}": "would belong to no client" for c in missing}
 
 
 def _small_groups(shares: Shares, test: Int) -> dict[str, str]:

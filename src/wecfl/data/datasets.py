@@ -1,12 +1,11 @@
 """Data sets by name or by path: where they are looked for, and how they are fetched.
 
-Names that are known: ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
-``cifar-10``, streams that are drawn by rules (`wecfl.data.rules`), and tables with clients of their
-own (`wecfl.data.tables`). Any other data set is the
-path of a ``.npz``. Files are looked for in `data_dir` or
-``$WECFL_DATA``, then where Debian's package puts them, then in the user's cache. If they are
-nowhere, they are fetched into the cache. Fetched files are checked; files that were there before
-are trusted.
+The known names are ``digits`` (comes with scikit-learn), ``mnist``, ``fashion-mnist`` and
+``cifar-10``, streams that are drawn by rules (`wecfl.data.rules`), and tables that have clients
+(`wecfl.data.tables`). Any other data set is the path of a ``.npz``. Files are looked for in
+`data_dir` or ``$WECFL_DATA``, then where Debian's package puts them, then in the user's cache. If
+they are nowhere, they are fetched into the cache. Fetched files are checked; files that were there
+before are trusted.
 
 Pixels become (p/255 − 0.5)/0.5 ∈ [−1, 1].
 """
@@ -117,8 +116,8 @@ def load(
     source = _source(str(name))
     if isinstance(source, TableSource):
         raise DataError(
-            f"{name} has clients of its own, in its column {source.client}: use load_table and "
-            "Federation.from_frame, or wecfl run --dataset"
+            f"{name} is a table, whose column {source.client} names the clients; use load_table "
+            "and Federation.from_frame, or wecfl run --dataset"
         )
     return source.read(source, get(source.name, data_dir, fetch=fetch, progress=progress))
 
@@ -136,7 +135,7 @@ def load_table(name: str, data_dir: Path | None = None) -> pd.DataFrame:
 
 
 def catalogue(data_dir: Path | None = None) -> list[tuple[KnownSource, Path | None]]:
-    """Every data set known by name, and where it was found (None: it would have to be fetched).
+    """Every data set known by name, and where it was found (None: it must be fetched).
 
     >>> [source.name for source, _ in catalogue()]
     ['digits', 'mnist', 'fashion-mnist', 'cifar-10', 'sine', 'circle', 'sea', 'vowel', 'flights',
@@ -205,7 +204,7 @@ def _places(source: KnownSource, data_dir: Path | None) -> list[Path]:
     asked = data_dir or os.environ.get("WECFL_DATA")
     if asked and not Path(asked).is_dir():
         what = "the data folder" if data_dir else "WECFL_DATA"
-        raise DataError(f"{asked}: {what} is not an existing folder; create it or leave it out")
+        raise DataError(f"{asked}: {what} is not a folder that exists; create it, or leave it out")
     folders = (asked, source.debian and source.debian.folder, _cache())
     return [Path(folder) for folder in folders if folder]
 

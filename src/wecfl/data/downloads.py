@@ -1,6 +1,6 @@
 """Fetches files: over HTTP with a checksum (by pooch), or from a Debian package without root.
 
-A target file appears only once it is complete: it is written under another name and then renamed.
+A target file appears only when it is complete: it is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def download(
 ) -> Path:
     """Download `target` from the first of `urls` that has it, and check its SHA-256 sum.
 
-    Each address is tried `attempts` times, with pauses of 1, 2, … seconds. A target that is there
-    with the right sum is not downloaded again.
+    Each address is tried `attempts` times, with pauses of 1, 2, … seconds. A target that exists and
+    has the right sum is not downloaded again.
 
     >>> from tempfile import TemporaryDirectory
     >>> sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -50,7 +50,7 @@ def download(
     failures = []
     for url in urls:
         bar = progress and _ProgressBar(target.name, progress)
-        # Without the header, requests would unpack what some servers mark as compressed.
+        # Without this header, requests would unpack files that some servers mark as compressed.
         loader = pooch.HTTPDownloader(
             bar or False, DOWNLOAD_CHUNK_BYTES, timeout=timeout_seconds,
             headers={"Accept-Encoding": "identity"},
@@ -78,7 +78,7 @@ class _ProgressBar:
         self._name, self._progress, self._done = name, progress, 0
 
     def update(self, size: int) -> None:
-        """Called with the size of each chunk, and at the end with all bytes once more."""
+        """Called with the size of each chunk, and at the end with the total size again."""
         self._done = min(self._done + size, self.total) if self.total else self._done + size
         self._progress(self._name, self._done, self.total or None)
 
@@ -104,7 +104,7 @@ def unpack_debian(
 ) -> None:
     """Get the files `names`, which a package would install in the folder `inside`, into `target`.
 
-    This needs no root: it uses `apt-get download`, which checks signatures, and `dpkg-deb -x`.
+    This does not need root: it uses `apt-get download`, which checks signatures, and `dpkg-deb -x`.
     """
     with _temporary_folder(target) as folder:
         if progress:

@@ -1,8 +1,8 @@
-"""Drift: worlds that change while clients are trained.
+"""Drift: the clients' data change while the clients are trained.
 
-A drift says from which round on which clients hold data as those of another group do, or samples of
-a sensor that is broken. The option `round` is the first round of the change, and `share` says how
-many of the clients change, drawn at random.
+A drift says which clients, and from which round on, hold data like those of another group, or
+samples of a broken sensor. The option `round` is the first round of the change, and `share` is the
+share of the clients that change, drawn at random.
 
 | name | options | what happens |
 |---|---|---|
@@ -15,8 +15,8 @@ many of the clients change, drawn at random.
 | staggered | every 10, schedule two | clients change group at different times, by a schedule |
 
 A client that changes to a group gets samples of the clients that the group had at the beginning:
-for training some that they train on, for testing some that they are tested on, as many as it had.
-With ``staggered``, all clients get new samples in each step, a part of all that there are.
+training samples of these for training, and test samples of these for testing, in the same numbers
+as before. With ``staggered``, all clients get new samples in each step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 SENSOR_FAULTS = ("noise", "contrast", "blur", "affine", "rotation")
-"""The transforms that stand for a broken sensor: they change features and no targets."""
+"""The transforms that can simulate a broken sensor: they change features and no targets."""
 
 SCHEDULES = {
     "two": "0000000000 0000000000 0100000100 0100000100 0111010100 "
@@ -60,16 +60,16 @@ of ten clients. They all begin in the first group."""
 
 
 class Phase(NamedTuple):
-    """Some rounds in which no client changes."""
+    """Consecutive rounds in which no client changes."""
 
     round: int
-    """The first of them."""
+    """The first of these rounds."""
     groups: Int
     """(m,), the groups whose samples the clients hold; −1: samples of their broken sensor."""
     share: float = 1.0
-    """How many of their samples come from there; the others are those of the beginning."""
+    """The share of their samples that come from there; the others are those of the beginning."""
     fresh: bool = False
-    """Whether all clients get new samples of their groups; then all phases are so."""
+    """Whether all clients get new samples of their groups; it is the same in all phases."""
 
 
 class Drift(ABC):
@@ -81,7 +81,7 @@ class Drift(ABC):
 
     @abstractmethod
     def phases(self, groups: Int, rng: np.random.Generator) -> list[Phase]:
-        """The phases of clients with these groups, by rising round; one may begin in round 1."""
+        """The phases of clients with these groups, in order; the first may begin in round 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class Abrupt(Drift):
 class Gradual(Drift):
     """A share of the clients changes to another group, over several rounds.
 
-    In each of them, an equal part of a client's samples is replaced. Its group is the new one as
-    soon as half of them are.
+    In each of these rounds, an equal part of a client's samples is replaced. Its group is the new
+    one as soon as half of the samples are.
 
     >>> phases = Gradual(over=2).phases(np.array([0, 1]), np.random.default_rng(0))
     >>> [(phase.round, phase.share) for phase in phases]
@@ -235,10 +235,9 @@ class Sensor(Drift):
 class Staggered(Drift):
     """Clients change group at different times, and all get new samples in each step (FedDrift).
 
-    A step lasts `every` rounds. The `schedule` says for each step and each client of which group it
-    is: a digit for each client, and a space between steps. ``two`` and ``four`` are those of
-    FedDrift, for ten clients. A client holds a part of its samples in each step, as many as there
-    are steps.
+    A step lasts `every` rounds. The `schedule` gives the group of each client in each step: a digit
+    for each client, and a space between steps. The schedules ``two`` and ``four`` are those of
+    FedDrift, for ten clients. A client's samples are divided equally among the steps.
 
     >>> phases = Staggered(5, "001 011").phases(np.array([0, 0, 1]), np.random.default_rng(0))
     >>> [(phase.round, phase.groups.tolist()) for phase in phases]
@@ -255,8 +254,8 @@ class Staggered(Drift):
         steps = self._steps
         if len(steps) < 2 or not all(map(str.isdecimal, steps)) or len(set(map(len, steps))) > 1:
             raise ConfigError(
-                f"staggered: schedule must be {', '.join(SCHEDULES)}, or two steps or more with a "
-                f"digit for each client, such as '001 011', got {self.schedule!r}"
+                f"staggered: schedule must be {' or '.join(SCHEDULES)}, or at least two steps with "
+                f"a digit for each client, such as '001 011', got {self.schedule!r}"
             )
 
     @property
@@ -273,8 +272,8 @@ class Staggered(Drift):
             )
         if missing := sorted({*steps.ravel().tolist()} - {*groups.tolist()}):
             raise PartitionError(
-                f"staggered: the schedule has a group {missing[0]}, of which there are no clients "
-                f"to take samples from; ask for {steps.max() + 1} groups"
+                f"staggered: the schedule has a group {missing[0]}, but no client belongs to it, "
+                f"whose samples could be used; ask for {steps.max() + 1} groups"
             )
         return [Phase(1 + step * self.every, now, fresh=True) for step, now in enumerate(steps)]
 
@@ -338,6 +337,7 @@ def _several(drift: Drift, groups: Int) -> Int:
     known = np.unique(groups)
     if len(known) < 2:
         raise PartitionError(
-            f"the drift {drift.name} needs at least two groups, got {len(known)}; ask for more"
+            f"the drift {drift.name} needs at least two groups, got {len(known)}; ask for more "
+            "groups"
         )
     return known

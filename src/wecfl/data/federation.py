@@ -50,23 +50,23 @@ class Federation:
     x: F32
     """(n, …), the pool of all clients' samples."""
     y: Targets
-    """(n,), their labels, from 0 to classes − 1; or numbers, (n,) or (n, d)."""
+    """(n,), their labels, from 0 to classes − 1; or their targets as numbers, (n,) or (n, d)."""
     train: tuple[Int, ...]
     """For each client the rows of its training samples D_i."""
     test: tuple[Int, ...]
     """For each client the rows of its test samples."""
     classes: int
-    """C, the number of classes; of targets that are numbers, how many a sample has."""
+    """C, the number of classes; if targets are numbers, the number of them for a sample."""
     keys: Int
     """(m,), a number for each client, by which its random draws are keyed. A `subset` keeps it."""
     names: tuple[str, ...]
     """The name of each client, by which tables, errors and `wecfl.Result` know it; unique."""
     groups: Int | None = None
-    """(m,), the hidden groups that generated the data, where they are known."""
+    """(m,), the hidden groups that generated the data, if they are known."""
     pipeline: Pipeline | None = None
     """How the samples were made from tables or pixels; None: they are used as they were given."""
     changes: tuple[Change, ...] = ()
-    """What clients hold from later rounds on, if their data drift; the other fields are round 1."""
+    """What clients hold in later rounds, if their data drift; the other fields are round 1."""
 
     def __post_init__(self) -> None:
         check_clients(self)
@@ -112,7 +112,7 @@ class Federation:
 
     @property
     def fingerprint(self) -> str:
-        """A hash that identifies the federation, of all rows, all labels and some samples.
+        """A hash of all rows, all labels and some samples, which identifies the federation.
 
         >>> xs, ys = [np.zeros((4, 1))] * 3, [[0, 1, 0, 1]] * 3
         >>> federation = Federation.from_arrays(xs, ys)
@@ -162,8 +162,8 @@ class Federation:
     def validating(self, share: float, seed: int = 0) -> Federation:
         """The same clients, tested on a `share` of their training samples, held out from training.
 
-        Use it to choose, say, a learning rate without looking at the test samples. The share is
-        stratified and drawn for `seed`.
+        Use it to choose, for example, a learning rate without looking at the test samples. The
+        share is stratified and drawn for `seed`.
 
         >>> fed = Federation.from_arrays([np.zeros((10, 1))], [np.arange(10) % 2])
         >>> choosing = fed.validating(0.25)
@@ -182,8 +182,8 @@ class Federation:
     def transformed(self, *transforms: Transform, groups: int = 10, seed: int = 0) -> Federation:
         """The same clients, whose samples or targets are changed (see `wecfl.transforms`).
 
-        Clients of the same group are changed in the same way, if a transform does not say
-        otherwise. If they have no groups yet, `groups` are made.
+        Clients of the same group are changed in the same way, unless a transform says otherwise.
+        If clients have no groups yet, this number of `groups` is made.
 
         >>> from wecfl.data.partition import Iid
         >>> from wecfl.data.transforms import Rotation
@@ -199,7 +199,7 @@ class Federation:
     def mixed(self, share: float, seed: int = 0) -> Federation:
         """Each client swaps a `share` of its samples with clients of other groups.
 
-        So it belongs to two groups; `groups` keeps the one that most of its samples come from.
+        So it belongs to two groups. `groups` keeps the one from which most of its samples come.
 
         >>> from wecfl.data.partition import ClusterwisePermuted
         >>> fed = Federation.from_dataset("digits", ClusterwisePermuted(groups=2), clients=4)
@@ -212,10 +212,10 @@ class Federation:
         return replace(self, train=train, test=test)
 
     def scaled(self, scale: Scale, by: ScaleBy = "all") -> Federation:
-        """The same clients with scaled samples, and the pipeline that does it to others.
+        """The same clients with scaled samples, and with the pipeline that scales other samples.
 
-        The statistics are of the training samples of all clients, each `client`, or its `cluster`.
-        `pixels` may be 0 … 255, or in [−1, 1] already, as those that were given as uint8.
+        The statistics are of the training samples of `all` clients, each `client`, or its
+        `cluster`. `pixels` are 0 … 255, or in [−1, 1] already, as those given as uint8.
 
         >>> fed = Federation.from_arrays([[[0.0], [2.0]], [[4.0], [6.0]]], [[0, 1]] * 2, test=0)
         >>> fed.scaled("minmax").x.ravel().tolist(), fed.scaled("minmax", "client").x[:, 0].tolist()
@@ -225,7 +225,7 @@ class Federation:
 
         check_still(self.changes, "be scaled")
         if self.pipeline and (not self.pipeline.plain or len(self.pipeline.parts) > 1):
-            raise DataError("these samples have a pipeline already: say there how to scale them")
+            raise DataError("these samples have a pipeline already: choose scale where it is made")
         held = dict(zip(self.names, zip(self.train, self.test, strict=True), strict=True))
         x, pipeline = scaled_samples(self.x, held, scale, by)
         classes = self.pipeline.classes if self.pipeline else None
@@ -246,11 +246,11 @@ class Federation:
         """Your own clients: client i holds the samples `xs[i]` (n_i, …) with the targets `ys[i]`.
 
         Targets are labels (whole numbers from 0, truth values or texts) or numbers (floats), one or
-        several for a sample; the task of a run says what is made of them (`wecfl.tasks`). `test` is
+        several for a sample; the task of a run says how they are learned (`wecfl.tasks`). `test` is
         the share of each client's samples that is kept for testing (stratified, drawn for `seed`),
         or a pair (xs, ys) of test samples. A client with one sample trains and is not tested; with
-        0 nobody is. uint8 samples are pixels and are scaled to [−1, 1], other numbers are used as
-        they are. `classes` defaults to the largest label + 1.
+        `test` = 0, no client is tested. uint8 samples are pixels and are scaled to [−1, 1]; other
+        numbers are used as they are. `classes` defaults to the largest label + 1.
 
         >>> xs, ys = [np.zeros((5, 1)), np.full((5, 1), np.nan)], [[0] * 5, [1] * 5]
         >>> Federation.from_arrays(xs, ys)
@@ -275,7 +275,7 @@ class Federation:
     def from_dict(
         cls, clients: Mapping[str, Any], *, test: float = 0.2, seed: int = 0
     ) -> Federation:
-        """Your own clients by name: each a pair (x, y), or a mapping as a ``.npz`` holds it.
+        """Your own clients by name: each is a pair (x, y), or a mapping as in a ``.npz``.
 
         >>> Federation.from_dict({"site 7": (np.zeros((5, 2)), [0, 1, 0, 1, 0])})
         Federation(1 clients, 4 training and 1 test samples of shape (2,), 2 classes)
@@ -300,24 +300,24 @@ class Federation:
         test: float = 0.2,
         seed: int = 0,
     ) -> Federation:
-        """A table: the column `client` says whose a row is, `target` what is to be predicted.
+        """A table: the column `client` names the client of each row, and `target` is predicted.
 
-        Columns of numbers are scaled (`wecfl.data.pipeline`), columns of text are encoded one-hot.
-        The statistics for that are of the training samples: what clients may send, merged.
+        Columns of numbers are scaled (`wecfl.data.pipeline`), and columns of text are encoded
+        one-hot, by the merged statistics of the clients' training samples.
 
         Args:
             frame: One row per sample.
             client: The column with the names of the clients.
             target: The column to predict: texts, classes 0, 1, 2, … or numbers; or several columns
                 of numbers or truth values.
-            features: The columns to predict it from; by default all others.
+            features: The columns to predict from; by default all others.
             group: A column with the hidden group of each client, if it is known.
             scale: `standard`, `minmax` or `none`.
-            scale_by: Scale `all` clients alike, or by the statistics of each `client` or `cluster`.
-            impute: What stands for a missing number: `mean`, `median` or a constant. A further
-                feature says where it was missing. Without it a missing value is an error.
+            scale_by: Whose statistics scale a row: those of `all`, its `client`, or its `cluster`.
+            impute: What replaces a missing number: `mean`, `median` or a constant. Another feature
+                says where it was missing. Without `impute`, a missing value is an error.
             test: The share of each client's rows that is kept for testing.
-            seed: Which rows these are follows from it.
+            seed: The seed of the draw of these rows.
 
         >>> import pandas as pd
         >>> people = pd.DataFrame({"commune": ["a"] * 5 + ["b"] * 5, "age": range(10),
@@ -347,10 +347,10 @@ class Federation:
         seed: int = 0,
         **table: Any,
     ) -> Federation:
-        """The clients of a partitioner of flwr-datasets that has its data set.
+        """The clients of a partitioner of flwr-datasets, to which its data set was given.
 
-        `feature` names the column with pictures or arrays, which are the samples. Without it, all
-        columns are a table, and further arguments are those of `from_frame`.
+        `feature` names the column of pictures or arrays, which are the samples. Without it, all
+        columns together are a table, and other arguments are those of `from_frame`.
         """
         held = held_by(partitioner)
         if feature is not None:
@@ -363,12 +363,12 @@ class Federation:
     def from_folder(cls, path: str | Path, *, test: float = 0.2, seed: int = 0) -> Federation:
         """One client per ``.npz`` of a folder, in the order of the files' names: c0.npz is c0.
 
-        Each file holds `x` and `y`; `x_test` and `y_test`, if all files have them, are the test
-        samples, otherwise `test` and `seed` say how to draw them (see `from_arrays`).
+        Each file holds `x` and `y`. If all files also hold `x_test` and `y_test`, these are the
+        test samples; otherwise they are drawn by `test` and `seed` (see `from_arrays`).
         """
         files = sorted(Path(path).glob("*.npz"))
         if not files:
-            raise DataError(f"{path}: it has no .npz files; expected one file per client")
+            raise DataError(f"{path}: expected a .npz file for each client, found none")
         for file in files:
             if file.name.encode(errors="replace").decode() != file.name:
                 raise DataError(f"{path}: the file name {file.name!r} is not UTF-8; rename it")

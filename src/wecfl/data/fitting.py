@@ -1,4 +1,4 @@
-"""Fits a pipeline to the training samples of clients, from statistics that each may send."""
+"""Fits a pipeline to the training samples of clients, from statistics that each client may send."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 MAX_CATEGORIES = 1000
-"""The largest number of values of a column of text: a column of names or texts has more."""
+"""The largest number of different texts in a column of categories; a column of names has more."""
 SMALLEST_SPREAD = 1e-12
-"""A column whose values differ by less than this share of their size is constant: it is shifted,
-but not divided."""
+"""A column whose values differ by less than this share of their size counts as constant: it is
+shifted, but not divided."""
 
 
 def fit_pipeline(
@@ -53,7 +53,7 @@ def fit_pipeline(
     numbers = [column for column in columns if column.values is None]
     texts = [column.name for column in columns if column.values is not None]
     values = {name: numbers_of(part, numbers, f"client {name}") for name, part in parts.items()}
-    own = {name: ColumnMoments.of(each) for name, each in values.items()}
+    own = {name: ColumnMoments.of(numeric) for name, numeric in values.items()}
     whole = ColumnMoments.merged(list(own.values()))
     if impute is None:
         _check_missing(parts, numbers, texts, whole)
@@ -66,13 +66,13 @@ def fit_pipeline(
     fitted = {name: Column(name, values=_values(parts, name)) for name in texts}
     for j, (column, (shift, by_this)) in enumerate(zip(numbers, shared, strict=True)):
         fill = None if fills is None else float(fills[j])
-        told = impute is not None and bool(whole.missing[j])
-        fitted[column.name] = Column(column.name, None, fill, told, shift, by_this)
-    each = tuple((name, scaling(moments)) for name, moments in own.items())
+        indicator = impute is not None and bool(whole.missing[j])
+        fitted[column.name] = Column(column.name, None, fill, indicator, shift, by_this)
+    of_clients = tuple((name, scaling(moments)) for name, moments in own.items())
     return Pipeline(
         tuple(fitted[column.name] for column in columns),
         classes,
-        each if by == "client" else None,
+        of_clients if by == "client" else None,
         scale,
         targets=targets,
         clusters=() if by == "cluster" else None,
@@ -80,11 +80,11 @@ def fit_pipeline(
 
 
 def with_newcomer(pipeline: Pipeline, name: str, table: Any) -> Pipeline:
-    """The pipeline with the scaling of a newcomer, where clients are scaled by their own."""
+    """The pipeline with the scaling of a newcomer, if each client is scaled by its own data."""
     if pipeline.clusters is not None:
         raise DataError(
-            "each cluster of this run is scaled by its own statistics, and a newcomer's cluster is "
-            "found from scaled samples: newcomers need a run that is scaled by all or by client"
+            "this run is scaled by cluster, and the cluster of a newcomer is found from its scaled "
+            "samples, so newcomers can't be assigned; use a run with scale_by all or client"
         )
     if pipeline.own is None:
         return pipeline
@@ -103,8 +103,8 @@ def scaled_samples(
         return _pixel_samples(x), Pipeline(scaled="pixels")
     if x.ndim != 2:
         raise DataError(
-            f"{scale} scaling is for tables, samples of one axis, got shape {x.shape[1:]}; give "
-            "images as uint8, or scale them yourself"
+            f"scale {scale} is for tables, whose samples have one axis, got samples of shape "
+            f"{x.shape[1:]}; give images as uint8, or scale them yourself"
         )
     names = [str(j) for j in range(x.shape[1])]
 
@@ -123,7 +123,7 @@ def scaled_samples(
 
 
 def check_scaled_by(scale: Scale, by: ScaleBy) -> None:
-    """Refuse to scale by the statistics of each client or cluster what has no statistics.
+    """Refuse to scale by client or by cluster if the scaling has no statistics.
 
     >>> check_scaled_by("pixels", "client")
     Traceback (most recent call last):
@@ -137,11 +137,12 @@ def check_scaled_by(scale: Scale, by: ScaleBy) -> None:
 def rescaled_samples(
     x: F32, held: Mapping[str, tuple[Int, Int]], pipeline: Pipeline, labels: Int
 ) -> tuple[F32, Pipeline]:
-    """The samples of each client scaled by the merged statistics of its cluster, and the pipeline.
+    """The samples of each client, scaled by the merged statistics of its cluster, and the pipeline.
 
-    All clients were scaled alike, z = (x − a) / b. With the statistics (m, s) of z in a cluster the
-    samples are (z − m) / s, and for others (x − (a + b·m)) / (b·s). z is float32, so where b is
-    10³ times as large as s·b, four digits are left.
+    Before, all clients were scaled in the same way, z = (x − a) / b. If the mean and deviation of z
+    in a cluster are (m, s), its samples become (z − m) / s. For samples that come later, this is
+    (x − (a + b·m)) / (b·s). z is float32, so if b is 10³ times as large as s·b, four digits are
+    left.
     """
     clusters = dict(zip(held, map(int, labels), strict=True))
     shared = np.array(pipeline.scaling(), np.float64).reshape(-1, 2)
@@ -161,14 +162,14 @@ def rescaled_samples(
 
 
 def _pixel_samples(x: F32) -> F32:
-    """Samples that are scaled as pixels already, or those that 0 … 255 become."""
+    """Samples in [−1, 1]: as they are, or made from pixels 0 … 255."""
     low, high = float(x.min()), float(x.max())
     if -1 <= low < 0 and high <= 1:
         return x
     if high <= 1:
         raise DataError(
-            f"samples from {low:g} to {high:g} are neither pixels from 0 to 255 nor scaled as such "
-            "to [−1, 1]; leave out the scaling as pixels"
+            f"scale pixels needs pixels from 0 to 255, or pixels scaled to [−1, 1], got numbers "
+            f"from {low:g} to {high:g}; choose another scale"
         )
     return pixels_of("x", x)
 
@@ -176,14 +177,14 @@ def _pixel_samples(x: F32) -> F32:
 def _filling(
     impute: Impute | None, whole: ColumnMoments, values: Sequence[F64], numbers: Sequence[Column]
 ) -> F64 | None:
-    """(p,), what stands for a missing number of each column."""
+    """(p,), the number that replaces a missing one in each column."""
     if impute is None:
         return None
     if isinstance(impute, int | float):
         return np.full(len(whole.mean), float(impute))
     if (empty := whole.count == 0).any():
         name = numbers[int(np.argmax(empty))].name
-        raise DataError(f"the column {name} has no value at all, so it has no {impute}; drop it")
+        raise DataError(f"the column {name} has no values, so it has no {impute}; drop the column")
     return whole.mean if impute == "mean" else medians(values, whole)
 
 
@@ -207,8 +208,8 @@ def _is_number(frame: pd.DataFrame, name: Any) -> bool:
     kind = frame[name].dtype
     if types.is_datetime64_any_dtype(kind) or types.is_timedelta64_dtype(kind):
         raise DataError(
-            f"the column {name} holds {kind}; make a number of it, such as a year, or leave it out "
-            "with features"
+            f"the column {name} holds {kind}, expected numbers or texts; make a number of it, such "
+            "as a year, or leave it out with features"
         )
     return bool(types.is_numeric_dtype(kind) or types.is_bool_dtype(kind))
 

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class AnyFleet(Protocol):
-    """m registered clients, of which any few can be had with their data."""
+    """m registered clients; for any few of them, the data can be loaded."""
 
     def __len__(self) -> int:
         """The number of registered clients, m."""
@@ -34,7 +34,7 @@ class AnyFleet(Protocol):
 
     @property
     def groups(self) -> Int | None:
-        """(m,), the hidden groups that generated the data, where they are known."""
+        """(m,), the hidden groups that generated the data, if they are known."""
 
     @property
     def fingerprint(self) -> str:
@@ -58,17 +58,17 @@ class Fleet:
     """
 
     names: Sequence[Any]
-    """The clients, each by what `load` takes; `range(m)` takes no memory."""
+    """For each client the argument for `load`; `range(m)` needs no memory."""
     load: Callable[[Any], tuple[ArrayLike, ...]]
-    """The samples x (n_i, …) and the targets y of a client, as `Federation.from_arrays` takes them;
-    or these and those for testing, (x, y, x_test, y_test). Each call for a client must give the
-    same data."""
+    """Gives the samples x (n_i, …) and the targets y of a client, as `Federation.from_arrays` takes
+    them; or also those for testing, (x, y, x_test, y_test). It must always give the same data for
+    the same client."""
     classes: int | None = None
-    """The number of classes, which a few clients can't tell; None: targets are numbers."""
+    """The number of classes, which can't be seen from a few clients; None: targets are numbers."""
     test: float = 0.2
-    """The share of a client's samples that is kept for testing, if `load` does not say which."""
+    """The share of a client's samples that is kept for testing, if `load` gives no test samples."""
     groups: Int | None = None
-    """(m,), the hidden groups that generated the data, where they are known."""
+    """(m,), the hidden groups that generated the data, if they are known."""
     seed: int = 0
     """The seed of the division into training and test samples."""
 
@@ -113,12 +113,12 @@ class Fleet:
             raise DataError(
                 f"client {name}: load must give (x, y) or (x, y, x_test, y_test), got {given!r:.60}"
             )
-        arrays = [np.asarray(each) for each in given]
+        arrays = [np.asarray(values) for values in given]
         for x, y in zip(arrays[::2], arrays[1::2], strict=True):
             if len(x) != len(y):
                 raise DataError(
-                    f"client {name}: load gave {len(x)} samples and {len(y)} targets, expected as "
-                    "many"
+                    f"client {name}: load gave {len(x)} samples and {len(y)} targets, expected one "
+                    "target for each sample"
                 )
         if len(arrays) == 4:
             return arrays[0], arrays[1], arrays[2], arrays[3]
@@ -145,16 +145,18 @@ class DrawnFleet:
     registered: int
     """m, the number of clients that are registered."""
     samples: int = 30
-    """How many training samples a client draws, or all of those it draws from if they are fewer."""
+    """The number of training samples that a client draws; all, if the source has fewer."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_whole(registered=(self.registered, 1), samples=(self.samples, 1))
         if self.source.changes:
-            raise DataError("the clients of a fleet hold their data for good: leave out drift")
+            raise DataError("the data of a fleet's clients can't drift; leave out drift")
         pipeline = self.source.pipeline
         if pipeline and not (pipeline.own is None and pipeline.clusters is None):
-            raise DataError("the clients of a fleet are scaled alike: set scale_by to all")
+            raise DataError(
+                "all clients of a fleet are scaled in the same way; set scale_by to all"
+            )
 
     def __len__(self) -> int:
         """The number of registered clients."""
@@ -167,13 +169,13 @@ class DrawnFleet:
 
     @property
     def groups(self) -> Int | None:
-        """(m,), the groups of the clients that they draw from."""
+        """(m,), the groups of the clients from which they draw."""
         groups = self.source.groups
         return None if groups is None else groups[np.arange(self.registered) % len(self.source)]
 
     @property
     def fingerprint(self) -> str:
-        """That of the source, and how clients draw from it."""
+        """A digest of the source's fingerprint, and of how clients draw from it."""
         drawn = (self.source.fingerprint, self.registered, self.samples, self.seed)
         return sha256(repr(drawn).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Tables: which of their rows each client holds, and the files that hold tables."""
+"""Tables: which rows of a table each client holds, and the files that hold tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClientTables:
     tables: list[pd.DataFrame]
     labels: list[Any]
     classes: tuple[str, ...] | None
-    """The names of the classes, where the target holds texts."""
+    """The names of the classes, if the target holds texts."""
     targets: tuple[str, ...] = ()
     """The columns to predict, if there are several."""
     groups: list[Any] | None = None
@@ -72,7 +72,7 @@ def client_tables(
             f"expected different columns for the client and for each target, got {client!r} and "
             f"{', '.join(map(repr, targets))}"
         )
-    special = [("client", client), *(("target", each) for each in targets)]
+    special = [("client", client), *(("target", name) for name in targets)]
     special += [("group", group)] if group else []
     used = _feature_columns(frame, special, features)
     labels, classes = (
@@ -95,7 +95,7 @@ def _pandas(given: Any) -> pd.DataFrame:
     if not isinstance(given, pd.DataFrame) and hasattr(given, "to_pandas"):
         given = given.to_pandas()  # a data set of Hugging Face, or a table of Arrow
     if not isinstance(given, pd.DataFrame):
-        raise DataError(f"expected a DataFrame of pandas, got {type(given).__name__}")
+        raise DataError(f"expected a pandas DataFrame, got {type(given).__name__}; convert it")
     frame = given.rename(columns=str)
     _check_names(frame.columns)
     return frame
@@ -106,15 +106,15 @@ def _feature_columns(
 ) -> list[str]:
     """The columns to predict from: those that are asked for, or all that are not `special`.
 
-    `special` are the other columns, each with what it is, which may not lack a value.
+    `special` are the other columns, each with its role; they must have no missing values.
     """
     for what, name in special:
         if name not in frame:
             raise DataError(f"{what}: " + unknown("column", str(name), frame.columns))
         if frame[name].isna().any():
             raise DataError(
-                f"the column {name}, the {what}, lacks {frame[name].isna().sum()} values; drop "
-                "these rows"
+                f"{frame[name].isna().sum()} values are missing in the column {name}, the {what}; "
+                "drop these rows"
             )
     used = [name for name in frame.columns if name not in {name for _, name in special}]
     if features is not None:
@@ -131,7 +131,9 @@ def _groups(column: pd.Series[Any], names: Sequence[str], rows: Sequence[Int]) -
     numbers, _ = pd.factorize(column, sort=True)
     for name, own in zip(names, rows, strict=True):
         if len(set(numbers[own])) > 1:
-            raise DataError(f"client {name}: its rows are of several groups; expected one")
+            raise DataError(
+                f"client {name}: its rows name several groups, expected one; correct the column"
+            )
     return [int(numbers[own[0]]) for own in rows]
 
 
@@ -146,7 +148,7 @@ def several_targets(frame: pd.DataFrame, targets: Sequence[str]) -> Any:
         if not pd.api.types.is_numeric_dtype(frame[name].dtype):  # which truth values are, too
             raise DataError(
                 f"the column {name}, one of several targets, holds {frame[name].dtype}, expected "
-                "numbers or truth values: make 0 and 1 of its texts, or predict it alone"
+                "numbers or truth values; write its texts as 0 and 1, or predict it alone"
             )
     truths = [name for name in targets if pd.api.types.is_bool_dtype(frame[name].dtype)]
     return frame[list(targets)].astype(dict.fromkeys(truths, np.int64)).to_numpy()
@@ -191,7 +193,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     with data_errors(path, remedy, errors):
         if path.suffix == ".csv":
             frame = pd.read_csv(path)
-            # pandas would silently give the second column of a name another one.
+            # If two columns have the same name, pandas would rename one without saying so.
             head = pd.read_csv(path, header=None, nrows=1, dtype=str)
             _check_names(pd.Index(head.iloc[0].dropna()), f"{path}: ")
             return frame

@@ -17,10 +17,10 @@ OWNER_COLUMN = "client of the partitioner"
 
 
 def held_by(partitioner: Any) -> dict[str, Any]:
-    """The data set of each client, by name: its natural id, or else its number."""
+    """The data set of each client by its name, which is its natural id or its number."""
     if not hasattr(partitioner, "load_partition"):
         raise DataError(
-            f"expected a partitioner of flwr-datasets with its dataset, got {partitioner!r}"
+            f"expected a partitioner of flwr-datasets that has a dataset, got {partitioner!r}"
         )
     held = {i: partitioner.load_partition(i) for i in range(partitioner.num_partitions)}
     natural = getattr(partitioner, "partition_id_to_natural_id", {})  # known once it has loaded
@@ -35,9 +35,11 @@ def arrays_of(name: str, rows: Any, feature: str, target: str) -> tuple[Array, A
     for column in (feature, target):
         if column not in rows.column_names:
             raise DataError(f"client {name}: " + unknown("column", column, rows.column_names))
-    held = [np.asarray(each) for each in rows[feature]]
-    if len({each.shape for each in held}) > 1:
-        raise DataError(f"client {name}: the arrays of {feature} have several shapes; make it one")
+    held = [np.asarray(array) for array in rows[feature]]
+    if len({array.shape for array in held}) > 1:
+        raise DataError(
+            f"client {name}: the arrays of {feature} have several shapes, expected one; resize them"
+        )
     x = np.stack(held)
     if type(rows.features[feature]).__name__ == "Image":
         x = x[:, None] if x.ndim == 3 else np.moveaxis(x, 3, 1)

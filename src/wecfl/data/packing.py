@@ -1,7 +1,7 @@
 """Samples of whole numbers, of several arrays, or of unequal length, packed into rows of numbers.
 
-A pool of samples is one float32 array, whatever the samples are made of. `pack` makes its rows, and
-the model takes them apart again before its `forward` (`wecfl.models.unpacking`)::
+A pool of samples is one float32 array, whatever the samples consist of. `pack` makes its rows, and
+the model unpacks them before its `forward` (`wecfl.models.unpacking`)::
 
     tokens                      (n, L) whole numbers      forward(tokens), if the model embeds them
     a dict of arrays            {"text": …, "age": …}     forward(text=…, age=…)
@@ -32,22 +32,22 @@ MAX_WHOLE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the arrays that samples are made of."""
+    """One of the arrays of which samples consist."""
 
     name: str
-    """The keyword by which `forward` gets it; empty: it gets it by its place."""
+    """The keyword of `forward` for it; empty: it is a positional argument."""
     shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape in one sample."""
     kind: Literal["number", "whole", "mask"] = "number"
 
     @property
     def width(self) -> int:
-        """How many numbers of a row it takes."""
+        """The number of its numbers in a row."""
         return prod(self.shape)
 
 
 def parts_of(xs: Sequence[Any]) -> tuple[Part, ...]:
-    """What the samples of all clients are made of; empty: of one array of any numbers.
+    """The parts of which the samples of all clients consist; empty: one array of any numbers.
 
     >>> parts_of([[[1, 2, 3]]])
     (Part(name='', shape=(3,), kind='whole'),)
@@ -63,12 +63,18 @@ def parts_of(xs: Sequence[Any]) -> tuple[Part, ...]:
         names = list(first)
         for x in xs:
             if not isinstance(x, Mapping) or list(x) != names:
-                raise DataError(f"all clients need the same arrays, {', '.join(map(str, names))}")
+                raise DataError(
+                    f"all clients must have the same arrays as the first one, "
+                    f"{', '.join(map(str, names))}; give these to each client"
+                )
         return tuple(_part(str(name), [x[name] for x in xs]) for name in names)
     if isinstance(first, tuple):
         if any(not isinstance(x, tuple) or len(x) != len(first) for x in xs):
-            raise DataError(f"all clients need tuples of {len(first)} arrays")
-        return tuple(_part("", list(each)) for each in zip(*xs, strict=True))
+            raise DataError(
+                f"all clients must have a tuple of {len(first)} arrays, as the first one has; give "
+                "such a tuple for each client"
+            )
+        return tuple(_part("", list(arrays)) for arrays in zip(*xs, strict=True))
     if any(map(_is_ragged, xs)):
         sequences = [np.asarray(sequence) for x in xs for sequence in x]
         longest = max(map(len, sequences))
@@ -99,7 +105,7 @@ def _is_ragged(x: Any) -> bool:
     """Whether it is a list of sequences of unequal length."""
     if not isinstance(x, list):
         return False
-    return len({len(each) if hasattr(each, "__len__") else -1 for each in x}) > 1
+    return len({len(item) if hasattr(item, "__len__") else -1 for item in x}) > 1
 
 
 def pack(where: str, x: Any, parts: Sequence[Part]) -> F32:
@@ -110,13 +116,13 @@ def pack(where: str, x: Any, parts: Sequence[Part]) -> F32:
     [[1.0, 2.0, 0.5]]
     >>> pack("client 0", ([[1, 2]], [[0.5]] * 2), parts)
     Traceback (most recent call last):
-    wecfl.errors.DataError: client 0: its arrays have 1 and 2 samples, expected one number
+    wecfl.errors.DataError: client 0: its arrays have 1 and 2 samples, expected the same number
     """
     arrays = _arrays(where, x, parts)
     counts = sorted({len(array) for array in arrays})
     if len(counts) > 1:
         several = " and ".join(map(str, counts))
-        raise DataError(f"{where}: its arrays have {several} samples, expected one number")
+        raise DataError(f"{where}: its arrays have {several} samples, expected the same number")
     rows = np.empty((counts[0], sum(part.width for part in parts)), np.float32)
     start = 0
     for part, array in zip(parts, arrays, strict=True):
@@ -139,15 +145,17 @@ def _arrays(where: str, x: Any, parts: Sequence[Part]) -> list[Array]:
         try:
             columns = [[row[key] for row in rows] for key in keys]
         except (KeyError, IndexError, TypeError):
-            raise DataError(f"{where}: a sample needs {_told(parts)}") from None
+            raise DataError(f"{where}: each sample must have {_part_words(parts)}") from None
         return [_array(where, column) for column in columns]
     given = list(x) if isinstance(x, tuple) else [x[p.name] for p in parts if p.name in x]
     if len(given) != len(parts):
-        raise DataError(f"{where}: {len(given)} of its arrays are known, expected {_told(parts)}")
-    return [_array(where, each) for each in given]
+        raise DataError(
+            f"{where}: got {len(given)} arrays of the training, expected {_part_words(parts)}"
+        )
+    return [_array(where, values) for values in given]
 
 
-def _told(parts: Sequence[Part]) -> str:
+def _part_words(parts: Sequence[Part]) -> str:
     names = [part.name for part in parts if part.name]
     return f"the arrays {', '.join(names)}" if names else f"{len(parts)} arrays"
 
@@ -156,12 +164,12 @@ def _array(where: str, x: Any) -> Array:
     try:
         return np.asarray(x)
     except ValueError as error:  # lists of different lengths
-        raise DataError(f"{where}: x is no array of numbers: {error}") from None
+        raise DataError(f"{where}: x is not an array of numbers: {error}") from None
 
 
 def _padded(where: str, x: Any, part: Part) -> list[Array]:
-    """The sequences in one array, and which of its places they fill."""
-    sequences = [_array(where, each) for each in x]
+    """The sequences in one padded array, and a mask of the places that they fill."""
+    sequences = [_array(where, sequence) for sequence in x]
     length, *rest = part.shape
     kind = np.int64 if part.kind == "whole" else np.float64
     out, mask = np.zeros((len(sequences), length, *rest), kind), np.zeros((len(sequences), length))
@@ -172,8 +180,8 @@ def _padded(where: str, x: Any, part: Part) -> list[Array]:
             )
         if not 1 <= len(sequence) <= length:
             raise DataError(
-                f"{where}: sequence {i} has {len(sequence)} places, expected 1 to {length}, the "
-                "longest of the training"
+                f"{where}: sequence {i} has the length {len(sequence)}, expected 1 to {length}, "
+                "the greatest length in the training"
             )
         if sequence.dtype.kind not in "uifb":
             raise DataError(f"{where}: sequence {i} holds {sequence.dtype}, expected numbers")
@@ -190,6 +198,9 @@ def _check(where: str, part: Part, array: Array) -> None:
         raise DataError(f"{what} has shape {array.shape}, expected ({expected})")
     if part.kind == "whole" and array.size:
         if array.dtype.kind == "f" and (array != np.floor(array)).any():
-            raise DataError(f"{what} must hold whole numbers, as it did in the training")
+            raise DataError(f"{what} must hold whole numbers, as in the training")
         if np.abs(array).max() > MAX_WHOLE:
-            raise DataError(f"{what} holds whole numbers above {MAX_WHOLE}; number them from 0")
+            raise DataError(
+                f"{what} holds whole numbers above {MAX_WHOLE}, the largest one that is exact in "
+                "float32; number them from 0"
+            )

@@ -1,7 +1,7 @@
 """Partitions: how the samples of a data set are divided among clients.
 
 Every partition draws a class × client matrix S of shares. S_ci is the part of class c that client i
-holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples accordingly.
+holds, so a row sums to 1. `wecfl.data.client_rows` cuts the samples by these shares.
 
 | name | parameters | S |
 |---|---|---|
@@ -160,7 +160,8 @@ class ClusterwiseNClass:
         n1, n2 = self.n
         if n2 > n1:
             raise PartitionError(
-                f"classes_per {n1} {n2}: a client can't hold {n2} of its group's {n1} classes"
+                f"classes_per {n1} {n2}: a client can't hold {n2} of its group's {n1} classes; "
+                f"lower the second number to at most {n1}"
             )
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
@@ -220,7 +221,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 """Every partition by its name."""
 
 BY_SIZE = (Iid, QuantitySkew, QuantityPower, ClusterwiseQuantity)
-"""The partitions that do without classes: they share out samples with any targets."""
+"""The partitions that do not use classes: they divide samples with any targets."""
 
 
 def build(
@@ -293,7 +294,9 @@ def _check_n(*n: int) -> None:
 def _check_capacity(capacity: int, n: int, classes: int, who: str) -> None:
     """Refuse a partition in which some class can have no holder."""
     if n > classes:
-        raise PartitionError(f"classes_per {n} exceeds the {classes} classes of the data")
+        raise PartitionError(
+            f"classes_per is {n}, but the data have only {classes} classes; lower it"
+        )
     if capacity < classes:
         raise PartitionError(
             f"{who} can hold only {capacity} of the {classes} classes; raise classes_per"

@@ -1,13 +1,13 @@
-"""The pipeline: from a table, or pixels, as people have them to the samples that a model is given.
+"""The pipeline: it makes the samples for a model from a table or from pixels.
 
-It is made of statistics that clients may send, and travels with the models: `predict`, newcomers,
-the exported ONNX graph and `wecfl serve` begin with it.
+It is made from statistics that clients may send, and it belongs to the models: `predict`,
+newcomers, the exported ONNX graph and `wecfl serve` begin with it.
 
 ::
 
     numbers      a missing value is filled in, then (x − shift) / scale
     indicators   1 where a number was missing, for columns in which the training data lacked some
-    categories   one feature for each value that the training data hold; others are all zeros
+    categories   one feature for each value in the training data; for other values all are zero
     pixels       0 … 255 to [−1, 1]
     other        tokens, several arrays, sequences of unequal length (`wecfl.data.packing`)
 """
@@ -45,27 +45,27 @@ ScaleBy = Literal["all", "client", "cluster"]
 """Whose statistics scale the samples of a client: those of all clients merged, its own, or those of
 the members of its cluster merged."""
 Impute = Literal["mean", "median"] | float
-"""What stands for a missing number: the mean or the median of its column, or a constant."""
+"""What replaces a missing number: the mean or the median of its column, or a constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, and what becomes of it."""
+    """A column of a table, and how features are made from it."""
 
     name: str
     values: tuple[str, ...] | None = None
     """The categories, one feature each; None for a column of numbers."""
     fill: float | None = None
-    """What stands for a missing number; None: a missing value is refused."""
+    """What replaces a missing number; None: a missing value is refused."""
     indicator: bool = False
-    """Whether a further feature says where the number was missing."""
+    """Whether another feature says where the number was missing."""
     shift: float = 0.0
     scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What is done to samples before a model sees them; a value that JSON can hold.
+    """How samples are prepared before a model gets them; a value that JSON can hold.
 
     >>> pipeline = Pipeline((Column("age", fill=40.0, shift=40.0, scale=10.0),
     ...                      Column("sex", values=("f", "m"))))
@@ -76,21 +76,21 @@ class Pipeline:
     """
 
     columns: tuple[Column, ...] = ()
-    """Of a table; none for pixels."""
+    """The columns of a table; empty for pixels."""
     classes: tuple[str, ...] | None = None
-    """The names of the classes 0, 1, 2, …; None: they are numbers."""
+    """The names of the classes 0, 1, 2, …; None: they have no names."""
     own: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] | None = None
-    """By client the shift and scale of each column of numbers, if each is scaled by its own; or by
-    the number of a cluster, if there are `clusters`."""
+    """For each client, the shift and scale of each column of numbers, if clients are scaled by
+    their own statistics; if there are `clusters`, for each cluster by its number."""
     scaled: Scale = "none"
     """How the numbers were scaled."""
     parts: tuple[Part, ...] = ()
-    """The arrays that samples are made of, if they are not one table or array of numbers."""
+    """The arrays of which samples consist, if they are not one table or array of numbers."""
     targets: tuple[str, ...] = ()
     """The names of the columns that are predicted, if there are several."""
     clusters: tuple[tuple[str, int], ...] | None = None
-    """By client the cluster whose statistics scale it; empty: clusters are still to be found, and
-    all clients are scaled alike. None: clients are not scaled by cluster."""
+    """For each client, the cluster whose statistics scale it; empty: clusters are not found yet,
+    and all clients are scaled in the same way. None: clients are not scaled by cluster."""
 
     @property
     def plain(self) -> bool:
@@ -128,8 +128,8 @@ class Pipeline:
     def transform(self, table: Any, whose: str | int | None = None, where: str = "predict") -> F32:
         """(n, features), the samples of a table: a DataFrame, rows in the columns' order, or dicts.
 
-        Where clients are not scaled alike, `whose` is the name of a client or the number of a
-        cluster. Samples of other kinds are packed; a single array of numbers stays as it is.
+        If clients are scaled by client or by cluster, `whose` is the name of a client or the number
+        of a cluster. Samples of other kinds are packed; a single array of numbers stays as it is.
         """
         if self.plain:
             return pack(where, table, self.parts) if self.parts else table
@@ -147,12 +147,14 @@ class Pipeline:
             x = np.hstack(parts).astype(np.float32)
         if not np.isfinite(x).all():
             name = self.features[int(np.argmin(np.isfinite(x).all(axis=0)))]
-            raise DataError(f"{where}: the column {name} is beyond float32 (10³⁸); scale it")
+            raise DataError(
+                f"{where}: the column {name} holds numbers too large for float32 (10³⁸); scale it"
+            )
         return x
 
     def frame(self, table: Any, where: str) -> Any:
         """The table as a DataFrame of pandas that has the columns."""
-        import pandas as pd  # noqa: PLC0415  (a client over a network does without)
+        import pandas as pd  # noqa: PLC0415  (a client over a network does not need it)
 
         names = [column.name for column in self.columns]
         if not isinstance(table, pd.DataFrame):
@@ -166,7 +168,7 @@ class Pipeline:
                 )
             table = pd.DataFrame(rows, columns=None if keyed else names)
         if missing := [name for name in names if name not in table]:
-            raise DataError(f"{where}: the table lacks the columns {', '.join(missing)}")
+            raise DataError(f"{where}: the table lacks the columns {', '.join(missing)}; add them")
         return table
 
     def _numbers(self, values: F64, whose: str | int | None, where: str) -> list[F64]:
@@ -185,13 +187,13 @@ class Pipeline:
         pairs = np.array(self.scaling(whose, where), np.float64)
         scaler.mean_, scaler.scale_ = pairs[:, 0], pairs[:, 1]
         scaler.var_, scaler.n_features_in_ = pairs[:, 1] ** 2, len(pairs)
-        told = [j for j, column in enumerate(self.numbers) if column.indicator]
-        return [scaler.transform(filled), missing[:, told].astype(np.float64)]
+        indicated = [j for j, column in enumerate(self.numbers) if column.indicator]
+        return [scaler.transform(filled), missing[:, indicated].astype(np.float64)]
 
     def scaling(
         self, whose: str | int | None = None, where: str = "predict"
     ) -> list[tuple[float, float]]:
-        """The shift and scale of each column of numbers: of all, of a client or of a cluster."""
+        """The shift and scale of each column of numbers, for all, for a client or for a cluster."""
         if self.own is None:
             return [(column.shift, column.scale) for column in self.numbers]
         known: dict[Any, Any] = dict(self.own)
@@ -200,8 +202,8 @@ class Pipeline:
         if found is None:
             what, further = ("cluster", " or the number of a cluster") if groups else ("client", "")
             raise DataError(
-                f"{where}: each {what} is scaled by its own statistics, so say whose samples these "
-                f"are: give the name of a client{further}, got {whose!r}"
+                f"{where}: each {what} is scaled by its own statistics, so the name of a client"
+                f"{further} must be given, got {whose!r}"
             )
         return list(found)
 
@@ -217,17 +219,17 @@ class Pipeline:
         return np.asarray(encoder.transform(texts), np.float64)
 
     def labels(self, y: Any, where: str = "predict") -> Any:
-        """The numbers of classes that were given by their names; numbers stay as they are."""
+        """The numbers of classes that are given by their names; numbers stay as they are."""
         given = np.asarray(y)
         if self.classes is None or given.dtype.kind in "uif":
             return y
         numbers = {name: number for number, name in enumerate(self.classes)}
-        if strange := [each for each in given.astype(str).tolist() if each not in numbers]:
+        if strange := [name for name in given.astype(str).tolist() if name not in numbers]:
             raise DataError(
                 f"{where}: there is no class {strange[0]!r}; the classes are "
                 f"{', '.join(self.classes)}"
             )
-        return np.array([numbers[each] for each in given.astype(str).tolist()], np.int64)
+        return np.array([numbers[name] for name in given.astype(str).tolist()], np.int64)
 
     def of(self, whose: str | int) -> Pipeline:
         """The pipeline of one client or of one cluster, with its scaling."""
@@ -264,32 +266,34 @@ class Pipeline:
             for c in written["columns"]
         ]
         classes, own = written["classes"], written["own"]
-        clusters = written.get("clusters")  # folders of older versions have neither these
+        clusters = written.get("clusters")  # folders of older versions have no clusters …
         return cls(
             tuple(columns),
             None if classes is None else tuple(classes),
             None if own is None else tuple((n, tuple(map(tuple, each))) for n, each in own.items()),
             written["scaled"],
             tuple(Part(**{**p, "shape": tuple(p["shape"])}) for p in written["parts"]),
-            tuple(written.get("targets", ())),  # nor these
+            tuple(written.get("targets", ())),  # … and no targets
             None if clusters is None else tuple(clusters.items()),
         )
 
 
 def numbers_of(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> F64:
-    """(n, p), the columns of numbers as float64; NaN where a value is missing."""
+    """(n, p), the columns of numbers as float64; NaN for a missing value."""
     found = []
     for column in columns:
         try:
             found.append(frame[column.name].astype("float64").to_numpy(np.float64))
         except (TypeError, ValueError) as error:
-            why = " ".join(str(error).split())[:80]
-            raise DataError(f"{where}: the column {column.name} must hold numbers: {why}") from None
+            reason = " ".join(str(error).split())[:80]
+            raise DataError(
+                f"{where}: the column {column.name} must hold numbers: {reason}"
+            ) from None
     return np.column_stack(found) if found else np.empty((len(frame), 0))
 
 
 def texts_of(frame: pd.DataFrame, names: Sequence[str]) -> Any:
-    """(n, p), the columns of categories as texts; None where a value is missing."""
+    """(n, p), the columns of categories as texts; None for a missing value."""
     chosen = frame[list(names)]
     texts = chosen.astype(str).to_numpy(object, copy=True)
     texts[chosen.isna().to_numpy()] = None

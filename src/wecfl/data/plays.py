@@ -15,7 +15,7 @@ _LETTERS = re.compile(r"[^a-z.,;:!?'-]+")
 
 
 def speeches(play: str) -> list[tuple[str, str]]:
-    r"""Who says what, in the order of the play, without stage directions.
+    r"""The speakers and their speeches, in the order of the play, without stage directions.
 
     A speech is a paragraph that begins with a name, on a line of its own or in capitals.
 
@@ -33,7 +33,7 @@ def speeches(play: str) -> list[tuple[str, str]]:
 
 
 def letters(text: str) -> str:
-    r"""The letters of a text in lower case, and its marks; an underscore for all between words.
+    r"""The letters of a text in lower case and its marks; anything else becomes an underscore.
 
     >>> letters("To be, or not\n  to be: 2 -- \"that\"")
     'to_be,_or_not_to_be:_--_that_'

@@ -1,10 +1,10 @@
-"""How others deal out and test samples, for comparisons with their figures.
+"""How other authors divide samples and test clients, for comparisons with their figures.
 
-By default the data set's test samples are divided among clients like those for training. Some test
-one model on all of them (`commonly_tested`), or merge both sets, so that each client holds out a
-share of its own (`merged`, then `Federation.validating`). Some give every group the whole data set
-(`repeated`), or few samples to each client (`limited`). Some take test samples class by class
-(`tested_by_class`), which is seen where BatchNorm takes the statistics of each batch.
+By default, the data set's test samples are divided among clients like those for training. Some
+authors test each model on all test samples (`commonly_tested`), or merge both sets, so that each
+client holds out a share of its own (`merged`, then `Federation.validating`). Some give every group
+the whole data set (`repeated`), or few samples to each client (`limited`). Some take test samples
+class by class (`tested_by_class`), which matters if BatchNorm uses the statistics of each batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["commonly_tested", "limited", "merged", "repeated", "tested_by_class"
 
 
 def merged(data: Dataset) -> Dataset:
-    """The data set, all of whose samples are for training.
+    """The data set with all its samples for training.
 
     >>> from wecfl.data.datasets import load
     >>> merged(load("digits")).n_train
@@ -33,7 +33,7 @@ def merged(data: Dataset) -> Dataset:
 
 
 def repeated(data: Dataset, copies: int) -> Dataset:
-    """The data set, with every sample so many times.
+    """The data set with `copies` copies of every sample.
 
     >>> from wecfl.data.datasets import load
     >>> twice = repeated(load("digits"), 2)
@@ -42,7 +42,7 @@ def repeated(data: Dataset, copies: int) -> Dataset:
     """
     check_whole(copies=(copies, 1))
     needed = copies * (data.x.nbytes + data.y.nbytes + 8 * len(data.y))
-    check_room(f"a data set {copies} times", needed, "choose fewer copies")
+    check_room(f"{copies} copies of the data set", needed, "choose fewer copies")
     rows = np.arange(len(data.y))
     cut = np.split(rows, [data.n_train])
     order = np.concatenate([np.tile(part, copies) for part in cut])
@@ -50,7 +50,7 @@ def repeated(data: Dataset, copies: int) -> Dataset:
 
 
 def limited(federation: Federation, samples: int, seed: int = 0) -> Federation:
-    """The same clients, each with at most so many of its training samples, drawn for `seed`.
+    """The same clients, each with at most `samples` of its training samples, drawn for `seed`.
 
     >>> fed = Federation.from_arrays([np.zeros((10, 1))], [np.arange(10) % 2])
     >>> limited(fed, 3).sizes
@@ -65,7 +65,7 @@ def limited(federation: Federation, samples: int, seed: int = 0) -> Federation:
 
 
 def commonly_tested(federation: Federation) -> Federation:
-    """The same clients, each of them tested on the test samples of all.
+    """The same clients, each tested on the test samples of all clients.
 
     >>> fed = Federation.from_arrays([np.zeros((5, 1))] * 2, [[0, 1, 0, 1, 0]] * 2)
     >>> [len(rows) for rows in commonly_tested(fed).test]
@@ -76,7 +76,7 @@ def commonly_tested(federation: Federation) -> Federation:
 
 
 def tested_by_class(federation: Federation) -> Federation:
-    """The same clients, whose test samples are in the order of their classes.
+    """The same clients, with their test samples in the order of the classes.
 
     >>> fed = Federation.from_arrays([np.zeros((6, 1))], [[1, 0, 1, 0, 1, 0]], test=0.5)
     >>> fed.y[tested_by_class(fed).test[0]]

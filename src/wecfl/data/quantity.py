@@ -1,4 +1,4 @@
-"""Partitions by quantity: clients or groups differ in how much they hold, and in nothing else."""
+"""Partitions by quantity: clients or groups differ only in how many samples they hold."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class QuantityPower(OneAlpha):
 class ClusterwiseQuantity(TwoAlphas):
     """Groups differ in size only: S_ci = a_g b_i, a ~ Dirichlet(α₁), b ~ Dirichlet(α₂) per group.
 
-    What they hold is alike, so nothing but the number of samples tells the groups apart: a method
-    should find one.
+    Their samples are alike, so only the numbers of samples distinguish the groups: a method should
+    find one cluster.
 
     >>> drawn = ClusterwiseQuantity((1.0, 100.0), groups=2).shares(2, 4, np.random.default_rng(0))
     >>> drawn.groups.tolist(), bool((drawn.matrix[0] == drawn.matrix[1]).all())

@@ -21,7 +21,7 @@ from wecfl.errors import DataError
 __all__ = ["read_rda"]
 
 MAX_BYTES = 50_000_000
-"""No data frame that is read here is larger."""
+"""The largest file that is unpacked, in bytes."""
 SYMBOL, PAIRS, CHARS, INTEGERS, REALS, TEXTS, LIST, NIL, REFERENCE = (
     1,
     2,
@@ -47,7 +47,10 @@ def read_rda(path: Path) -> dict[str, Any]:
     with data_errors(path, "get it again", errors):
         data = lzma.LZMADecompressor().decompress(path.read_bytes(), MAX_BYTES)
         if not data.startswith(b"RDX2\nX\n"):
-            raise DataError(f"{path}: not a file of R with packed data (RDX2, XDR); get it again")
+            raise DataError(
+                f"{path}: expected a file of R with packed data (RDX2, XDR), and it is not one; "
+                "get it again"
+            )
         reader = _Reader(BytesIO(data[7 + 12 :]))  # without the versions of the format and of R
         saved = reader.item()
         if not isinstance(saved, dict) or len(saved) != 1:
@@ -94,7 +97,7 @@ class _Reader:
             return numbers.astype(np.int64 if kind == INTEGERS else np.float64)
         if kind in (TEXTS, LIST):
             return [self.item() for _ in range(self._number())]
-        raise ValueError(f"items of type {kind} are not read")
+        raise ValueError(f"it holds an item of type {kind}, which this reader does not know")
 
     def _pairs(self, has_tag: bool) -> dict[str, Any]:
         """A list of pairs: each holds a name, a value and the rest of the list."""
@@ -106,7 +109,7 @@ class _Reader:
             if flags & 255 == NIL:
                 return found
             has_tag = bool(flags & 1024)
-        raise ValueError("a list of pairs without names")
+        raise ValueError("it holds a list of pairs without names")
 
     def _number(self) -> int:
         return int(struct.unpack(">i", self._bytes(4))[0])

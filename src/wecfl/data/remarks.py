@@ -9,24 +9,24 @@ from wecfl.data.federation import Federation
 __all__ = ["data_remarks"]
 
 MAX_USUAL_SIZE = 10.0
-"""The root mean square of a feature above which it is taken for not scaled."""
+"""A feature whose root mean square is larger than this counts as not scaled."""
 ROWS_LOOKED_AT = 1000
-"""As many samples tell whether a feature is scaled."""
+"""The number of samples that are looked at, to see whether a feature is scaled."""
 MAX_NAMED_FEATURES = 5
 """The largest number of features that are named."""
 
 
 def data_remarks(federation: Federation, *, tokens: bool = False) -> list[str]:
-    """A line about features that are not scaled, unless they are tokens; one if nobody is tested.
+    """A line if no client is tested, and one about features that are not scaled, unless tokens.
 
     >>> x = [[1000.0, 1.0], [-1000.0, 0.0]]
     >>> for line in data_remarks(Federation.from_arrays([x], [[0, 1]], test=0)): print(line)
-    no client has test samples, so no scores follow
-    the features 0 are far from 0 or vary widely (up to 1e+03), which SGD learns badly; scale ...
+    no client has test samples, so there will be no scores
+    the features 0 are far from 0 or vary widely (up to 1e+03), and SGD learns them badly; scale ...
     """
     lines = []
     if not any(map(len, federation.test)):
-        lines.append("no client has test samples, so no scores follow")
+        lines.append("no client has test samples, so there will be no scores")
     if len(federation.shape) == 1 and not tokens:
         lines += _unscaled(federation)
     return lines
@@ -46,6 +46,6 @@ def _unscaled(federation: Federation) -> list[str]:
     shown = ", ".join(names[j] for j in large[:MAX_NAMED_FEATURES])
     more = f" and {len(large) - MAX_NAMED_FEATURES} more" * (len(large) > MAX_NAMED_FEATURES)
     return [
-        f"the features {shown}{more} are far from 0 or vary widely (up to {size.max():.2g}), which "
-        "SGD learns badly; scale them: scale='standard' (--scale standard)"
+        f"the features {shown}{more} are far from 0 or vary widely (up to {size.max():.2g}), and "
+        "SGD learns them badly; scale them: scale='standard' (--scale standard)"
     ]

@@ -1,6 +1,6 @@
-"""Data sets that are drawn, not read: uniform samples, labelled by rules that may change.
+"""Data sets that are drawn at random, not read: uniform samples, labelled by rules that may change.
 
-They are the usual streams of the literature on concept drift, as FedDrift uses them
+They are the usual streams of the literature on concept drift, in the form of FedDrift
 (Jothimurugesan et al., *Federated learning under distributed concept drift*, AISTATS 2023).
 
 | name | samples | a sample has label 1 if | concepts |
@@ -35,7 +35,7 @@ class Ruled(NamedTuple):
 
     features: int
     upper: float
-    """The features are drawn from 0 to here."""
+    """The features are drawn between 0 and this number."""
     rules: tuple[Rule, ...]
     wrong: float = 0.0
     """The share of labels that are wrong."""
@@ -66,7 +66,7 @@ RULED = {
 
 
 def find_drawn(_: Path) -> Path:
-    """What makes these data sets: this module; the folder does not matter."""
+    """The place of these data sets, which is this module; the folder does not matter."""
     return Path(__file__)
 
 

@@ -48,10 +48,10 @@ NamedArray: TypeAlias = tuple[str, Array]
 MAX_NAMED_COLUMNS = 10
 """The largest number of columns that an error names."""
 FILE_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, tarfile.TarError)
-"""What gzip, tarfile and the reading of bytes raise for a damaged file."""
+"""The errors that gzip, tarfile and the reading of bytes raise for a damaged file."""
 NPZ_ERRORS = (KeyError, SyntaxError, MemoryError, RuntimeError, LZMAError, TokenError,
               zipfile.BadZipFile)  # fmt: skip
-"""What numpy and zipfile also raise for a damaged ``.npz``."""
+"""The errors that numpy and zipfile raise in addition for a damaged ``.npz``."""
 NPZ_NAMES = ("x", "y", "x_test", "y_test")
 """The arrays of a ``.npz``; the last two are optional."""
 
@@ -60,7 +60,7 @@ NPZ_NAMES = ("x", "y", "x_test", "y_test")
 def data_errors(
     path: Path, remedy: str = "get it again", errors: tuple[type[Exception], ...] = FILE_ERRORS
 ) -> Iterator[None]:
-    """Turn what a library raises when it reads `path` into a `DataError` of one line.
+    """Turn an error that a library raises when it reads `path` into a `DataError` of one line.
 
     >>> with data_errors(Path("data.bin")): raise EOFError
     Traceback (most recent call last):
@@ -75,8 +75,8 @@ def data_errors(
     except RefusedFileError as error:
         raise DataError(f"{path}: {error}") from error
     except errors as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path}: cut short, corrupt or unreadable ({why}); {remedy}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: cut short, corrupt or unreadable ({reason}); {remedy}") from error
 
 
 def pool(parts: Sequence[NamedArray]) -> F32:
@@ -94,15 +94,17 @@ def pool(parts: Sequence[NamedArray]) -> F32:
         if part.ndim < 2:
             raise DataError(f"{where}: x has shape {part.shape}, expected (samples, features …)")
         if 0 in part.shape[1:]:
-            raise DataError(f"{where}: x has shape {part.shape}, so samples hold no numbers")
+            raise DataError(
+                f"{where}: x has shape {part.shape}, expected samples with at least one number"
+            )
         if part.shape[1:] != expected.shape[1:]:
             raise DataError(
                 f"{where}: samples have shape {part.shape[1:]}, but those of {first} have "
-                f"{expected.shape[1:]}; bring all to one shape"
+                f"{expected.shape[1:]}; give all samples the same shape"
             )
         if (part.dtype == np.uint8) != (expected.dtype == np.uint8):
             raise DataError(
-                f"{where}: x holds {part.dtype}, but that of {first} holds {expected.dtype}; only "
+                f"{where}: x holds {part.dtype}, but x of {first} holds {expected.dtype}; only "
                 "uint8 is scaled as pixels, so use one type for all"
             )
     out = np.empty((sum(len(part) for _, part in parts), *expected.shape[1:]), np.float32)
@@ -116,21 +118,21 @@ def pool(parts: Sequence[NamedArray]) -> F32:
 
 
 def refuse_masked(where: str, values: Any) -> None:
-    """Raise an error for a masked array, whose masked values NumPy would take as they are.
+    """Raise an error for a masked array, since NumPy would use its masked values like others.
 
     >>> refuse_masked("x", np.ma.masked_equal([1, 999], 999))
     Traceback (most recent call last):
-    wecfl.errors.DataError: x: a masked array; put values in the place of ...
+    wecfl.errors.DataError: x: expected a plain array, got a masked one; replace its masked ...
     """
     if isinstance(values, np.ma.MaskedArray):
         raise DataError(
-            f"{where}: a masked array; put values in the place of masked ones (filled), or drop "
-            "these samples"
+            f"{where}: expected a plain array, got a masked one; replace its masked values (with "
+            "filled), or drop these samples"
         )
 
 
 def _not_finite(where: str, finite: Bool) -> str:
-    """Where samples hold NaN or Inf, and what to do about it."""
+    """A message: where samples hold NaN or Inf, and what to do."""
     row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
     columns = ""
     if finite.ndim == 2:
@@ -139,8 +141,8 @@ def _not_finite(where: str, finite: Bool) -> str:
         more = f" and {len(found) - MAX_NAMED_COLUMNS} more" * (len(found) > MAX_NAMED_COLUMNS)
         columns = f" in column{'s' * (len(found) > 1)} {shown}{more}"
     return (
-        f"{where}: x holds NaN or Inf{columns} (sample {row}); drop such samples, or fill them in: "
-        "Federation.from_frame(…, impute='median') does so"
+        f"{where}: x holds NaN or Inf{columns} (sample {row}); drop such samples, or fill them in, "
+        "as Federation.from_frame(…, impute='median') does"
     )
 
 
@@ -157,7 +159,7 @@ def as_samples(where: str, x: ArrayLike, shape: tuple[int, ...]) -> F32:
     try:
         given = np.asarray(x)
     except ValueError as error:  # lists of different lengths
-        raise DataError(f"{where}: x is no array of numbers: {error}") from None
+        raise DataError(f"{where}: x is not an array of numbers: {error}") from None
     if (shape and given.shape[1:] != shape) or not given.ndim:
         expected = ", ".join(map(str, ("samples", *shape)))
         raise DataError(f"{where}: x has shape {given.shape}, expected ({expected})")
@@ -215,10 +217,11 @@ def as_labels(where: str, y: ArrayLike, n: int, classes: int | None = None) -> I
 def holdout(y: Array, share: float, generator: np.random.Generator) -> tuple[Int, Int]:
     """Rows for training, and a stratified `share` of all rows for testing; each gets at least one.
 
-    A single row is for training, and with a share of 0 all rows are.
+    If there is a single row, or the share is 0, all rows are for training.
 
-    The shuffled rows are sorted by label and every 1/share-th is taken, so a class gets its share
-    up to one sample. Targets that are numbers are sorted by their size, several by the first.
+    The shuffled rows are sorted by label, and every 1/share-th row is taken. So a class gets its
+    share, up to one sample. Targets that are numbers are sorted by size; if there are several for a
+    sample, by the first.
 
     >>> train, test = holdout(np.repeat([0, 1], 10), 0.2, np.random.default_rng(0))
     >>> len(train), (test < 10).sum(), (test >= 10).sum()
@@ -239,23 +242,23 @@ def holdout(y: Array, share: float, generator: np.random.Generator) -> tuple[Int
 def read_npz(path: Path, *, labels: bool = True) -> dict[str, Array]:
     """The arrays x and y of a ``.npz``, and x_test and y_test if it has them; never a pickle.
 
-    If no `labels` are needed, it may hold x alone.
+    If no `labels` are needed, the file may hold only x.
 
     >>> read_npz(Path("nothing.npz"))
     Traceback (most recent call last):
     wecfl.errors.DataError: nothing.npz: ...
     """
-    # To hold samples out, they are put in order, which takes a copy.
+    # Holding samples out needs a copy of them, in another order.
     return read_npz_files([path], copies=2, labels=labels)[0]
 
 
 def read_npz_files(
     paths: Sequence[Path], copies: int = 1, *, labels: bool = True
 ) -> list[dict[str, Array]]:
-    """The arrays of each file, if so many copies of all together fit into the memory.
+    """The arrays of each file, if `copies` copies of all files together fit into the memory.
 
-    A few kilobytes can promise, and unpack to, any number of gigabytes, and so can many small files
-    together: the sizes of all are added up before anything is read.
+    A file of a few kilobytes can unpack to any number of gigabytes, and so can many small files
+    together. So the sizes of all arrays are added up before anything is read.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:
@@ -280,7 +283,7 @@ def read_npz_files(
 
 @contextmanager
 def _opened(path: Path, labels: bool) -> Iterator[NpzFile]:
-    """A ``.npz`` that holds what is expected; what goes wrong with it is one line."""
+    """A ``.npz`` that holds the expected arrays; any error about it is one line."""
     with data_errors(path, "write numbers to it with numpy.savez", (*FILE_ERRORS, *NPZ_ERRORS)):
         check_regular(path)
         with path.open("rb") as file:
@@ -307,7 +310,7 @@ def _held(archive: NpzFile) -> list[str]:
 def _bytes(where: str, archive: Any, name: str) -> tuple[int, int]:
     """The bytes of an array as it is stored and, if it holds samples, as float32.
 
-    An array that is not as large as its header promises is refused.
+    An array that is not as large as its header says is refused.
     """
     member = name if name in archive.namelist() else f"{name}.npy"
     with archive.open(member) as file:

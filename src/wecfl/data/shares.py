@@ -1,4 +1,4 @@
-"""The share matrix of a partition, what a partition is, and what several of them share."""
+"""The share matrix of a partition, the protocol of partitions, and what several of them need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One draw of a partition: which part of each class each client holds.
+    """One draw of a partition: the part of each class that each client holds.
 
     >>> from wecfl.data.partition import Iid
     >>> Iid().shares(classes=1, clients=4, rng=np.random.default_rng(0)).matrix.tolist()
@@ -49,9 +49,9 @@ class Partition(Protocol):
 
     name: ClassVar[str]
     usage: ClassVar[str]
-    """The parameters it takes, for error messages."""
+    """The parameters of the partition, for error messages."""
     remedy: ClassVar[str]
-    """What to do when no draw gives every client enough."""
+    """What to do if no draw gives every client enough samples."""
 
     def shares(self, classes: int, clients: int, rng: np.random.Generator) -> Shares:
         """One draw of the share matrix."""
@@ -60,7 +60,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneAlpha:
-    """What partitions with one Dirichlet parameter α share."""
+    """The common part of partitions with one parameter α."""
 
     alpha: float
 
@@ -96,7 +96,7 @@ def dirichlet(alpha: float, over: int, rows: int, rng: np.random.Generator) -> F
 
 
 def spread(clients: int, groups: int) -> Int:
-    """(clients,), the group of each client. Groups are consecutive, of nearly equal size.
+    """(clients,), the group of each client. Groups are consecutive and of nearly equal size.
 
     >>> spread(5, 2)
     array([0, 0, 0, 1, 1])
@@ -116,6 +116,6 @@ def check_alpha(*alpha: float) -> None:
 
 
 def check_groups(groups: int) -> None:
-    """Refuse less than one group."""
+    """Refuse a number of groups below 1."""
     if groups < 1:
         raise PartitionError(f"groups must be at least 1, got {groups}")

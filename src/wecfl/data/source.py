@@ -1,4 +1,4 @@
-"""The value of a data set, and what is known about one before it is loaded."""
+"""A loaded data set, and what is known about a data set before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLE_ENDINGS", "Dataset", "KnownSource", "Package", "Source", "TableSource"]
 
 TABLE_ENDINGS = (".csv", ".parquet")
-"""The endings of files that hold a table, with a column that says whose each row is."""
+"""The endings of files that hold a table, in which a column names the client of each row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +33,10 @@ class Dataset:
     x: F32
     """(n, …), the samples. The first `n_train` rows are for training, the others for testing."""
     y: Targets
-    """(n,), their labels, from 0 to classes − 1; or numbers, (n,) or (n, d)."""
+    """(n,), their labels, from 0 to classes − 1; or their targets as numbers, (n,) or (n, d)."""
     n_train: int
     classes: int
-    """C, the number of classes; of targets that are numbers, how many a sample has."""
+    """C, the number of classes; if targets are numbers, the number of them for a sample."""
 
 
 class Package(NamedTuple):
@@ -48,7 +48,7 @@ class Package(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set known by name: what it holds, how to recognise and read it, where to get it."""
+    """A data set known by name: what it holds, how to find and read it, and where to get it."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A table known by name, whose rows belong to clients of their own.
+    """A table known by name, in which a column names the client of each row.
 
     >>> from wecfl.data.tables import TABLES
     >>> TABLES["vowel"].client, TABLES["vowel"].target
@@ -80,9 +80,9 @@ class TableSource:
     rows: int
     clients: int
     client: str
-    """The column that says whose a row is."""
+    """The column that names the client of a row."""
     target: str
-    """The column that is to be predicted."""
+    """The column to predict."""
     find: Callable[[Path], Path | None]
     """Gives, for a folder, the path to give to `read`; None if the table is not in the folder."""
     read: Callable[[Path], pd.DataFrame]
@@ -92,8 +92,8 @@ class TableSource:
     """The folders to download the files from, in the order in which they are tried."""
     debian: Package | None = None
     features: tuple[str, ...] | None = None
-    """The columns to predict it from; None: all others."""
+    """The columns to predict from; None: all others."""
 
 
 KnownSource: TypeAlias = Source | TableSource
-"""What is known by name."""
+"""Every kind of data set that is known by name."""

@@ -1,7 +1,7 @@
 """Statistics of columns that clients may send, and how the server merges them.
 
 A client tells counts, means, sums of squares and extremes of its training samples, never a sample.
-Merged, they are those of all samples together: nothing is lost by not seeing the data.
+The merged statistics are equal to those of all samples together.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from wecfl.core.types import F64, Int
 __all__ = ["ColumnMoments", "medians"]
 
 HISTOGRAM_BINS = 1024
-"""Bins of the histograms from which a median is read: it is off by less than the width of one."""
+"""The number of bins of the histograms that give medians. A median is wrong by less than a bin."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnMoments:
-    """For each of p columns: how many values are known, their mean, spread and extremes.
+    """For each of p columns: the number of known values, their mean, spread and extremes.
 
     >>> parts = [np.array([[1.0], [3.0]]), np.array([[5.0], [np.nan]])]
     >>> whole = ColumnMoments.merged([ColumnMoments.of(part) for part in parts])
@@ -91,7 +91,7 @@ class ColumnMoments:
 def medians(parts: Sequence[F64], whole: ColumnMoments) -> F64:
     """(p,), the median of each column, from histograms that clients count between the extremes.
 
-    Where a column has no known value, it is NaN.
+    It is NaN for a column without known values.
 
     >>> values = np.arange(11.0)[:, None]
     >>> abs(medians([values[:3], values[3:]], ColumnMoments.of(values))[0] - 5) < 10 / 1024

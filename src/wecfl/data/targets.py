@@ -1,7 +1,7 @@
 """Targets: what is to be predicted for each sample, as users and files give it.
 
-Whole numbers, truth values and texts come as int64, all other numbers as float32. Whether whole
-numbers are labels of classes is not decided here: that is for the task to say (`wecfl.tasks`).
+Whole numbers, truth values and texts become int64, and all other numbers float32. Whether whole
+numbers are labels of classes is not decided here, but by the task (`wecfl.tasks`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Targets: TypeAlias = NDArray[Any]
 """(n,) or (n, d), one row for each sample: int64 or float32."""
 
 MIN_CLASS_LIMIT = 1000
-"""So many classes are plausible, however few samples there are."""
+"""Up to this number of classes is plausible, however few samples there are."""
 
 
 def as_targets(where: str, y: ArrayLike, n: int, classes: int | None = None) -> Targets:
@@ -48,7 +48,7 @@ def as_targets(where: str, y: ArrayLike, n: int, classes: int | None = None) -> 
         given = given[:, 0]
     if given.dtype.kind != "f":
         if given.dtype.kind == "u" and (given > np.iinfo(np.int64).max).any():
-            raise DataError(f"{where}: y holds whole numbers beyond 2⁶³; give them as floats")
+            raise DataError(f"{where}: y holds whole numbers above 2⁶³ − 1; give them as floats")
         return given.astype(np.int64)
     with np.errstate(over="ignore"):
         numbers: F32 = given.astype(np.float32)
@@ -59,9 +59,9 @@ def as_targets(where: str, y: ArrayLike, n: int, classes: int | None = None) -> 
 
 
 def encoded(ys: Sequence[ArrayLike]) -> tuple[list[Array], tuple[str, ...] | None]:
-    """The arrays as they are; texts as the numbers of their classes, in alphabetical order.
+    """The arrays as they are; texts become the numbers of their classes, in alphabetical order.
 
-    Also the names of the classes, if they have names.
+    The second value has the names of the classes, if the targets are texts.
 
     >>> encoded([["no", "yes"], ["no"]])
     ([array([0, 1]), array([0])], ('no', 'yes'))
@@ -69,7 +69,7 @@ def encoded(ys: Sequence[ArrayLike]) -> tuple[list[Array], tuple[str, ...] | Non
     arrays = [np.asarray(y) for y in ys]
     texts = [
         y.dtype.kind in "US"
-        or (y.dtype.kind == "O" and all(isinstance(each, str) for each in y.ravel()))
+        or (y.dtype.kind == "O" and all(isinstance(target, str) for target in y.ravel()))
         for y in arrays
     ]
     if not all(texts) or not texts:
@@ -82,7 +82,7 @@ def encoded(ys: Sequence[ArrayLike]) -> tuple[list[Array], tuple[str, ...] | Non
 
 
 def alike(parts: Sequence[tuple[str, Targets]]) -> Targets:
-    """The targets of all parts, one after the other; whole numbers among others become floats.
+    """The targets of all parts, one after the other; if some are floats, all become floats.
 
     >>> alike([("a", np.array([1])), ("b", np.array([0.5], np.float32))])
     array([1. , 0.5], dtype=float32)
@@ -91,8 +91,8 @@ def alike(parts: Sequence[tuple[str, Targets]]) -> Targets:
     for where, y in parts:
         if y.shape[1:] != expected.shape[1:]:
             raise DataError(
-                f"{where}: a target has shape {y.shape[1:]}, but that of {first} has "
-                f"{expected.shape[1:]}; bring all to one shape"
+                f"{where}: a target has shape {y.shape[1:]}, but a target of {first} has "
+                f"{expected.shape[1:]}; give all targets the same shape"
             )
     kind = np.int64 if all(y.dtype.kind == "i" for _, y in parts) else np.float32
     return np.concatenate([y.astype(kind, copy=False) for _, y in parts])
@@ -109,7 +109,7 @@ def may_be_labels(y: Targets) -> bool:
 
 
 def count_targets(y: Targets) -> int:
-    """C, the largest label + 1; or how many numbers a sample has, where they are no labels.
+    """C, the largest label + 1; if targets are not labels, the number of them for a sample.
 
     >>> count_targets(np.array([0, 2])), count_targets(np.zeros((3, 5), np.float32))
     (3, 5)

@@ -1,7 +1,7 @@
 """Makes clients differ: transforms of their samples and targets, and mixtures of their groups.
 
-A world is a partition, which says which samples a client holds, and what is done to them here. The
-true groups of the clients stay known.
+A world is a partition, which says which samples a client holds, and the changes of these samples
+that are made here. The true groups of the clients stay known.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def transformed(
 ) -> Transformed:
     """Apply the transforms one after the other, to the training and test samples of each client.
 
-    A transform by group uses the groups that the clients have; if they have none, it makes
-    `groups` of nearly equal size. One that crosses them parts each group into `groups` again.
+    A transform by group uses the groups of the clients; if they have none, it makes `groups` groups
+    of nearly equal size. A transform that crosses them divides each group into `groups` parts.
     """
     names = [transform.name for transform in transforms]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
@@ -78,18 +78,19 @@ def _groups(truth: Int | None, m: int, groups: int, *, crosses: bool) -> Int:
         ranks[members] = np.arange(len(members))
     if groups > ranks.max() + 1:
         raise PartitionError(
-            f"{groups} groups that cross others need as many clients in one of these, got at most "
-            f"{ranks.max() + 1}; ask for fewer groups"
+            f"{groups} groups that cross others need a group with at least {groups} clients, but "
+            f"the largest one has {ranks.max() + 1}; ask for fewer groups"
         )
     return ranks % groups
 
 
 def swapped(clients: Federation, share: float, seed: int) -> tuple[list[Int], list[Int]]:
-    """The rows of each client after it has given a `share` of its samples to one of another group.
+    """The rows of each client after it has given a `share` of its samples to another client.
 
-    Each client gives to one client and receives from one, both of other groups, and all samples
-    that it receives are of one group. So it belongs to two groups, in the proportions 1 − share and
-    share if all clients have the same size. Training and test samples are swapped alike.
+    Each client gives to one client and receives from one client, both of other groups, and all
+    samples that it receives are of one group. So it belongs to two groups; if all clients have the
+    same size, in the proportions 1 − share and share. Training and test samples are swapped in the
+    same way.
     """
     if not 0 < share <= 0.5:
         raise ConfigError(f"mixture must be above 0 and at most 0.5, got {share!r}")
@@ -102,10 +103,11 @@ def swapped(clients: Federation, share: float, seed: int) -> tuple[list[Int], li
     sizes = np.bincount(np.unique(clients.groups, return_inverse=True)[1])
     if 2 * sizes.max() > clients.m:
         raise PartitionError(
-            f"a mixture needs groups of at most half of the {clients.m} clients, got one of "
+            f"a mixture needs groups of at most half of the {clients.m} clients, but one has "
             f"{sizes.max()}; ask for more groups"
         )
-    # Clients stand group by group in a ring; a step as long as the largest group leaves any group.
+    # The clients form a ring, group after group. A step by the size of the largest group always
+    # leads from one group to another.
     shuffled = rng.permutation(clients.m)
     ring = shuffled[np.argsort(clients.groups[shuffled], kind="stable")]
     giver = np.empty(clients.m, np.int64)

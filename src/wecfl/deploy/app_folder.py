@@ -1,4 +1,4 @@
-"""The folder of a Flower app: made from a template, read, and checked before Flower packs it."""
+"""Makes the folder of a Flower app from a template, reads it, and checks it before it is packed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_app(folder: Path) -> list[Path]:
             f"{MAX_APP_NAME_LETTERS} letters, got {folder_name!r}"
         )
     if name == "wecfl":
-        raise ConfigError("an app can't have the name of the library, wecfl: choose another folder")
+        raise ConfigError("an app can't have the library's name, wecfl: choose another folder")
     try:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty: choose a new folder")
@@ -58,10 +58,14 @@ def app_settings(app: Path) -> dict[str, Any]:
         settings = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise ConfigError(
-            f"{app} is not an app, it has no pyproject.toml: {deploy_command('new', app)}"
+            f"{app} is not an app, since it has no pyproject.toml: make one with "
+            f"{deploy_command('new', app)}"
         ) from None
     except (KeyError, TypeError):
-        raise ConfigError(f"{file} is not that of an app: no [tool.flwr.app.config]") from None
+        raise ConfigError(
+            f"{file} is not that of an app, since it has no [tool.flwr.app.config]: choose another "
+            f"folder, or make an app with wecfl deploy new"
+        ) from None
     except (ValueError, OSError) as error:
         raise ConfigError(f"can't read {file}: {error}") from None
     return dict(settings)

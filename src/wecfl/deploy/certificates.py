@@ -1,7 +1,7 @@
 """The authority of a federation, the certificate of its server, the keys of its nodes.
 
-All keys are on elliptic curves. A private key is written with mode 0600, and never over another
-one. Only the server's key is replaced, together with its certificate.
+All keys are on elliptic curves. A private key is written with mode 0600, and never replaces another
+one. The only exception is the server's key, which is replaced together with its certificate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AUTHORITY_YEARS, SERVER_YEARS = 10, 1
 def authority(folder: Path) -> tuple[Path, Path]:
     """The files `ca.crt` and `ca.key`, which are made if they do not exist yet.
 
-    Whoever has the key can pose as the server. The nodes need only the certificate.
+    Whoever has the key can act as the server. The nodes need only the certificate.
     """
     certificate_file, key_file = folder / "ca.crt", folder / "ca.key"
     if not key_file.exists():
@@ -92,7 +92,7 @@ def server_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
 
 
 def node_key(file: Path) -> Path:
-    """Make a key for a node in OpenSSH's format; return its public half, beside it (`.pub`).
+    """Make a key for a node in OpenSSH's format; return the file of its public half (`.pub`).
 
     It does the same as `ssh-keygen -t ecdsa -b 384 -N "" -f FILE`.
     """
@@ -105,7 +105,7 @@ def node_key(file: Path) -> Path:
 
 
 def _validity(years: int) -> tuple[datetime, datetime]:
-    """From an hour ago, since clocks differ."""
+    """The time of validity; it begins an hour ago, since the clocks of hosts differ."""
     now = datetime.now(UTC)
     return now - timedelta(hours=1), now + timedelta(days=365 * years)
 

@@ -77,7 +77,7 @@ class Node:
 
 
 class Deployment:
-    """The federation of an app. Its keys, nodes and database stay after `down`."""
+    """The federation of an app on this machine. Its keys, nodes and database stay after `down`."""
 
     def __init__(self, app: Path) -> None:
         self.app = app.absolute()
@@ -94,7 +94,7 @@ class Deployment:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes that were last brought up."""
+        """The nodes that `up` started last."""
         written = self._written
         names = [f"client-{i}" for i in range(written["nodes"])]
         return [
@@ -122,7 +122,7 @@ class Deployment:
         return Path(tomllib.loads(file.read_text("utf-8"))["out"]) if file.exists() else None
 
     def online(self) -> dict[str, str]:
-        """The state of each node at the SuperLink: online, offline or registered."""
+        """The state of each node, as the SuperLink knows it: online, offline or registered."""
         listed = self.flwr("supernode", "list")["nodes"]
         by_number = {int(node["node-id"]): node["status"] for node in listed}
         return {node.client: by_number.get(node.number, "unknown") for node in self.nodes}
@@ -157,8 +157,8 @@ class Deployment:
             keepers = {service.keeper for service in self.services.values()}
             if keepers & {process.pid for process in left}:
                 raise DeployError(
-                    f"{self.app} is up already: {deploy_command('status', self.app)} shows it, "
-                    f"{deploy_command('down', self.app)} stops it"
+                    f"{self.app} is up already: see it with {deploy_command('status', self.app)}, "
+                    f"or stop it with {deploy_command('down', self.app)}"
                 )
             if left:
                 show(f"stopping {len(left)} processes that an earlier federation left behind")
@@ -183,9 +183,12 @@ class Deployment:
         for name in settings:
             if name not in known:
                 where = f"{self.app / 'pyproject.toml'}, under [tool.flwr.app.config]"
-                raise ConfigError(f"{unknown('setting', name, known)}; new ones go into {where}")
+                raise ConfigError(
+                    f"{unknown('setting', name, known)}; add a new setting to {where}"
+                )
         if not self.services:
-            raise DeployError(f"{self.app} is not up: {deploy_command('up', self.app)}")
+            command = deploy_command("up", self.app)
+            raise DeployError(f"{self.app} is not up: start it with {command}")
         folder = out.absolute() if out else self.app / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}"
         all_nodes = {"clients": len(self.nodes)} if "clients" in known else {}
         chosen = {**all_nodes, **settings, "out": str(folder)}
@@ -196,7 +199,7 @@ class Deployment:
     def follow(self, number: str, show: ShowLine) -> str:
         """Show what the server of a run prints until it ends; return its status in Flower's words.
 
-        The status is "lost with the SuperLink" where that died.
+        If the SuperLink died, the status is "lost with the SuperLink".
         """
         command = [str(flower_program("flwr")), "log", number, CONNECTION_NAME]
         env = {**self.environment, "PYTHONUNBUFFERED": "1"}
@@ -216,7 +219,8 @@ class Deployment:
             processes.stop(left)
         else:
             if left := processes.find(self.folder):
-                raise DeployError(f"can't stop processes {', '.join(str(p.pid) for p in left)}")
+                numbers = ", ".join(str(process.pid) for process in left)
+                raise DeployError(f"can't stop the processes {numbers}: stop them yourself")
         for file in (self.folder / "services").glob("*.json"):
             file.unlink(missing_ok=True)
         return list(running)
@@ -234,7 +238,7 @@ class Deployment:
         return flower_environment(self.folder / "flwr")
 
     def wait_until_listening(self, service: str, port: int) -> None:
-        """Wait until a program answers on its port with the right certificate."""
+        """Wait until a program answers on its port, with the certificate of this federation."""
         trust = ssl.create_default_context(cafile=self.folder / "ca.crt")
         began, before = time.monotonic(), self._restarts(service)
         while True:
@@ -244,8 +248,8 @@ class Deployment:
                 trust.wrap_socket(plain, server_hostname="localhost"),
             ):
                 return
-            late = time.monotonic() - began > START_TIMEOUT_SECONDS
-            if late or self._restarts(service) > before:
+            overdue = time.monotonic() - began > START_TIMEOUT_SECONDS
+            if overdue or self._restarts(service) > before:
                 raise DeployError(f"{service} does not start: {self._last_words(service)}")
             time.sleep(0.2)
 
@@ -256,7 +260,7 @@ class Deployment:
         return json.loads(file.read_text("utf-8")) if file.exists() else nothing
 
     def _news(self, number: str) -> tuple[str, str]:
-        """The status of a run in Flower's words, and what is wrong with the programs."""
+        """The status of a run in Flower's words, and the problems of the programs."""
         ill = [f"{name} is ill ({each.ill})" for name, each in self.services.items() if each.ill]
         return str(self.flwr("list", "--run-id", number)["runs"][0]["status"]), "; ".join(ill)
 
@@ -322,13 +326,13 @@ class Deployment:
     def _enrol(
         self, nodes: int, port: int, numbers: dict[str, int], show: ShowLine, max_samples: int
     ) -> None:
-        """Put each client on the list; one that has no number at the SuperLink gets a key there."""
+        """Put each client on the list; a node without a number at the SuperLink gets a new key."""
         for i in range(nodes):
             home = self.folder / "clients" / (client := f"client-{i}")
             if client not in numbers:
                 show(f"enrolling {client}")
                 home.mkdir(exist_ok=True)
-                # A key that is there may be registered already, under a number we don't know.
+                # A key that exists may be registered already, under a number that we do not know.
                 (home / "key").unlink(missing_ok=True)
                 public = node_key(home / "key")
                 numbers[client] = int(self.flwr("supernode", "register", public)["node-id"])
@@ -352,7 +356,7 @@ class Deployment:
         return known.restarts if known else 0
 
     def _last_words(self, service: str) -> str:
-        """The last line of a program's log, and where the rest is."""
+        """The last line of a program's log, and the file of the log."""
         file = self.folder / "logs" / f"{service}.log"
         lines = file.read_text("utf-8", "replace").split("\n") if file.exists() else []
         own = [line for line in lines if line.strip() and not line.startswith(f"{service} ended")]

@@ -22,21 +22,21 @@ __all__ = ["add_to_list", "enrol", "federation_folder"]
 
 
 def federation_folder(place: Path) -> Path:
-    """The folder with the list: that of a host, or of an app that was brought up here."""
+    """The folder with the list: that of a host, or of an app that was started on this machine."""
     for folder in (place / ".federation", place):
         if (folder / ENROLMENT_FILE).is_file():
             return folder
     raise ConfigError(
-        f"{place} has no {ENROLMENT_FILE}: name a folder of wecfl deploy host, or an app of "
-        f"wecfl deploy up"
+        f"{place} has no {ENROLMENT_FILE}: give a folder that wecfl deploy host made, or an app "
+        f"that wecfl deploy up started"
     )
 
 
 def enrol(folder: Path, name: str, key: Path, samples: int, number: int | None = None) -> Enrolled:
-    """Bind a node's public key to a client's name, which may then say it has up to `samples`.
+    """Bind a node's public key to a client's name, which may then report up to `samples` samples.
 
-    A key that is on the list keeps its node; only the rest of its entry changes. `number` is that
-    for keyed randomness, by default the one that follows from the name.
+    A key that is on the list keeps its node; only the rest of its entry changes. `number` is the
+    client's number for keyed randomness, by default the one that follows from the name.
     """
     if reason := name_complaint(name):
         raise ConfigError(reason)

@@ -1,4 +1,4 @@
-"""Flower's own programs: where they are, the environment they run in, and calls of `flwr`."""
+"""Flower's own programs: their paths, the environment in which they run, and calls of `flwr`."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ def flower_program(name: str) -> Path:
     """The program `name`, which pip installs beside this Python."""
     file = Path(sys.executable).parent / name
     if not file.exists():
-        raise DeployError(f"Flower is not installed beside {sys.executable}: {INSTALL_COMMAND}")
+        raise DeployError(
+            f"Flower is not installed beside {sys.executable}: install it with {INSTALL_COMMAND}"
+        )
     return file
 
 
 def guarded_server(name: str) -> list[str]:
-    """The words that run a server of Flower so that other users of the machine can't use it."""
+    """The command that runs a server of Flower which other users of the machine can't reach."""
     flower_program(name)
     return [sys.executable, "-P", "-m", "wecfl_main.loopback_guard", name]
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of a program whose own folder is `home` and that calls nobody outside."""
+    """The environment of a program that has the folder `home`, and sends nothing to others."""
     programs = str(Path(sys.executable).parent)  # they call each other by name
     return {
         **os.environ,
@@ -61,7 +63,7 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def flwr_config(home: Path, superlink: int, ca: str) -> Path:
-    """Tell `flwr` where the SuperLink is, if its own folder is `home`; return the file."""
+    """Write the file in `home` that tells `flwr` the SuperLink's address; return the file."""
     connection = {"address": f"127.0.0.1:{superlink}", "root-certificates": ca}
     config = {"superlink": {"default": CONNECTION_NAME, CONNECTION_NAME: connection}}
     home.mkdir(exist_ok=True)
@@ -73,7 +75,7 @@ def flwr_config(home: Path, superlink: int, ca: str) -> Path:
 def call_flwr(
     home: Path, words: Sequence[str | Path], timeout: float = CALL_TIMEOUT_SECONDS
 ) -> dict[str, Any]:
-    """Call `flwr` with these words, and return its answer; its error becomes a `DeployError`."""
+    """Call `flwr` with these arguments, and return its answer; an error is a `DeployError`."""
     command = [flower_program("flwr"), *words, "--format", "json"]
     env = {**flower_environment(home), "COLUMNS": "1000"}  # or it breaks the lines of its messages
     try:

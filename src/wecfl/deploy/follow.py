@@ -1,4 +1,4 @@
-"""Shows what a run prints while it goes on, and what it waits for while it prints nothing."""
+"""Shows what a run prints and, while it prints nothing, what it waits for."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def follow_run(
     start: float = RUN_START_SECONDS,
     end: float = RUN_END_SECONDS,
 ) -> str:
-    """Show what `command`, which follows a run's log, prints; return how the run ended.
+    """Show what `command`, which follows a run's log, prints; return the run's last status.
 
-    Every `quiet` seconds without a line, the user is told what `news` says. A run that has not
-    begun after `start` seconds is an error. The status is "lost with the SuperLink" where that
-    died.
+    After every `quiet` seconds without a line, the user sees what `news` says. A run that has not
+    begun after `start` seconds is an error. If the SuperLink died, the status is "lost with the
+    SuperLink".
     """
     began, has_begun = time.monotonic(), False
     with _printed(command, env, quiet) as (log, lines):
@@ -61,8 +61,8 @@ def follow_run(
             if line is None:
                 status, problem = _asked(news)
                 show(f"(still waiting: the run is {status}{problem and '; ' + problem})")
-                late = time.monotonic() - began > start
-                if late and not has_begun and status in ("pending", "starting"):
+                overdue = time.monotonic() - began > start
+                if overdue and not has_begun and status in ("pending", "starting"):
                     raise DeployError(
                         f"the server of the run has not begun within {start:g} s: "
                         f"{problem or 'see the log of the SuperLink'}"
@@ -82,7 +82,7 @@ def follow_run(
 
 
 def _asked(news: RunNews) -> tuple[str, str]:
-    """The news; a SuperLink that does not answer is news, too."""
+    """The news; that the SuperLink does not answer is news, too."""
     try:
         return news()
     except DeployError as error:

@@ -31,8 +31,8 @@ def host_files(
 ) -> list[Path]:
     """Write the files of a federation whose nodes reach the server as `name`; return their paths.
 
-    If the folder already has an authority (`ca.key`), it stays, and so do the clients that are
-    enrolled; everything else is made anew. A reply may have at most `max_reply` bytes.
+    An authority that the folder already has (`ca.key`) is kept, and so are the enrolled clients;
+    everything else is made again. A reply may have at most `max_reply` bytes.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as place:

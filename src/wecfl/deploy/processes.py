@@ -1,14 +1,14 @@
-"""Programs that are kept running, and found again by two variables in their environment.
+"""Keeps programs running, and finds them again by two variables in their environment.
 
 Every process of a federation has `WECFL_FEDERATION` (the folder it belongs to) and `WECFL_SERVICE`
-(the program it is part of) in its environment, and its children inherit both. So the processes of a
-federation can be told from all others even if their parent is dead, they changed their session, or
-a process number is in use again: no process is ever stopped by its number alone.
+(the program it is part of) in its environment, and its children inherit both. These tell the
+processes of a federation from all others, even if their parent is dead, they changed their session,
+or a process number was used again. So no process is ever stopped by its number alone.
 
 This file is also a program, the keeper: it keeps one other program running, and each service has
-its own. It starts the program again when it ends, and also when it is ill: when it runs, but does
-not answer, or a program that it needs is gone (`Probe`). It is run by its path and imports nothing
-of `wecfl`, so that it stays small.
+its own keeper. The keeper starts the program again when it ends, and also when it is ill: when it
+runs but does not answer, or when a program that it needs is gone (`Probe`). It is run by its path
+and imports nothing of `wecfl`, so that it stays small.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a keeper last wrote down about the program it keeps running."""
+    """The last record of a keeper about the program that it keeps running."""
 
     name: str
     keeper: int
@@ -81,23 +81,23 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How a keeper sees whether its program is well; that it runs does not say so."""
+    """How a keeper checks that its program works; a program can run and not work."""
 
     url: str = ""
-    """It must answer here, whatever it says, but not with an error of the server."""
+    """The address at which it must answer; any answer will do, except an error of the server."""
     ca: str = ""
-    """The file with the certificate of the authority that it is trusted by."""
+    """The file with the certificate of the authority that signed its own."""
     child: str = ""
     """The name of a program that must be among its processes."""
     every: float = 10.0
-    """Seconds between two looks."""
+    """Seconds between two checks."""
     patience: float = 60.0
-    """A program that was well, and is ill for so many seconds, is started again."""
+    """Seconds after which a program that was well, and is ill since then, is started again."""
     start: float = 240.0
-    """A program that is not well so many seconds after its start is started again."""
+    """Seconds after which a program that was never well since its start is started again."""
 
     def complaint(self, folder: Path, name: str) -> str:
-        """What is wrong with the service `name`; empty if nothing."""
+        """What is wrong with the service `name`; an empty text if nothing is."""
         if self.child:
             running = " ".join(word for each in find(folder, name) for word in _command(each))
             if self.child not in running:
@@ -136,18 +136,18 @@ def start(
     *,
     probe: Probe = Probe(),
 ) -> None:
-    """Run a program in the folder `place`, and keep it well until its keeper is stopped."""
+    """Run a program in the folder `place`, and keep it running until its keeper is stopped."""
     marks = {FEDERATION_VARIABLE: str(folder), SERVICE_VARIABLE: name}
     for subfolder in ("services", "logs"):
         (folder / subfolder).mkdir(exist_ok=True)
     _file(folder, name).unlink(missing_ok=True)
-    told = json.dumps(asdict(probe))
-    keeper = [sys.executable, "-P", __file__, str(folder), name, told, *map(str, command)]
+    settings = json.dumps(asdict(probe))
+    keeper = [sys.executable, "-P", __file__, str(folder), name, settings, *map(str, command)]
     subprocess.run(keeper, env={**env, **marks}, cwd=place, check=True)
 
 
 def read_services(folder: Path) -> dict[str, Service]:
-    """The programs that are kept running, or were until their keeper was killed, by name."""
+    """The programs with a keeper by name, even if the keeper was killed in the meantime."""
     files = sorted((folder / "services").glob("*.json"))
     return {file.stem: Service(**json.loads(file.read_text("utf-8"))) for file in files}
 
@@ -155,7 +155,7 @@ def read_services(folder: Path) -> dict[str, Service]:
 def find(folder: Path, service: str | None = None) -> list[psutil.Process]:
     """The processes of a federation, or of one of its services, without the calling process."""
     known = [each for each in read_services(folder).values() if service in (None, each.name)]
-    # nginx clears its environment, so it is found by what its keeper wrote down.
+    # nginx clears its environment, so it is found by the record of its keeper.
     roots = [process for each in known if (process := each.process)]
     wanted = {FEDERATION_VARIABLE: str(folder), **({SERVICE_VARIABLE: service} if service else {})}
     for process in psutil.process_iter():

@@ -57,14 +57,14 @@ def nginx() -> Path:
     places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
     if not (found := shutil.which("nginx", path=places)):
         raise DeployError(
-            "nginx is not installed; it lets only the nodes reach the SuperLink: "
+            "nginx is not installed, without which others could reach the SuperLink: "
             "'apt install nginx-light' on Debian or Ubuntu"
         )
     return Path(found)
 
 
 def reply_limits(max_reply: int) -> dict[str, int]:
-    """What the proxy lets a node do, for replies of at most so many bytes.
+    """The limits that the proxy sets to a node, for replies of at most this number of bytes.
 
     >>> reply_limits(16_000_000)
     {'max_reply': 16000000, 'part_bytes': 5308416, 'parts': 4, 'parts_per_minute': 24, 'calls': 54}

@@ -55,7 +55,7 @@ def check_engine(
     precision: str = "float32",
     needs: frozenset[str] = frozenset(),
 ) -> str:
-    """The device that an engine uses; what can't be chosen, or clients elsewhere, are refused.
+    """The device that an engine uses; an error for a choice that is not possible.
 
     `needs` is what the engine must offer (`wecfl.core.method.Method.needs`).
     """
@@ -63,12 +63,12 @@ def check_engine(
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got '{choice}'")
     if not isinstance(clients, Federation):
         raise ConfigError(
-            f"engine {choice} needs the clients' data in a federation, got {clients!r}"
+            f"engine {choice} needs the clients' data, in a Federation, got {clients!r}"
         )
     if choice == "native" and (missing := needs - NativeEngine.offers):
         raise ConfigError(
             f"the method needs the {', '.join(sorted(missing))} of models, which the native engine "
-            f"can't tell: set engine to torch, or to auto"
+            f"can't compute: set engine to torch or auto"
         )
     return chosen_device(device, choice, precision)
 
@@ -85,8 +85,8 @@ def make_engine(
 ) -> BaseEngine:
     """The engine of that name; ``auto`` is native, or torch with a line in the log that says why.
 
-    On a `device` other than the CPU it is always torch, and so it is if the native engine does not
-    offer what a method `needs`. The other options are those of the engine.
+    It is always torch on a `device` other than the CPU, and if the native engine does not offer
+    what a method `needs`. The other options are those of the engine.
 
     >>> from torch import nn
     >>> import numpy as np
@@ -102,8 +102,8 @@ def make_engine(
         if choice == "ray":
             return RayEngine(federation, model, inside="torch", **options)
         if choice == "auto":
-            told = ", ".join(sorted(missing))
-            log.info("wecfl: running on the torch engine: the native one can't tell %s", told)
+            names = ", ".join(sorted(missing))
+            log.info("wecfl: running on the torch engine: the native one can't compute %s", names)
         return TorchEngine(federation, model, **options)
     if choice == "ray":
         return RayEngine(federation, model, **options)
@@ -112,6 +112,6 @@ def make_engine(
             return NativeEngine(federation, model, **options)
         except Unsupported as reason:
             if choice == "native":
-                raise EngineError(f"{reason}; use the torch engine") from None
+                raise EngineError(f"{reason}; set engine to torch or auto") from None
             log.warning("wecfl: running on the torch engine: %s", reason)
     return TorchEngine(federation, model, **options)

@@ -1,9 +1,9 @@
 """The torch engine on one device: a GPU, with the data on it and several clients at once.
 
 Clients whose mini-batches have the same sizes are stacked: `torch.func.vmap` runs the model once
-for all of them, each with its own parameters, and one step of the optimizer moves all their rows.
-A model that can't be stacked runs client by client on the same device, and one line of the log says
-why. The mini-batches are those of all engines, so the numbers agree with theirs up to rounding.
+for all of them, each with its own parameters, and one step of the optimizer changes all their rows.
+If a model can't be stacked, it runs client by client on the same device, and a line of the log says
+why. The mini-batches are the same as with other engines, so the numbers agree up to rounding.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from wecfl.printing import log
 __all__ = ["DeviceEngine"]
 
 STACKED_CLIENTS = 32
-"""The number of clients that are computed at the same time, unless `workers` says it."""
+"""The number of clients that are computed at the same time, unless `workers` is given."""
 TRIAL_SAMPLES = 4
 """The number of samples on which stacking is tried."""
 TRIAL_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""How far stacked gradients may be from others, as a share of the largest."""
+"""The largest error of stacked gradients, as a share of the largest gradient."""
 
 Tensors = dict[str, Tensor]
 
@@ -97,7 +97,7 @@ class DeviceEngine(LocalEngine):
 
     @property
     def name(self) -> str:
-        """The device and the precision, on which the bits depend."""
+        """The name has the device and the precision, since the last bits depend on them."""
         mixed = "" if self._precision == "float32" else f"-{self._precision}"
         return f"torch-{self._device.type}{mixed}"
 
@@ -168,7 +168,7 @@ class DeviceEngine(LocalEngine):
     def _forward(
         self, models: F32, which: Int, samples: Samples, clients: Int, *, featured: bool
     ) -> F32:
-        """(N, C), or (N, C + D) with features: what models give for the clients' samples."""
+        """(N, C), the outputs for the clients' samples; (N, C + D) with features."""
         forward, width = self._output, self.outputs
         if featured:
             forward, width = self._output_and_features, self.outputs + self.layout.head[1]
@@ -207,7 +207,7 @@ class DeviceEngine(LocalEngine):
         return gradients
 
     def _stacks(self, walks: Sequence[Sequence[Int]]) -> Iterator[tuple[Int, list[Int]]]:
-        """Yield clients whose batches have the same sizes: their turns, and the batches of all."""
+        """Yield clients whose batches have the same sizes: their positions, and their batches."""
         alike: dict[tuple[int, ...], list[int]] = {}
         for turn, walk in enumerate(walks):
             alike.setdefault(tuple(map(len, walk)), []).append(turn)
@@ -221,7 +221,7 @@ class DeviceEngine(LocalEngine):
                 )
 
     def _evaluated(self, chosen: Sequence[Int], *, padded: bool = False) -> list[list[Int]]:
-        """The batches of an evaluation; if `padded`, of equal sizes where nothing depends on it."""
+        """The batches of an evaluation; if `padded`, of equal sizes unless results depend on it."""
         running = self._batchnorm == "running"
         size = EVALUATION_BATCH if running else self._batch
         longest = min(size, max(map(len, chosen), default=1))
@@ -264,7 +264,7 @@ class DeviceEngine(LocalEngine):
             outputs = outputs + bias
         of = self._each(objective, {}, outputs, self._y[where]).sum()
         slope = None
-        if weights is not None:  # of a sum over samples, each row belongs to one of them
+        if weights is not None:  # a loss is a sum over samples: each row of its slope is of one
             (slope,) = torch.autograd.grad(of, outputs, retain_graph=True)
             of, slope = outputs, slope * weights[..., None]
         ends, slopes = [of], [slope]
@@ -276,7 +276,7 @@ class DeviceEngine(LocalEngine):
         return torch.cat([part.reshape(len(batch), -1) for part in parts], dim=1)
 
     def _each(self, f: Callable[..., Tensor], tensors: Tensors, *data: Tensor) -> Tensor:
-        """`f` of each client's tensors and data: of all at once, or one after the other."""
+        """`f` of each client's tensors and data, for all at once or for one after the other."""
         if self._stacked:
             made: Tensor = vmap(f)(tensors, *data)
             return made
@@ -293,7 +293,7 @@ class DeviceEngine(LocalEngine):
         return made.float()
 
     def _output_and_features(self, tensors: Tensors, x: Tensor) -> Tensor:
-        """(n, C + D), the output of one model with the features beside it."""
+        """(n, C + D), the output of one model, followed by the features."""
         output, features = with_features(self._module, lambda: self._output(tensors, x))
         return torch.cat([output, features.float()], dim=1)
 
@@ -306,7 +306,10 @@ class DeviceEngine(LocalEngine):
         }
 
     def _fixed(self, rows: Tensor) -> Tensors:
-        """What is not trained, (n, …), and a fresh count of batches. BatchNorm writes to these."""
+        """The tensors that are not trained, (n, …), with new counts of batches.
+
+        BatchNorm writes to both.
+        """
         self._counting = {name: count.clone() for name, count in self._counters.items()}
         return {
             entry.name: rows[:, entry.start : entry.stop].clone().view(-1, *entry.shape)
@@ -330,7 +333,7 @@ class DeviceEngine(LocalEngine):
 
     @contextmanager
     def _running(self, work: str, clients: Int, seed: int = 0) -> Iterator[None]:
-        """Draw from the device's generator by this seed, and say whose work failed."""
+        """Seed the device's generator; if the work fails, raise an error that names the clients."""
         source = generator_of(self._device)
         with one_at_a_time, full_precision(self._device):
             before = source.get_state()
@@ -356,7 +359,7 @@ class DeviceEngine(LocalEngine):
             raise self._misfit(str(error)) from None
 
     def _unstackable(self) -> str:
-        """Why clients can't be stacked; empty if a trial of two beside one went well."""
+        """Why clients can't be stacked; empty if a trial with two gives the same as with one."""
         largest = self._federation.train[int(self.sizes.argmax())][:TRIAL_SAMPLES]
         found = []
         for count in (1, 2):
@@ -372,7 +375,7 @@ class DeviceEngine(LocalEngine):
             except EngineError as error:
                 reason = " ".join(str(error.__cause__).split())
                 if "randomness" in reason:
-                    return "the model draws random numbers in training, each client its own"
+                    return "the model draws random numbers in training, others for each client"
                 return reason
         one, two = found
         share = TRIAL_TOLERANCE[self._precision]
@@ -380,7 +383,7 @@ class DeviceEngine(LocalEngine):
             (alone - both).abs().max() <= share * alone.abs().max()
             for alone, both in zip(one, two, strict=True)
         )
-        return "" if same else "stacked, the model gives other gradients than one by one"
+        return "" if same else "the model gives other gradients if clients are stacked"
 
 
 FIRST = np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""Processors and devices of this machine that torch can use, and what is particular to each."""
+"""The processors and devices of this machine that torch can use, and their particular settings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["DEVICES", "PRECISIONS", "chosen_device", "cores", "full_precision", 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 """The choices of `chosen_device`."""
 PRECISIONS = ("float32", "bfloat16")
-"""What a forward pass computes with; parameters and steps are always float32."""
+"""The numbers with which a forward pass computes; parameters and steps are always float32."""
 
 
 def cores() -> int:
-    """How many processors this process may use.
+    """The number of processors that this process may use.
 
     >>> cores() >= 1
     True
@@ -30,7 +30,7 @@ def cores() -> int:
 
 
 def chosen_device(name: str, engine: str = "auto", precision: str = "float32") -> str:
-    """The device that an engine uses; for ``auto`` the best of this machine that it can use.
+    """The device that an engine uses; ``auto`` is the best one of this machine that it can use.
 
     >>> chosen_device("cpu"), chosen_device("auto", "native")
     ('cpu', 'cpu')
@@ -52,25 +52,28 @@ def chosen_device(name: str, engine: str = "auto", precision: str = "float32") -
         chosen = [*found, "cpu"][0]
     elif name != "cpu" and bound:
         raise ConfigError(
-            f"engine {engine} computes on the CPU, not on {name}; use engine torch or device cpu"
+            f"engine {engine} computes on the CPU, but device is {name}: set engine to torch, or "
+            f"device to cpu"
         )
     elif name != "cpu" and not usable[name]():
         raise ConfigError(
-            f"device {name} is not available: torch {torch.__version__} finds none here; "
-            f"use device auto or cpu, or install a torch that is built for it"
+            f"device {name} is not available, since torch {torch.__version__} does not find it: "
+            f"set device to auto or cpu, or install a torch that is built for it"
         )
     else:
         chosen = name
     if chosen == "cpu" and precision != "float32":
-        raise ConfigError(f"precision {precision} needs a GPU, but the device is cpu; use float32")
+        raise ConfigError(
+            f"precision {precision} needs a GPU, but the device is cpu: set precision to float32"
+        )
     return chosen
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The generator that layers like Dropout draw from on this device."""
+    """The generator from which layers like Dropout draw on this device."""
     if device.type == "cuda":
         index = device.index or 0
-        torch.cuda.get_rng_state(index)  # which makes the generators
+        torch.cuda.get_rng_state(index)  # this makes the generators
         return torch.cuda.default_generators[index]
     if device.type == "mps":
         return torch.mps._get_default_mps_generator()
@@ -78,7 +81,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """On CUDA, float32 is computed as such and by the same algorithms each time."""
+    """A context in which CUDA computes in real float32, and always by the same algorithms."""
     if device.type != "cuda":
         return nullcontext()
     return torch.backends.cudnn.flags(

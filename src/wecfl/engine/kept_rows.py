@@ -1,4 +1,4 @@
-"""Rows for the clients that have some: what those of a fleet keep who took part."""
+"""Rows of what the clients of a fleet keep, for the clients that have taken part."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["KeptRows"]
 
 @final
 class KeptRows:
-    """Tables of m clients, with rows only for those that were given some; others have zeros.
+    """Tables of m clients, with rows only for clients that were given some; others have zeros.
 
-    A table that grows above `budget` bytes moves to a file in the folder of temporary files, and
-    the system holds in memory what was used last.
+    A table that grows above `budget` bytes is moved to a file in the folder of temporary files; the
+    system keeps the parts in memory that were used last.
 
     >>> kept = KeptRows(1_000_000, budget=1 << 30)
     >>> kept.put(np.array([7, 5]), {"momentum": np.array([[7.0], [5.0]])})
@@ -44,7 +44,7 @@ class KeptRows:
         return sum(self._count * table[:1].nbytes for table in self._tables.values())
 
     def take(self, who: Int, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-        """(n, …), the rows of some clients, as copies; of the tables of these names, or of all."""
+        """(n, …), copies of the rows of some clients, from the tables `names`, by default all."""
         rows, known = self._row[who], self._row[who] >= 0
         found = {}
         for name, table in self._tables.items():
@@ -65,7 +65,7 @@ class KeptRows:
     def rows(self, copied_bytes: float) -> dict[str, NDArray[Any]]:
         """All rows, and the numbers of their clients as `client`; nothing if there are none.
 
-        They are copies if they take at most so many bytes. Otherwise they change with `put`.
+        They are copies if they have at most `copied_bytes` bytes. Otherwise `put` changes them.
         """
         if not self._tables:
             return {}
@@ -80,7 +80,7 @@ class KeptRows:
         return {"client": client, **tables}
 
     def close(self) -> None:
-        """Forget all rows, and remove the files."""
+        """Drop all rows, and remove the files."""
         self._tables.clear()
         if self._folder:
             self._folder.cleanup()

@@ -1,4 +1,4 @@
-"""What clients compute: on which samples, in which steps, and with which values."""
+"""What clients compute: the samples, the steps and the values of a local training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Lesson", "Samples", "Walk"]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of each client: a split, or `limit` of them, drawn for (seed, round, client).
+    """Samples of each client: a split, or `limit` samples of it, drawn for (seed, round, client).
 
-    Which of the training samples are the validation samples depends on (seed, client) alone.
+    The validation samples are those training samples that are drawn for (seed, client).
     """
 
     split: Split
@@ -61,9 +61,9 @@ class Walk:
     end: int | None
     epochs: int | None = None
     repeat: int = 1
-    """How many steps are taken on a mini-batch before the next one."""
+    """The number of steps on a mini-batch before the next one."""
     leave_validation: bool = False
-    """Whether the mini-batches are without the validation samples."""
+    """Whether the mini-batches leave the validation samples out."""
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
@@ -85,20 +85,20 @@ class Lesson:
     """The local steps of n clients, with all values checked and in the right types."""
 
     rows: F32
-    """(n, P), the models they start from."""
+    """(n, P), the models from which clients start."""
     walk: Walk
     done: Int
-    """(n,), how many steps of the round each client takes."""
+    """(n,), the number of steps of the round that each client takes."""
     lr: F32
     """(n,), the learning rates."""
     plan: LocalPlan
-    """How a step is made; its own η and number of steps are not used."""
+    """How a step is made; the plan's η and number of steps are not used."""
     velocity: F32 | None
-    """(n, buffer), the optimizer's buffers to start from; None: zero."""
+    """(n, buffer), the optimizer's buffers at the start; None: zero."""
     mu: F32 | None
     """(trainable,), the pull towards the anchor; None: no pull."""
     anchor: F32 | None
-    """(n, P); None: the models they start from."""
+    """(n, P), the anchor of the pull; None: the models from which clients start."""
     offset: F32 | None
     """(n, P), added to every gradient; None: nothing."""
     free: Bool | None
@@ -108,12 +108,12 @@ class Lesson:
     bias: F32 | None
     """(N, C), added to the outputs for these samples; None: nothing."""
     term: FeatureTerm | None
-    """What is added to the loss; None: nothing."""
+    """A term that is added to the loss; None: nothing."""
     out: F32 | None
-    """(n, P), where the trained models are written to; None: a new matrix."""
+    """(n, P), the matrix to which the trained models are written; None: a new one."""
 
     def positions(self, sizes: Int, keys: Int) -> list[Int]:
-        """For each client, the places in `weights` and `bias` of the samples of its batches."""
+        """For each client, the positions in `weights` and `bias` of the samples of its batches."""
         firsts = np.cumsum([0, *sizes[:-1]])
         return [
             np.concatenate([np.zeros(0, np.int64), *self.walk.batches(own, int(key), int(done))])

@@ -1,4 +1,4 @@
-"""What engines share: checks and, on one machine, everything that follows from logits."""
+"""The common part of engines: checks and, on one machine, everything that follows from logits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 EVALUATION_BATCH = 64
 """The number of samples in a batch of an evaluation, on which no result depends."""
 BLOCK_BYTES = 1 << 26
-"""The number of bytes of models that a program works on at a time."""
+"""The number of bytes of models with which a program works at a time."""
 NO_MEMORY: Table = MappingProxyType({})
 """The memory of clients that keep nothing from round to round."""
 
@@ -48,10 +48,10 @@ class EngineOptions(TypedDict, total=False):
     """The keyword arguments that all engines take; their defaults are those of `BaseEngine`."""
 
     workers: int | None
-    """How many clients are computed at the same time; None: one for each processor."""
+    """The number of clients that are computed at the same time; None: one for each processor."""
     batchnorm: Literal["running", "batch"]
-    """What BatchNorm uses in an evaluation: ``running`` statistics; or ``batch``, those of each
-    batch of `batch` test samples (as the paper's authors tested)."""
+    """What BatchNorm uses in an evaluation: ``running``, its running statistics; or ``batch``, the
+    statistics of each batch of `batch` test samples (as the paper's authors tested)."""
     batch: int
     """The number of samples in such a batch, and in a mini-batch of `losses` or `gradients`."""
     task: Task
@@ -59,15 +59,15 @@ class EngineOptions(TypedDict, total=False):
 
 
 class BaseEngine(ABC):
-    """What all engines for the clients of a `Federation` share: checks, and the initial models.
+    """The common part of engines for the clients of a `Federation`: checks, and initial models.
 
     The keyword arguments are those of `EngineOptions`.
     """
 
     nodes = 1
-    """The number of machines that clients are trained on."""
+    """The number of machines on which clients are trained."""
     offers: ClassVar[frozenset[str]] = frozenset()
-    """What it can do beyond what all engines can (`wecfl.core.program.needs_of`)."""
+    """What it can do in addition to what all engines can (`wecfl.core.program.needs_of`)."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class BaseEngine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name, on which the bits of a result depend: engines agree up to rounding."""
+        """The name. Engines agree up to rounding, so the last bits of a result depend on it."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample."""
+        """The number of outputs of a model for a sample."""
         return self.task.outputs
 
     @abstractmethod
@@ -115,7 +115,7 @@ class BaseEngine(ABC):
         return np.stack(rows)
 
     def move_to(self, round: int) -> None:
-        """Let clients hold their data of this round (`wecfl.core.engine.Engine`)."""
+        """Give clients their data of this round (`wecfl.core.engine.Engine`)."""
         self._round, self._federation = round, self._drifting.at(round)
 
     def network_report(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the engine holds; it can't be used afterwards."""
+        """Release everything that the engine holds; it can't be used afterwards."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +140,8 @@ class BaseEngine(ABC):
             clients[0] >= 0 and clients[-1] < m and (np.diff(clients) > 0).all()
         ):
             raise ConfigError(
-                f"clients must be in ascending order, from 0 to {m - 1}, got {clients}"
+                f"clients must be different numbers from 0 to {m - 1} in ascending order, got "
+                f"{clients}"
             )
         return clients
 
@@ -191,14 +192,14 @@ class LocalEngine(BaseEngine):
         return Answers(rows, np.zeros(n, np.int8), {**memory, **kept})
 
     def _clients_at_a_time(self) -> int:
-        """The number of models that fit into `BLOCK_BYTES`, and enough to keep all workers busy."""
+        """The number of models that fit into `BLOCK_BYTES`; more if workers would be idle."""
         return max(BLOCK_BYTES // (4 * self.layout.width), 32 * self.workers)
 
     def _misfit(self, problem: str) -> ModelError:
-        """The error to raise where a first forward pass showed that the model does not fit."""
+        """The error to raise if a first forward pass shows that the model does not fit."""
         return ModelError(
             f"{type(self._model).__name__} does not turn samples of shape {self._federation.shape} "
-            f"into {self.outputs} outputs: {problem}; use a model that fits the data"
+            f"into {self.outputs} outputs ({problem}): choose a model that fits the data"
         )
 
     @abstractmethod
@@ -207,10 +208,10 @@ class LocalEngine(BaseEngine):
 
     @abstractmethod
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """The logits of these clients' samples, for client i by row `which[i]` of `models`."""
+        """The logits of these clients' samples; client i has the model `models[which[i]]`."""
 
     def _features(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:
-        """The features of these clients' samples, where the engine offers them; as `_logits`."""
+        """The features of these clients' samples, if the engine offers them (like `_logits`)."""
         raise AssertionError(f"{self.name} offers no features, so it must not be asked for them")
 
     @abstractmethod
@@ -218,7 +219,7 @@ class LocalEngine(BaseEngine):
         """(n, trainable), the gradient of each client's mean loss on its samples, at its model."""
 
     def _drawn(self, batches: int | None, seed: int, round: int) -> Samples:
-        """All training data, or that many mini-batches of each client."""
+        """All training data, or this number of mini-batches of each client."""
         limit = None if batches is None else min(batches * self._batch, int(self.sizes.max()))
         return Samples("train", limit, seed, round)
 
@@ -233,13 +234,13 @@ class LocalEngine(BaseEngine):
         loss = self.task.losses(logits, self._federation.y[np.concatenate(rows)])
         counts = np.array([len(chosen) for chosen in rows])
         means, some = np.full(len(counts), np.nan), counts > 0
-        if some.any():  # an empty part would be given the loss of the next one
+        if some.any():  # otherwise an empty part would get the loss of the next part
             starts = np.cumsum([0, *counts[:-1]])[some]
             means[some] = np.add.reduceat(loss, starts) / counts[some]
         return means
 
     def _tally(self, models: F32, samples: Samples, clients: Int, ensemble: Ensemble | None) -> F64:
-        """(n, …), the tallies of the mean outputs of models (J, n, P), or as an ensemble has it."""
+        """(n, …), the tallies of models (J, n, P): of their mean outputs, or of an ensemble."""
         own, rows = np.arange(len(clients)), self._rows(samples, clients)
         votes = [
             self._logits(np.ascontiguousarray(member), own, samples, clients).astype(float)
@@ -266,7 +267,7 @@ def table_for(made: NDArray[Any], count: int, before: NDArray[Any] | None = None
 def _empty_replies(
     job: Job, layout: Layout, sent: Sent, tally: tuple[int, ...]
 ) -> dict[str, NDArray[Any]]:
-    """The replies where no client was asked: tables without rows."""
+    """The replies if no client was asked: tables without rows."""
     sizes = job.sizes(layout, sent, tally)
     return {
         name: np.empty((0, *field.sized(sizes)), field.dtype)

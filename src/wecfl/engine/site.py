@@ -1,4 +1,4 @@
-"""The clients of a local engine, as programs see them."""
+"""The site of a local engine, by which programs reach its clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LocalSite:
             repeat, plan.leave_validation,
         )  # fmt: skip
         mu = _array("mu", correction.mu, (trainable,))
-        with np.errstate(over="ignore"):  # what overflows becomes infinite, which the round reports
+        with np.errstate(over="ignore"):  # if it overflows, it is infinite, which the round reports
             lr = np.array(np.broadcast_to(np.asarray(plan.lr), n), np.float32)
         lesson = Lesson(
             _array("rows", rows, (n, width)),
@@ -94,7 +94,7 @@ class LocalSite:
         done = steps if plan.done is None else np.broadcast_to(plan.done, len(self.clients))
         if not ((done >= 0) & (done <= steps)).all():
             raise ConfigError(
-                f"clients must take 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
+                f"clients must complete 0 to {steps.max()} steps, got {done.min()} to {done.max()}"
             )
         return done
 
@@ -124,7 +124,8 @@ class LocalSite:
     def _check_features(self) -> None:
         if "features" not in self.engine.offers:
             raise EngineError(
-                f"the engine {self.engine.name} can't tell the features of a model: use torch"
+                f"the engine {self.engine.name} can't compute the features of a model: set engine "
+                f"to torch"
             )
 
     def sample_losses(self, models: F32) -> F64:
@@ -166,7 +167,7 @@ class LocalSite:
 
 
 def _array(name: str, value: object, shape: tuple[int, ...]) -> F32:
-    """The value as a float32 array of this shape, or a `ConfigError` that names it."""
+    """The value as a float32 array of this shape; a `ConfigError` if it has another shape."""
     with np.errstate(over="ignore"):
         given = np.asarray(value, dtype=np.float32)
     if given.shape not in (shape, ()):

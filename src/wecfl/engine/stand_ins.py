@@ -1,4 +1,4 @@
-"""An engine for some clients of a fleet, beside stand-ins for all the others."""
+"""An engine for the clients of a fleet that take part, and for stand-ins of all the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["StandInEngine"]
 class StandInEngine(EngineAround):
     """Reaches the clients that take part; stand-ins come after them, and are never asked.
 
-    It keeps what clients keep for themselves, so `State.memory` is empty, as over a network.
+    The engine stores what clients keep for themselves, so `State.memory` is empty, as over a
+    network.
     """
 
     def __init__(self, engine: Engine, clients: Int, stand_ins: int, kept: KeptRows) -> None:
@@ -28,11 +29,11 @@ class StandInEngine(EngineAround):
 
     @property
     def sizes(self) -> Int:
-        """(m,), |D_i| of those who take part, and 1 for each stand-in."""
+        """(m,), |D_i| of the clients that take part, and 1 for each stand-in."""
         return self._sizes
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = {}) -> Answers:  # noqa: B006
-        """Let clients run a program on what they have kept; by default all but the stand-ins."""
+        """Let clients run a program with what they have kept; by default all but the stand-ins."""
         asked = np.arange(len(self._clients)) if who is None else who
         whole = np.arange(len(self._clients))
         fields = {*job.keeps(self.layout), "begun"}

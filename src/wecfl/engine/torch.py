@@ -101,12 +101,12 @@ class TorchEngine(LocalEngine):
         return rows, board.buffers[:n, :buffer].copy() if buffer else None
 
     def _spots(self, clients: Int) -> Int:
-        """Where the training samples of these clients are on the board."""
+        """The positions of these clients' training samples on the board."""
         firsts = np.cumsum([0, *self.sizes[:-1]])
         return np.concatenate([firsts[i] + np.arange(self.sizes[i]) for i in clients])
 
     def close(self) -> None:
-        """End what computes; the engine can't be used afterwards."""
+        """End the workers; the engine can't be used afterwards."""
         self._crew.close()
 
     def _logits(self, models: F32, which: Int, samples: Samples, clients: Int) -> F32:

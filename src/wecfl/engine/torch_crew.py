@@ -1,10 +1,11 @@
-"""Who computes for the torch engine: this process, or workers that are forked from it.
+"""The workers of the torch engine: this process, or processes that are forked from it.
 
-One worker is this process itself. Several are forked once and stay alive, so they see the clients'
-data without a copy. They take clients from a common queue, and exchange models through shared
-memory (`Board`), orders and answers as short JSON messages, and no pickles. Each computes with one
-thread. It does not matter who computes for a client, because everything that the computation
-depends on is keyed by (seed, round, client). So any number of workers gives the same bits.
+A single worker is this process itself. Several workers are forked once and stay alive, so they use
+the clients' data without a copy. They take clients from a common queue. Models are exchanged
+through shared memory (`Board`), and orders and answers as short JSON messages, never as pickles.
+Each worker computes with one thread. It does not matter which worker computes for a client, because
+everything that the computation depends on is keyed by (seed, round, client). So any number of
+workers gives the same bits.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ __all__ = ["Crew", "ForkedCrew", "LoneCrew"]
 
 
 class Crew(Protocol):
-    """Computes for clients."""
+    """Workers that compute for clients."""
 
     def run(self, order: dict[str, Any], count: int) -> str:
         """Do the order for the first `count` clients on the board; return what went wrong."""
 
     def close(self) -> None:
-        """End it; it can't be used afterwards."""
+        """End the workers; they can't be used afterwards."""
 
 
 @final
@@ -59,13 +60,13 @@ class LoneCrew:
             return self._worker.perform(order, range(count))
 
     def close(self) -> None:
-        """Let go of the data (`Crew`)."""
+        """Release the data (`Crew`)."""
         self._worker = None
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread, so that sums are added in one order; then with as many as before."""
+    """A context with one thread, so that sums are added in one order; then as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,7 +82,8 @@ class ForkedCrew:
     def __init__(self, worker: Worker, workers: int) -> None:
         if not hasattr(os, "fork"):
             raise EngineError(
-                "the torch engine forks its workers, and needs Linux or macOS; choose workers 1"
+                "several workers of the torch engine need fork, which this system does not have: "
+                "set workers to 1"
             )
         fork = mp.get_context("fork")
         # Only workers take the lock, so nothing hangs if one dies while it holds it.
@@ -109,7 +111,7 @@ class ForkedCrew:
             self._processes.append(process)
 
     def run(self, order: dict[str, Any], count: int) -> str:
-        """Do the order; each worker takes the next client when it is done with one (`Crew`)."""
+        """Do the order; a worker that is done with a client takes the next one (`Crew`)."""
         if not self._processes:
             raise _closed()
         _check_owner(self._owner)
@@ -130,7 +132,9 @@ class ForkedCrew:
                         self._next.value = count  # the others stop at their next client
         except (EOFError, OSError):
             raise self._death(number, order["work"]) from None
-        except BaseException:  # Ctrl-C: a late answer must not be taken for that of a later order
+        except (
+            BaseException
+        ):  # after Ctrl-C, a late answer must not be taken as that of a new order
             self.close()
             raise
         return problems[0] if problems else ""
@@ -147,28 +151,29 @@ class ForkedCrew:
         end = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
         self.close()
         return EngineError(
-            f"worker {number} (process {pid}) died with {end} during '{work}'; "
-            f"if the machine is short of memory, lower workers"
+            f"worker {number} (process {pid}) died with {end} during '{work}': if the machine is "
+            f"short of memory, lower workers"
         )
 
 
 def _closed() -> EngineError:
-    return EngineError("the engine is closed; make a new one")
+    return EngineError("the engine is closed: make a new one")
 
 
 def _check_owner(owner: int) -> None:
     """Refuse to work in a fork: the board is shared with the process that made the engine."""
     if owner != os.getpid():
         raise EngineError(
-            f"the engine belongs to process {owner}, of which this one is a fork; make a new one"
+            f"the engine belongs to process {owner}, of which this one is a fork: "
+            f"make a new engine here"
         )
 
 
 def _end(owner: int, pipes: list[Connection], processes: list[ForkProcess]) -> None:
     for pipe in pipes:
         pipe.close()
-    for process in processes if owner == os.getpid() else ():  # a fork must not end its parent's
-        process.kill()  # whatever it is doing: a worker has nothing to clean up
+    for process in processes if owner == os.getpid() else ():  # not the workers of a parent
+        process.kill()  # at any moment, since a worker has nothing to clean up
         process.join()
         process.close()
     pipes.clear()
@@ -178,7 +183,7 @@ def _end(owner: int, pipes: list[Connection], processes: list[ForkProcess]) -> N
 def _serve(
     worker: Worker, pipe: Connection, next_turn: Any, lock: Lock, others: list[Connection]
 ) -> None:
-    """Be a worker until the pipe closes: wait for an order, take clients one by one, report."""
+    """Work until the pipe closes: wait for an order, take clients one by one, and report."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them
         signal.signal(number, signal.SIG_IGN)
     for inherited in others:

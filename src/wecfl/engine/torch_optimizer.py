@@ -13,16 +13,16 @@ from wecfl.layout import Layout
 __all__ = ["Descent"]
 
 CLIP_EPS = 1e-6
-"""What torch adds to the norm when it clips a gradient."""
+"""The number that torch adds to the norm when it clips a gradient."""
 
 
 @final
 class Descent:
-    """Takes the steps of one client in a round, or of several: the last axis is that of columns.
+    """Takes the steps of one or several clients in a round; the last axis is that of the columns.
 
     `buffer` holds what the optimizer keeps from step to step (`LocalPlan.buffer`), and is changed
     in place. Columns that are not `free` keep their parameters and moments; None: all are free.
-    The rate `lr` of several clients is a column of numbers.
+    For several clients, the rates `lr` are a column of numbers.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Descent:
             w.sub_(self._lr * along)
 
     def _adaptive(self, w: Tensor, g: Tensor) -> None:
-        """W ← w − η·m̂ / (√v̂ + ε), with moments m and v that are corrected for their start at 0."""
+        """W ← w − η·m̂ / (√v̂ + ε), with moments m and v corrected for their start at 0."""
         plan, first, second = self._plan, self._first, self._second
         if plan.optimizer == "adamw":
             w.mul_(1 - self._lr * plan.weight_decay)

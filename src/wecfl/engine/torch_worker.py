@@ -1,4 +1,4 @@
-"""What a worker of the torch engine does, and the memory that it shares with the engine."""
+"""A worker of the torch engine, and the memory that it shares with the engine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from wecfl.models.rows import layout_of, named_tensors
 __all__ = ["Board", "Worker"]
 
 Made = TypeVar("Made")
-"""What a forward pass gives."""
+"""The result of a forward pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Board:
-    """Arrays that the engine and its workers share. Pages that are never used cost no memory."""
+    """Arrays that the engine and its workers share. Pages that are never used need no memory."""
 
     # Row i belongs to the i-th of the clients that are asked.
     models: F32  # (m, P), in: start of each client; out: its trained model
@@ -57,7 +57,7 @@ class Board:
 
     @classmethod
     def shared(cls, federation: Federation, layout: Layout, outputs: int) -> Board:
-        """The board for all clients, with models of this layout and so many outputs."""
+        """The board for all clients, with models of this layout and this number of outputs."""
         m, width, trainable = len(federation), layout.width, layout.trainable
         samples = max(sum(map(len, federation.train)), sum(map(len, federation.test)))
         return cls(
@@ -114,7 +114,7 @@ class Worker:
         self.model = model
 
     def perform(self, order: dict[str, Any], turns: Iterable[int]) -> str:
-        """Do what the order says for the clients of these turns; return what went wrong."""
+        """Do the order for the clients of these turns; return what went wrong, or an empty text."""
         given = dict(order)
         work = getattr(self, given.pop("work"))
         self.channels_last = given.pop("channels_last")
@@ -168,7 +168,7 @@ class Worker:
         x = self.x[torch.from_numpy(rows)]
         if x.ndim != 4 or not self.channels_last:
             return x
-        # `contiguous` would not do: with one channel it keeps strides that torch takes for NCHW.
+        # `contiguous` is not enough: with one channel it keeps strides that torch takes for NCHW.
         return torch.empty(x.shape, memory_format=torch.channels_last).copy_(x)
 
     def train(
@@ -188,8 +188,8 @@ class Worker:
     ) -> None:
         """Take steps of the plan's optimizer, on the columns that are trained.
 
-        They are along ∇L, which may be clipped, plus mu·(w − anchor) + offset. `term` is the name
-        of a loss of features, which is part of L; empty: there is none.
+        The steps are along ∇L, which may be clipped, plus mu·(w − anchor) + offset. `term` is the
+        name of a loss of features that is part of L; empty: there is none.
         """
         board, key, steps = self.board, int(self.federation.keys[client]), Walk(**walk)
         self.load(board.models[turn])
@@ -229,7 +229,7 @@ class Worker:
         if biased:
             output = output + torch.from_numpy(board.bias[at])
         loss = self.task.objective(output, self.y[torch.from_numpy(rows)])
-        if weighted:  # of a sum over samples, each row of the gradient belongs to one of them
+        if weighted:  # the loss is a sum over samples: each row of its slope is of one
             (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
             slope = slope * torch.from_numpy(board.weights[at])[:, None]
             torch.autograd.backward([output, *terms], [slope, *(None for _ in terms)])
@@ -282,7 +282,7 @@ class Worker:
     def evaluated(
         self, client: int, row: F32, samples: Samples, forward: Callable[[Int], Made]
     ) -> Iterator[tuple[Int, Made]]:
-        """Yield the client's samples in batches, and what the model makes of each in evaluation."""
+        """Yield the client's samples in batches, and the model's result for each, in evaluation."""
         self.load(row)
         self.model.eval()
         if self.batchnorm == "batch":

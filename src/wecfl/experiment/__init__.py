@@ -1,4 +1,4 @@
-"""An experiment: where a run is put together, trained round by round, and loaded again."""
+"""An experiment: a run is put together here, trained round by round, and loaded again."""
 
 from wecfl.experiment.assembly import Experiment, run, run_config
 

@@ -66,7 +66,7 @@ class Experiment:
     """Everything about a run before it starts."""
 
     federation: Federation | Clients
-    """The clients and their data D_i; or, if an engine is given, what it knows about them."""
+    """The clients and their data D_i; with an engine, what the engine knows about them."""
     method: Method
     """A value of `wecfl.methods`, or your own."""
     _: KW_ONLY
@@ -74,14 +74,14 @@ class Experiment:
     """A module, whose parameters are the initial model of all clients; a function that makes a
     module, whose random draws are keyed by `seed`; or a name from `wecfl.models.MODELS`."""
     task: Task | str = "auto"
-    """What is learned, and how it is judged: a value of `wecfl.tasks`, or its name and options as
-    in `regression(loss=huber)`; `auto` follows the targets."""
+    """What is learned, and how it is judged: a value of `wecfl.tasks`, or its name and options,
+    such as `regression(loss=huber)`. With `auto` it follows from the targets."""
     rounds: int | Rounds = 30
-    """T, the number of communication rounds; `Rounds` can also say when to stop before."""
+    """T, the number of communication rounds; `Rounds` can also say when to stop earlier."""
     plan: Plan = DEFAULT_PLAN
     """How clients train in a round."""
     seed: int = 0
-    """Everything random follows from it."""
+    """The seed, from which everything random follows."""
     conditions: Conditions = DEFAULT_CONDITIONS
     """Which clients take part, what is lost or refused, and which clients attack."""
     privacy: Privacy | None = None
@@ -89,7 +89,7 @@ class Experiment:
     newcomers: Newcomers | None = None
     """Clients that are kept out of the training, and assigned at its end (`result.newcomers`)."""
     measure: Measure = DEFAULT_MEASURE
-    """What is recorded beside the scores."""
+    """What is recorded in addition to the scores."""
     engine: EngineName | Engine | Compute = "auto"
     """What trains the clients: a name, `Compute` with more options, or an engine to use."""
     folder: Folder | str | Path | None = None
@@ -97,14 +97,14 @@ class Experiment:
     watch: Sequence[Watcher | OnRound] = ()
     """Watchers (`wecfl.runs.watcher`), or functions that are called after each round."""
     written: Mapping[str, Any] | None = None
-    """What `config.toml` says; None: a description of the other fields."""
+    """The content of `config.toml`; None: a description of the other fields."""
 
     def __post_init__(self) -> None:
         if not hasattr(self.federation, "classes"):
             given = type(self.federation).__name__
-            raise ConfigError(f"federation must be one as Federation.from_arrays(…), got a {given}")
+            raise ConfigError(f"federation must be one like Federation.from_arrays(…), got {given}")
         if not isinstance(self.method, Method):
-            raise ConfigError(f"method must be a value as methods.wecfl(k=10), got {self.method!r}")
+            raise ConfigError(f"method must be one like methods.wecfl(k=10), got {self.method!r}")
         check_whole(rounds=(Rounds.of(self.rounds).count, 1), seed=(self.seed, 0))
         options = {"plan": Plan, "conditions": Conditions, "measure": Measure}
         check_kinds(self, options, {"privacy": Privacy, "newcomers": Newcomers})
@@ -118,7 +118,7 @@ class Experiment:
         resume: bool = False,
         watch: Sequence[Watcher | OnRound] = (),
     ) -> Callable[[Federation], Experiment]:
-        """A function that makes the experiment of a configuration, once its clients are loaded.
+        """A function that makes the experiment of a configuration from its loaded clients.
 
         Errors in the choices are raised at once, before any data are needed.
 
@@ -127,7 +127,7 @@ class Experiment:
         'fedavg'
         """
         if resume and folder is None:
-            raise ConfigError("resume continues a run folder: give its path as out")
+            raise ConfigError("resume needs the run folder that it continues: give its path as out")
         place = None if folder is None else Folder(folder, config.checkpoint_every, resume)
         values = options_of(config)
         values |= {"folder": place, "watch": watch, "written": written(config, values["method"])}
@@ -140,7 +140,7 @@ class Experiment:
 
     @property
     def kept_out(self) -> Federation | None:
-        """The clients that are kept out of the training; None: none are."""
+        """The clients that are kept out of the training; None: there are none."""
         return self._parted[1]
 
     @cached_property
@@ -149,8 +149,8 @@ class Experiment:
         if isinstance(self.federation, Federation):
             return fitted(self.task, self.federation)
         task = getattr(self.engine, "task", Classification(self.federation.classes))
-        told = replace(task, classes=0) if isinstance(task, Classification) else task
-        return FittedTask(task, self.federation, described(told))
+        open_task = replace(task, classes=0) if isinstance(task, Classification) else task
+        return FittedTask(task, self.federation, described(open_task))
 
     @cached_property
     def _parted(self) -> tuple[Federation | Clients, Federation | None]:
@@ -198,7 +198,7 @@ class Experiment:
 
     @property
     def _protected_by_clients(self) -> Privacy | None:
-        """What clients do to an update before it leaves them, over a network."""
+        """Over a network, the protection that clients apply to an update before they send it."""
         return self.privacy if self._compute is None else None
 
     @cached_property
@@ -244,8 +244,8 @@ class Experiment:
     ) -> Iterator[OpenExperiment]:
         """Open the engines, and yield them with the settings and the recorder.
 
-        `members` are the numbers of the runs of a soft vote that are trained; by default all.
-        `progress` is called with the number of clients that have finished a step (only by `ray`).
+        `members` are the numbers of the runs of a soft vote that are trained, by default all.
+        `progress` is called with the number of clients that have finished a step (`ray` only).
         """
         self.check()
         method, attack = self._trained, self._attack
@@ -286,7 +286,7 @@ class Experiment:
 
     @property
     def _local(self) -> Compute:
-        """How a few clients are trained on this machine."""
+        """How newcomers, which are few, are trained on this machine."""
         given = self._compute or Compute()
         return replace(given, engine=local(given.engine), ray_address=None)
 
@@ -304,7 +304,8 @@ class Experiment:
     ) -> Result:
         """Run all rounds, or those that are left. Watchers get the result even after an error.
 
-        `observe` is called after each step (of the first run of a soft vote); others as in `open`.
+        `observe` is called after each step of the first run of a soft vote. The other arguments are
+        those of `open`.
         """
         self.check()
         experiment = cluster_scaling.resolved(self)
@@ -331,7 +332,8 @@ class Experiment:
         self._check_newcomers()
         if not isinstance(self.members, Federation):
             raise ConfigError(
-                "newcomers are compared with members, whose data are elsewhere: use a federation"
+                "newcomers are compared with the members' data, which are not here: run the "
+                "experiment on a Federation"
             )
         with replace(self, engine=self._local, folder=None).open(members=[member]) as opened:
             return opened.reference(state, self.newcomer_setup(opened.measured))
@@ -389,6 +391,9 @@ def run_config(
     'fedavg'
     """
     if config.registered:
-        raise ConfigError("registered clients are a fleet: use wecfl.run_fleet, or wecfl run")
+        raise ConfigError(
+            "registered is for a fleet, which run_config does not run: use wecfl.run_fleet, or the "
+            "command wecfl run"
+        )
     prepared = Experiment.prepared(config, folder=out, resume=resume, watch=watch)
     return prepared(federation or federation_of(config)).run()

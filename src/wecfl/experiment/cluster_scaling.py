@@ -1,11 +1,12 @@
-"""Scales each client by the statistics of its cluster, which a first run has to find.
+"""Scales each client by the statistics of its cluster, which a first run finds.
 
 Clusters are found by training, and training needs scaled samples. So there are two runs:
 
-1. All clients are scaled alike, and the method runs until its clusters have settled, at most for
-   all rounds.
+1. All clients are scaled in the same way, and the method runs until its clusters have settled, at
+   most for all rounds.
 2. Each client is scaled by the merged statistics of its cluster. The method begins again with these
-   clusters, which stay: a client that moved would be given a model for samples of another scale.
+   clusters, which do not change: a client that changed its cluster would get a model for samples of
+   another scale.
 
 A cluster's scaling belongs to its model: `predict`, the exported graph and the endpoint begin with
 it.
@@ -37,21 +38,24 @@ __all__ = ["check", "held_labels", "held_method", "resolved"]
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what scaling by cluster does not go together with."""
+    """Refuse choices that are not possible together with scaling by cluster."""
     federation, method = experiment.federation, experiment.method
     pipeline = federation.pipeline if isinstance(federation, Federation) else None
     if pipeline is None or pipeline.clusters is None:
         return
     late = experiment.conditions.participation < 1 or experiment.conditions.dropout > 0
     problems = {
-        "newcomers are kept out, whose cluster is found from scaled samples": experiment.newcomers,
-        f"{method.name} runs {method.members} times, with other clusters": method.members > 1,
+        "the clusters of newcomers are found from scaled samples": experiment.newcomers,
+        f"{method.name} runs {method.members} times, each with other clusters": method.members > 1,
         f"clients of {method.name} are served by several models": not method.serve.center_alone,
-        "clients that are heard late join the nearest cluster": late,
-        "diagnostics judge how clusters are found": experiment.measure.diagnostics,
+        "some clients may be heard first after the clusters are found": late,
+        "diagnostics check how clusters are found": experiment.measure.diagnostics,
     }
     if found := [problem for problem, holds in problems.items() if holds]:
-        raise ConfigError(f"scale_by cluster is not possible: {found[0]}; scale by all or client")
+        raise ConfigError(
+            f"scale_by cluster is not possible here, since {found[0]}: set scale_by to all or "
+            "client"
+        )
 
 
 def held_labels(experiment: Experiment) -> Int | None:
@@ -65,7 +69,7 @@ def held_labels(experiment: Experiment) -> Int | None:
 
 
 def held_method(experiment: Experiment) -> Method:
-    """The method, whose E-step leaves clusters as they are if clients are scaled by them."""
+    """The method; if clients are scaled by their clusters, its E-step does not change these."""
     method, labels = experiment.method, held_labels(experiment)
     if labels is None:
         return method
@@ -73,9 +77,9 @@ def held_method(experiment: Experiment) -> Method:
 
 
 def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with clients scaled by their clusters, which a first run finds; or as it is.
+    """The experiment with clients scaled by their clusters, if that was chosen.
 
-    A run that goes on has found them already: they are in its checkpoint.
+    A first run finds the clusters. If the run is resumed, they are in its checkpoint.
     """
     federation = experiment.federation
     if not isinstance(federation, Federation) or not federation.pipeline:

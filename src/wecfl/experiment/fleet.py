@@ -1,4 +1,4 @@
-"""Runs on a fleet: a million registered clients, of which a thousand take part in a round."""
+"""Runs on a fleet: very many registered clients, of which some take part in a round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["FleetExperiment", "clients_of", "prepared", "run_fleet"]
 @final
 @dataclass(frozen=True, eq=False)
 class FleetExperiment:
-    """Everything about a run on a fleet before it starts: it is used like an `Experiment`."""
+    """Everything about a run on a fleet before it starts. It is used like an `Experiment`."""
 
     fleet: AnyFleet
     one: Experiment
@@ -48,9 +48,9 @@ class FleetExperiment:
     fitted: FittedTask
     """The task, as the clients of the first round suggest it."""
     active: int = 1000
-    """How many clients take part in a round."""
+    """The number of clients that take part in a round."""
     memory: float = 1.0
-    """A table of what clients keep that has more gigabytes is a file on disk."""
+    """A table of what clients keep is stored on disk if it has more gigabytes than this."""
 
     @classmethod
     def of(
@@ -74,7 +74,7 @@ class FleetExperiment:
 
     @property
     def written(self) -> Mapping[str, Any] | None:
-        """What `config.toml` says."""
+        """The content of `config.toml`."""
         return self.one.written
 
     @property
@@ -85,7 +85,7 @@ class FleetExperiment:
         """Raise an error if something is wrong, before anything is computed or written."""
         if not self.memory >= 0:
             raise ConfigError(
-                f"memory must be a number of gigabytes, at least 0, got {self.memory}"
+                f"memory must be a number of gigabytes that is not negative, got {self.memory}"
             )
         _check_choices(self.one)
         who = participants(len(self.fleet), self.active, self.one.seed, 0)
@@ -93,9 +93,9 @@ class FleetExperiment:
 
     @contextmanager
     def open(self, round: int = 1, *, stored: bool = False) -> Iterator[OpenFleet]:
-        """Load the clients of this round, and yield the fleet ready to be trained.
+        """Load the clients of this round, and yield the fleet, ready to be trained.
 
-        Its states hold what clients keep only if they are `stored`.
+        Only if states are `stored`, they hold what clients keep.
         """
         one = self.one
         engine = PresentEngine(
@@ -153,8 +153,9 @@ def run_fleet(
 ) -> FleetResult:
     """Train a fleet: in each round `active` clients take part, in turns (`wecfl.core.turns`).
 
-    The other arguments are those of `wecfl.run`. Rows of what clients keep, such as momentum, exist
-    for those that took part; a table of them above `memory` gigabytes is a file on disk.
+    The other arguments are those of `wecfl.run`. Only clients that took part have rows of what
+    clients keep, such as momentum. A table of these rows is stored on disk if it needs more than
+    `memory` gigabytes.
 
     >>> from wecfl.data.fleet import Fleet
     >>> def load(number):                                       # two kinds of clients
@@ -181,11 +182,10 @@ def prepared(
     resume: bool = False,
     watch: Sequence[Watcher | OnRound] = (),
 ) -> Callable[..., Experiment | FleetExperiment]:
-    """A function that makes the experiment of a configuration, once its clients are loaded.
+    """A function that makes the experiment of a configuration from its loaded clients.
 
     It takes the federation, or a fleet of the user's own, and fields of `Experiment` that differ
-    from the configuration. Where clients are registered, they draw their samples from those of the
-    federation.
+    from the configuration. Registered clients draw their samples from those of the federation.
 
     >>> from wecfl.from_config import federation_of
     >>> config = Config(clients=6, groups=2, registered=1000, active=5, clusters=2)
@@ -203,7 +203,7 @@ def prepared(
         if config.active is not None and config.active > len(clients):
             raise ConfigError(
                 f"active is {config.active}, but only {len(clients)} clients are registered: "
-                f"lower it"
+                f"lower active"
             )
         given = {"active": config.active, "memory": config.memory}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
@@ -224,41 +224,48 @@ def clients_of(config: Config) -> Federation | AnyFleet:
         raise DataError(f"{config.dataset} must make a wecfl.Fleet, got {type(fleet).__name__}")
     if config.registered not in (None, len(fleet)):
         raise ConfigError(
-            f"{config.dataset} registers {len(fleet)} clients, got registered = {config.registered}"
+            f"{config.dataset} has {len(fleet)} clients, but registered is {config.registered}: "
+            f"leave out registered"
         )
     return fleet
 
 
 def _measured(chosen: Measure) -> Measure:
-    """What is measured: clients that are absent have no loss, so R is not."""
+    """What is measured; R is not, since absent clients have no loss."""
     if chosen.diagnostics or chosen.objectives or chosen.objectives_every or chosen.trace:
         raise ConfigError(
-            "a fleet has no objectives, diagnostics or trace, which need every client in every "
-            "round: leave them out"
+            "objectives, diagnostics and trace need every client in every round, and in a fleet "
+            "only some take part: leave them out"
         )
     return replace(chosen, objectives=False, trace=False)
 
 
 def _check_choices(experiment: Experiment) -> None:
-    """Refuse a choice for which absent clients are more than a label and a weight."""
+    """Refuse choices for which a label and a weight of an absent client are not enough."""
     method, conditions = experiment.method, experiment.conditions
     further = [step for step in (*method.opening, *method.steps) if not isinstance(step, str)]
     if method.members > 1 or further or method.representation.asks or method.representation.tells:
         raise ConfigError(
-            f"{method.name} can't run on a fleet: the server would keep more of an absent client "
-            f"than its cluster; use a method whose rounds are L, E, M and D, such as wecfl"
+            f"{method.name} can't run on a fleet, since the server would have to keep more of an "
+            f"absent client than its cluster: choose a method with the steps L, E, M and D, such "
+            f"as wecfl"
         )
     if isinstance(experiment.engine, Compute) and experiment.engine.engine == "ray":
-        raise ConfigError("a fleet trains on this machine: choose engine auto, native or torch")
+        raise ConfigError("a fleet is trained on this machine: choose engine auto, native or torch")
     if experiment.plan.follows(method.plan):
-        raise ConfigError("lr theory needs every client in every round: give a fleet a number")
+        raise ConfigError(
+            "lr theory needs every client in every round, and in a fleet only some take part: give "
+            "lr as a number"
+        )
     refused: dict[str, Any] = {
-        "participation below 1: say how many clients are active": conditions.participation < 1,
-        "clients that join later: all that were never heard are such clients": conditions.joining,
-        "attackers": conditions.attack,
-        "min_cluster, which would count absent clients": conditions.min_cluster > 1,
-        "privacy: its budget is counted for clients that are all known": experiment.privacy,
-        "newcomers: clients that were never heard join when they take part": experiment.newcomers,
-    }
+        "participation below 1: set active, the number of clients in a round":
+        conditions.participation < 1,
+        "joining: every client joins when it first takes part": conditions.joining,
+        "attack: leave it out": conditions.attack,
+        "min_cluster, which would count absent clients: leave it out": conditions.min_cluster > 1,
+        "privacy, whose budget is counted for clients that are all known: leave out clip":
+        experiment.privacy,
+        "newcomers: every client joins when it first takes part": experiment.newcomers,
+    }  # fmt: skip
     if found := [what for what, asked in refused.items() if asked]:
-        raise ConfigError(f"a fleet has no {found[0]}")
+        raise ConfigError(f"a fleet can't have {found[0]}")

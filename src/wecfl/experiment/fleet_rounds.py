@@ -1,15 +1,16 @@
-"""The rounds of a fleet: those that take part, and one stand-in for each cluster.
+"""The rounds of a fleet: the clients that take part, and one stand-in for each cluster.
 
-A round of a fleet is a round of a small federation. A client that is absent counts in Algorithm 1
-only by its label and its λ_i: its model is the center of its cluster. So all absent clients of
-cluster k are one point Ω_k with the sum of their λ_i. One more stand-in, which counts nothing, is
-there for those that were never heard. Stand-ins are never asked. What comes out is what a run with
-a row for every registered client would give, up to rounding and the numbers of the clusters
-(`tests/test_fleet.py`), and a round costs as much as it has participants.
+A round of a fleet is a round of a small federation. An absent client counts in Algorithm 1 only by
+its label and its λ_i: its model is the center of its cluster. So a stand-in represents all absent
+clients of cluster k, as one point Ω_k with the sum of their λ_i. Another stand-in, which counts
+nothing, represents the clients that were never heard. Stand-ins are never asked. The result is that
+of a run with a row for every registered client, up to rounding and the numbers of the clusters
+(`tests/test_fleet.py`). But the cost of a round grows only with its participants.
 
-The state of a fleet is a `State` whose labels, and `met`, `weight` (λ_i) and `samples` of `known`,
-have a value for every registered client. Its `memory` has rows for the clients that keep something:
-`client` are their numbers, and `sketch` is what the server keeps of them (`Sketches`).
+The state of a fleet is a `State` in which the labels, and `met`, `weight` (λ_i) and `samples` of
+`known`, have a value for every registered client. Its `memory` has rows only for the clients that
+keep something: `client` are their numbers, and `sketch` is what the server keeps of them
+(`Sketches`).
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ from wecfl.runs.record import Record, Recorder
 __all__ = ["FleetRecorder", "OpenFleet", "PresentEngine"]
 
 SKETCHES = Sketches()
-"""What is kept of absent clients where the server chooses K."""
+"""The sketches that are kept of absent clients if the server chooses K."""
 
 
 @final
 class PresentEngine(EngineAround):
-    """The engine of the clients that take part in the present round."""
+    """The engine of the clients that take part in the current round."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class PresentEngine(EngineAround):
         self._experiment_on = experiment_on
         self._stack, self._round = ExitStack(), 0
         self.seconds: dict[str, float] = {}
-        """How long it took to load the data of the round and to start its engine."""
+        """The time to load the data of the round, and to start its engine."""
 
     def move_to(self, round: int) -> None:
         """Load the data of the clients that take part in this round."""
@@ -85,12 +86,12 @@ class PresentEngine(EngineAround):
         self.seconds = {"load": loaded, "start": perf_counter() - began - loaded}
 
     def close(self) -> None:
-        """Close the engine of the present round."""
+        """Close the engine of the current round."""
         self._stack.close()
 
     @property
     def sizes(self) -> Int:
-        """(n,), |D_i| of those that take part."""
+        """(n,), |D_i| of the clients that take part."""
         return self._engine.sizes
 
     def ask(self, job: Job, sent: Sent, who: Int | None = None, memory: Table = {}) -> Answers:  # noqa: B006
@@ -100,7 +101,7 @@ class PresentEngine(EngineAround):
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """λ as it is known, whatever the sizes."""
+    """The importance λ with these values, whatever the sizes."""
 
     values: F64
 
@@ -110,7 +111,7 @@ class _Given:
 
 @final
 class FleetRecorder:
-    """Hands on the record of each round, which the round has made (`Recording`)."""
+    """Returns the record of each round, which the round itself has made (`Recording`)."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._every = experiment.measure.score_every
@@ -159,7 +160,7 @@ class OpenFleet:
 
     @property
     def clients(self) -> StoredClients:
-        """What is known about the registered clients; how many samples they have is not."""
+        """What is known about the registered clients; their numbers of samples are not."""
         one, m = self.experiment.members, len(self.fleet)
         return StoredClients(
             self.fleet.names, np.zeros(m, np.int64), self.fleet.groups, None, one.shape,
@@ -167,7 +168,7 @@ class OpenFleet:
         )  # fmt: skip
 
     def result(self, *fields: Any) -> FleetResult:
-        """The result, whose clients are those that were heard."""
+        """The result; its clients are those that were heard."""
         made = FleetResult(*fields)
         heard, known, groups = np.flatnonzero(made.heard), made.states[0].known, self.fleet.groups
         clients = replace(
@@ -195,7 +196,7 @@ class OpenFleet:
     def paths(
         self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
-        """The states of the fleet after each further round; observers see those who take part."""
+        """The states of the fleet after each further round; observers see who takes part."""
         [state] = states
         if "client" in state.memory:  # the run is resumed
             self.kept.put(state.memory["client"], without(["client"], state.memory))
@@ -240,11 +241,13 @@ class OpenFleet:
 
         def observe(step: str, whole: State, seconds: float) -> None:
             nonlocal sketched
-            here = whole.take(slice(n))
-            if step == "L" and setting.method.k == "auto" and here.heard.any():
-                sketched = SKETCHES.of(here, present.method, present.engine, setting.seed)
-            for each in (recorder.step, *observers):
-                each(step, here, seconds)
+            without_stand_ins = whole.take(slice(n))
+            if step == "L" and setting.method.k == "auto" and without_stand_ins.heard.any():
+                sketched = SKETCHES.of(
+                    without_stand_ins, present.method, present.engine, setting.seed
+                )
+            for observer in (recorder.step, *observers):
+                observer(step, without_stand_ins, seconds)
 
         state = next(iterate(setting, state, observe))
         after = self._remembered(fleet, state, clusters, own)
@@ -268,7 +271,7 @@ class OpenFleet:
         )
 
     def _remembered(self, fleet: State, state: State, clusters: Int, own: F64) -> State:
-        """What the round has found, for all; absent clients go where their stand-in went."""
+        """The state of the whole fleet; absent clients have the cluster of their stand-in."""
         who, table = self.engine.who, np.arange(len(state.centers))
         n = len(who)
         table[clusters] = state.labels[n : n + len(clusters)]
@@ -286,7 +289,7 @@ class OpenFleet:
         )
 
     def _placed(self, before: State, after: State, sketches: F32, heard: Bool) -> State:
-        """The state after clusters were divided: absent clients go where their sketch points."""
+        """The state after clusters were divided: absent clients join where their sketch points."""
         who, known, labels = self.engine.who[heard], len(before.centers), after.labels
         absent = before.known["met"].copy()
         absent[self.engine.who] = False
@@ -298,10 +301,10 @@ class OpenFleet:
         return replace(after, labels=labels)
 
     def _recorded(self, record: Record, fleet: State) -> Record:
-        """The record of those who took part, with what is known of all that were heard."""
+        """The record of the clients that took part, and what is known of all that were heard."""
         who, of_one = self.engine.who, ("bytes_up", "bytes_down")
         sizes = np.bincount(fleet.labels[fleet.known["met"]], minlength=len(fleet.centers))
-        clients = {name: each for name, each in record["clients"].items() if name not in of_one}
+        clients = {name: row for name, row in record["clients"].items() if name not in of_one}
         return {
             **record,
             "clusters": int((sizes > 0).sum()),

@@ -60,9 +60,9 @@ def load(
 ) -> Result:
     """The result of a run that has ended or was stopped, from its folder alone.
 
-    It holds what the result in memory held: labels, models, history, scores, and it predicts and
-    assigns newcomers. The data of the members are read only if newcomers are to be assigned and the
-    folder does not hold yet what they are compared with.
+    It holds what the result in memory held: labels, models, history and scores. It predicts, and
+    assigns newcomers. The data of the members are read only if newcomers are to be assigned, and
+    the folder does not hold yet what they are compared with.
 
     Args:
         folder: The run folder.
@@ -88,7 +88,7 @@ def load(
     saved = checkpoint.latest(path)
     if saved is None and not ended:
         raise RunFolderError(
-            f"{path} holds no round yet, so there is nothing to load: go on with "
+            f"{path} holds no finished round, so there is nothing to load: continue the run with "
             f"{resume_command(path)}"
         )
     records = read_metrics(path, saved.round if saved else None)
@@ -98,8 +98,8 @@ def load(
     states = saved.states if saved else _without_checkpoint(path, choices.method, module)
     if states[0].centers.shape[1] != (width := layout_of(module).width):
         raise ModelError(
-            f"the models of {path} have {states[0].centers.shape[1]} numbers, but this model has "
-            f"{width}: give the model that the run had"
+            f"the models of {path} have {states[0].centers.shape[1]} parameters, but this model "
+            f"has {width}: give the model of the run"
         )
     data = saved.manifest.data if saved else None
     learned = _task(path, blueprint, task)
@@ -124,7 +124,7 @@ def load(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choices:
-    """What `config.toml` says, of a run from a configuration or from Python values."""
+    """The choices of a run by its `config.toml`, from a configuration or from Python values."""
 
     method: Method
     plan: LocalPlan
@@ -133,14 +133,14 @@ class _Choices:
     privacy: Privacy | None
     unseen: int | None
     config: Config | None
-    """The configuration that can repeat the run; None if nothing can."""
+    """The configuration that can repeat the run; None if there is none."""
 
     @classmethod
     def of(cls, path: Path, about: Mapping[str, Any], given: Method | None) -> _Choices:
         if "components" in about:
             return cls._of_values(path, about, given)
         simulated = "network" not in about
-        # Over a network config.toml can't repeat the run, but the choices are the same.
+        # The config.toml of a network can't repeat the run, but its choices have the same names.
         known = {key: value for key, value in about.items() if key in Config.model_fields}
         config = config_of(path) if simulated else resolve(flags=known)
         values = options_of(config)
@@ -155,19 +155,19 @@ class _Choices:
         further = about.get("further", {})
         if "privacy" in about.get("conditions", {}) and "privacy" not in further:
             raise RunFolderError(
-                f"{path} is of an earlier version, which did not write the numbers of its privacy: "
-                "it can't be loaded"
+                f"{path} was written by an earlier version, without the numbers of its privacy, so "
+                "it can't be loaded: run it again"
             )
         if given is None and "structure" not in about:
             raise ConfigError(
-                f"{path} is of an earlier version, which did not write its method in full: give "
-                "the method, load(…, method=…)"
+                f"{path} was written by an earlier version, without its whole method: give the "
+                "method, load(…, method=…)"
             )
         method = given or _rebuilt(path, about)
         known = {field.name for field in fields(LocalPlan)}
         plan = {name: value for name, value in about["plan"].items() if name in known}
         if plan["lr"] == "theory":
-            plan["lr"] = 0.0  # newcomers train with the rate that their reference holds
+            plan["lr"] = 0.0  # newcomers train with the learning rate in the reference
         return cls(
             method, LocalPlan(**plan), about.get("seed", 0), further.get("batchnorm", "running"),
             Privacy(**further["privacy"]) if "privacy" in further else None,
@@ -182,13 +182,13 @@ def _rebuilt(path: Path, about: Mapping[str, Any]) -> Method:
         raise
     except (KeyError, TypeError, ValueError, SyntaxError, AttributeError) as error:
         raise RunFolderError(
-            f"can't read {path / 'config.toml'}: its structure is not that of a method "
+            f"can't read {path / 'config.toml'}: its structure does not describe a method "
             f"({type(error).__name__}: {error})"
         ) from None
 
 
 def _blueprint(path: Path, ended: bool) -> Blueprint:
-    """How the model is built: from the models, or while there are none, from `env.json`."""
+    """How the model is built, by the file of models, or before that exists, by `env.json`."""
     if ended:
         found = ClusterModels.read(path).blueprint
     else:
@@ -196,8 +196,8 @@ def _blueprint(path: Path, ended: bool) -> Blueprint:
         found = Blueprint.read(written) if written else None
     if found is None:
         raise RunFolderError(
-            f"{path} is of an earlier version, which did not write the shape of its samples: let "
-            f"it end first, with {resume_command(path)}"
+            f"{path} was written by an earlier version, without the shape of its samples: let the "
+            f"run end first, with {resume_command(path)}"
         )
     return found
 
@@ -210,7 +210,7 @@ def _module(
         return make(model, shape=blueprint.shape, classes=blueprint.classes, seed=seed, parts=parts)
     if blueprint.model not in MODELS:
         raise ModelError(
-            f"{path} holds models of your own, of the class {blueprint.model}: give the class, "
+            f"the models of {path} are of your own class {blueprint.model}: give this class, "
             f"wecfl.load({str(path)!r}, model={blueprint.model})"
         )
     return blueprint.build(seed)
@@ -224,12 +224,12 @@ def _task(path: Path, blueprint: Blueprint, given: Task | None) -> Task:
         if fitting.outputs != blueprint.classes:
             raise ConfigError(
                 f"this task has {fitting.outputs} outputs, but the models of {path} have "
-                f"{blueprint.classes}: give the task that the run had"
+                f"{blueprint.classes}: give the task of the run"
             )
         return fitting
     if text.startswith(f"{Custom.name}("):
         raise ConfigError(
-            f"{path} was trained for a task with code of your own, {text}: give the task, "
+            f"the task of {path} has code of your own, {text}: give this task, "
             f"wecfl.load({str(path)!r}, task=…)"
         )
     return blueprint.fitted_task
@@ -239,13 +239,14 @@ def _without_checkpoint(path: Path, method: Method, module: Module) -> tuple[Sta
     """The states of a folder without checkpoints: the models and the last line of labels."""
     if method.serve.needs_memory or not method.whole_centers:
         raise RunFolderError(
-            f"{path} has no checkpoint, which holds the clients' own models of {method.name}"
+            f"{path} has no checkpoint, and without one the clients' own models of {method.name} "
+            f"are not known: run it again with checkpoints"
         )
     models, layout = ClusterModels.read(path), layout_of(module)
     labels = read_assignments(path)
     return tuple(
         State(
-            len(labels), None, np.array([models.row(layout, each) for each in clusters]), labels[-1]
+            len(labels), None, np.array([models.row(layout, own) for own in clusters]), labels[-1]
         )
         for clusters in models.tensors
     )
@@ -258,7 +259,7 @@ def _reference(
     states: tuple[State, ...],
     blueprint: Blueprint,
 ) -> Reference | None:
-    """What newcomers are compared with, if the folder holds it in the form of this version."""
+    """What newcomers are compared with; None if the folder does not hold it in this version."""
     if not (path / REFERENCE_FILE).exists():
         return None
     layout = layout_of(module)
@@ -268,29 +269,30 @@ def _reference(
 
 @dataclass(frozen=True, slots=True)
 class _Referring:
-    """Makes what newcomers are compared with from the data of a configuration, and keeps it."""
+    """Makes the reference for newcomers from the data of a configuration, and stores it."""
 
     path: Path
     config: Config | None
     workers: int | None
 
     def __call__(self, state: State) -> Reference:
-        missing = f"{self.path} has no {REFERENCE_FILE}, which newcomers are compared with"
+        missing = f"{self.path} has no {REFERENCE_FILE}, with which newcomers are compared"
         if (self.path / REFERENCE_FILE).exists():
-            missing += " (the one in it is of an earlier version)"
+            missing += " (only one of an earlier version)"
         if self.config is None:
             raise ConfigError(
                 f"{missing}, and its config.toml can't repeat the run: call result.assign(x, y) "
-                "once in the program that makes the run, which writes it"
+                "once in the program that runs the experiment, to write this file"
             )
         saved = checkpoint.latest(self.path)
         if saved is None:
-            raise RunFolderError(f"{missing}, and no checkpoint to make it from: run it again")
+            raise RunFolderError(f"{missing}, and no checkpoint to make it: run it again")
         config = self.config.model_copy(update={"workers": self.workers})
         experiment = Experiment.prepared(config)(federation_of(config))
         if experiment.members.fingerprint != saved.manifest.data:
             raise RunFolderError(
-                f"{missing}, and it can't be made: these are not the data of the run"
+                f"{missing}, and it can't be made, since the data are not those of the run: give "
+                "the same data"
             )
         made = experiment.reference(state)
         write_reference(made, self.path)

@@ -1,4 +1,4 @@
-"""Trains an open experiment round by round, and informs its watchers."""
+"""Trains an open experiment round by round, and calls its watchers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Opened(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What `config.toml` says beside the choices of the experiment."""
+        """What `config.toml` says in addition to the choices of the experiment."""
 
     @property
     def newcomer_engine(self) -> Engine | None:
@@ -72,7 +72,7 @@ class Opened(Protocol):
 
     @property
     def result(self) -> Callable[..., Result]:
-        """Makes the result of its fields."""
+        """Makes the result from its fields."""
 
     def begin(self) -> tuple[State, ...]:
         """The states before the first round, one for each run of a soft vote."""
@@ -80,9 +80,9 @@ class Opened(Protocol):
     def paths(
         self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
-        """The states after each further round, without end; observers see the first run.
+        """The states after each further round, without an end; observers see the first run.
 
-        Clients' memory of more bytes than `in_place_above` is overwritten (`Setting`).
+        If the clients' memory has more bytes than `in_place_above`, it is overwritten (`Setting`).
         """
 
     def reference(self, state: State, setup: NewcomerSetup) -> Reference:
@@ -96,7 +96,7 @@ class OpenExperiment:
     settings: Sequence[Setting]
     """One setting, or one for each run of a soft vote; their engine counts what is sent."""
     measured: Setting
-    """The first of them with an engine that does not count, for what only measures the run."""
+    """The first setting, but with an engine that does not count: it only measures the run."""
     recorder: Recorder
     held: Federation | Clients
     """The clients that are trained, with the data that attackers have changed."""
@@ -120,14 +120,14 @@ class OpenExperiment:
         self, states: Sequence[State], observers: Sequence[Observer], in_place_above: float
     ) -> list[Iterator[State]]:
         """The states after each further round (`Opened`)."""
-        settings = [replace(each, in_place_above=in_place_above) for each in self.settings]
+        settings = [replace(setting, in_place_above=in_place_above) for setting in self.settings]
         return [
             iterate(setting, state, self.recorder.step, *([] if j else observers))
             for j, (setting, state) in enumerate(zip(settings, states, strict=True))
         ]
 
     def reference(self, state: State, setup: NewcomerSetup) -> Reference:
-        """What newcomers are compared with. Under privacy, members only repeat an old update."""
+        """What newcomers are compared with. Private members only repeat an old update."""
         known = None
         if isinstance(self.held, Federation) and not setup.privacy:
             known = self.held.at(max(state.round, 1))
@@ -155,9 +155,10 @@ def train(
     recorder.begin(states[0].labels, diagnostics)
     # In a soft vote, these see only the first run.
     trace = _distance_trace(experiment.measure.trace, opened, folder)
-    observers = [each for each in (observe, diagnostics and diagnostics.step, trace) if each]
+    possible = (observe, diagnostics and diagnostics.step, trace)
+    observers = [observer for observer in possible if observer]
     watchers = _watchers(experiment.watch, folder)
-    # A failed round leaves large rows half overwritten, so the last state must be on the disk.
+    # If a round fails, large rows may be half overwritten, so the last state must be on the disk.
     safe = not diagnostics and (folder is None or folder.every == 1)
     paths = opened.paths(states, observers, LARGE_STATE_BYTES if safe else inf)
     begun: list[Watcher] = []  # the watchers whose `end` must be called
@@ -232,7 +233,10 @@ def _environment(opened: Opened, setup: NewcomerSetup) -> dict[str, Any]:
 def _distance_trace(
     wanted: bool | None, opened: Opened, folder: RunFolder | None
 ) -> Observer | None:
-    """What records the distances between clients, if they are `wanted`; None: of not too many."""
+    """The observer that records the distances between clients, if that is `wanted`.
+
+    If `wanted` is None, they are recorded unless there are too many clients.
+    """
     if folder is None or wanted is False:
         return None
     if wanted is None and len(opened.clients) > MAX_TRACED_CLIENTS:
@@ -257,24 +261,27 @@ def _received(
 
 
 def _earlier(folder: RunFolder | None, rounds: Rounds, recorder: Recording) -> list[Record]:
-    """The records of a run that is resumed; an error if it has come to its end."""
+    """The records of a run that is resumed; an error if the run has ended."""
     if folder is None or folder.saved is None:
         return []
     records = read_metrics(folder.path, folder.saved.round)
     if len(records) >= rounds.count + (not folder.ended):
         raise ConfigError(
-            f"{folder.path} already has {len(records)} rounds: to continue, ask for more rounds"
+            f"{folder.path} already has {len(records)} rounds, got rounds = {rounds.count}: to "
+            f"continue, ask for more rounds"
         )
     stopped = _reason(rounds, records, recorder)
     if stopped and folder.ended and read_summary(folder.path)["status"] == "finished":
-        raise ConfigError(f"{folder.path} has ended: {stopped}; to continue, set until to rounds")
+        raise ConfigError(
+            f"{folder.path} has ended, since {stopped}: to continue, set until to rounds"
+        )
     return records
 
 
 def _reason(
     rounds: Rounds, records: Sequence[Record], recorder: Recording, asked: str | None = None
 ) -> str | None:
-    """Why the run ends after these records, if a watcher has `asked` for it or by the rule."""
+    """Why the run ends after these records, because a watcher has `asked` for it, or by a rule."""
     if not records or not recorder.may_end(records[-1]["round"]):
         return None
     found = asked or (rounds.until and rounds.until(records))
@@ -284,8 +291,8 @@ def _reason(
 
 
 def _watchers(given: Sequence[Watcher | OnRound], folder: RunFolder | None) -> list[Watcher]:
-    """The folder first, if there is one."""
-    wrapped = [each if isinstance(each, Watcher) else AfterRound(each) for each in given]
+    """The watchers of a run; the folder is the first of them, if there is one."""
+    wrapped = [one if isinstance(one, Watcher) else AfterRound(one) for one in given]
     return [folder, *wrapped] if folder else wrapped
 
 
@@ -298,7 +305,7 @@ def _tell(clients: Clients, packed: bool) -> None:
 def _refer(
     experiment: Experiment, member: int, folder: RunFolder | None, state: State
 ) -> Reference:
-    """What newcomers are compared with, which is kept in the run folder, if there is one."""
+    """What newcomers are compared with. It is stored in the run folder, if there is one."""
     made = experiment.reference(state, member)
     if folder:
         write_reference(made, folder.path)
@@ -306,7 +313,7 @@ def _refer(
 
 
 def _described(experiment: Experiment, setting: Setting) -> dict[str, Any]:
-    """A description of a run that was made from Python values; it can't be repeated from this."""
+    """A description of a run from Python values. The run can't be repeated from it."""
     method, model, rounds = setting.method, experiment.model, Rounds.of(experiment.rounds)
     plan = asdict(setting.plan) | ({"lr": "theory"} if setting.rate else {})
     if setting.schedule:

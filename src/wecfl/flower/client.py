@@ -35,11 +35,11 @@ from wecfl.tasks import described
 __all__ = ["LoadData", "MakeModel", "client_app"]
 
 LoadData = Callable[[Mapping[str, Any]], tuple[ArrayLike, ...]]
-"""Gets the node's configuration; returns (x, y), a part of which is kept for tests, or
-(x, y, x_test, y_test)."""
+"""A function of the node's configuration that returns (x, y, x_test, y_test), or (x, y), of which
+a part is kept for testing."""
 
 MakeModel = Callable[[], nn.Module]
-"""Makes the model, which is the same at all clients and at the server."""
+"""A function that makes the model, which is the same at all clients and at the server."""
 
 Handler = Callable[[Message, Context], Message]
 """Answers a message of the server."""
@@ -58,15 +58,15 @@ def client_app(
     classes: int | None = None,
     task: Task | str | None = None,
 ) -> ClientApp:
-    """The client's side of every method: it introduces itself, and runs the programs it is sent.
+    """The client's side of every method: it introduces itself, and runs the requested programs.
 
     The task is a classification of so many `classes`, or the `task` that is given; it must be that
     of the server (`wecfl.flower.network_task`).
 
     The node's configuration (`flower-supernode --node-config`) says who the client is: `client-id`
     is its name, `partition-id` its number for keyed randomness (by default a hash of the name),
-    `state-dir` the folder for what it keeps between rounds, and `policy` the file that says what it
-    allows (`wecfl.flower.policy`).
+    `state-dir` the folder for the state that it keeps between rounds, and `policy` the file with
+    the limits that it sets to the server (`wecfl.flower.policy`).
     """
     app, known_task = ClientApp(), network_task(task, classes)
 
@@ -104,10 +104,10 @@ def client_app(
 
 
 def _discreet(handler: Handler) -> Handler:
-    """A handler whose errors stay at the client if nothing may leave it in the clear.
+    """A handler whose error texts stay at the client, if nothing may leave it in the clear.
 
-    The text of an error may hold data. A private node says only that it failed; its own log has the
-    rest.
+    The text of an error may contain data. So a private node only tells the server that it failed,
+    and writes the error to its own log.
     """
 
     def handle(message: Message, context: Context) -> Message:
@@ -127,7 +127,7 @@ def _discreet(handler: Handler) -> Handler:
 def _is_private_failure(context: Context, config: Mapping[str, Any]) -> bool:
     """Write a failure to the audit log, and say whether its reason must stay at the client.
 
-    It must if the policy or the ledger can't be read.
+    It must also stay if the policy or the ledger can't be read.
     """
     try:
         guard = _guard(context)
@@ -156,7 +156,7 @@ def _guard(context: Context) -> Guard:
 
 
 class _LocalClient:
-    """One client, as a federation that has no other."""
+    """One client, as a federation without other clients."""
 
     def __init__(
         self, context: Context, load_data: LoadData, make_model: MakeModel, task: Task
@@ -176,7 +176,7 @@ class _LocalClient:
         self.layout = layout_of(self.model)
 
     def answer(self, config: Mapping[str, Any], sent: Sent) -> RecordDict:
-        """Run the program of a job, unless the guard refuses; reply what the program declares."""
+        """Run a job's program, unless the guard refuses; reply with the fields that it declares."""
         job, lost_memory = read_job(config), False
 
         def run() -> dict[str, NDArray[Any]]:
@@ -191,7 +191,7 @@ class _LocalClient:
     def _run(
         self, job: Job, config: Mapping[str, Any], sent: Sent
     ) -> tuple[dict[str, NDArray[Any]], bool]:
-        """What a program makes of the memory kept here, and whether memory was lost before."""
+        """The result of a program with the memory on this disk, and whether memory was lost."""
         kept_memory = ClientMemory(self.state_dir, str(config["run"]), str(config["member"]))
         found = kept_memory.load(job.tick)
         sizes = job.sizes(self.layout, sent)
@@ -231,7 +231,7 @@ class _LocalClient:
         def whole(name: str, rows: NDArray[Any]) -> NDArray[Any]:
             if rows.shape[-1] != sent_width:  # not a model
                 return rows
-            if rows.dtype == np.int8:  # a mask: what is not sent is there
+            if rows.dtype == np.int8:  # a mask: columns that are not sent are used
                 held = np.ones((*rows.shape[:-1], len(start)), np.int8)
                 held[..., columns] = rows
                 return held

@@ -1,7 +1,7 @@
 """The memory of a client on its own disk: momentum, a personal model, private columns.
 
-There is a file for each exchange, written whole or not at all. So the server may go back to a
-checkpoint and ask again: the client then starts from the memory it had before that exchange.
+There is a file for each exchange, and a reader sees a complete file or none. So the server may go
+back to a checkpoint and ask again: the client then starts with the memory that it had then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ClientMemory"]
 
 
 class ClientMemory:
-    """The memory of one client in one run (in a soft vote: for one member), by tick.
+    """The memory of one client in one run (in a soft vote: of one member) after each exchange.
 
     >>> import numpy as np
     >>> from tempfile import TemporaryDirectory
@@ -52,7 +52,7 @@ class ClientMemory:
             return {}
 
     def save(self, tick: int, tensors: Mapping[str, NDArray[Any]], *, keep: int) -> None:
-        """Write the memory after `tick` exchanges; delete all but the last `keep` up to then."""
+        """Write the memory after `tick` exchanges; keep the last `keep` files up to this one."""
         if not tensors:
             return
         self._folder.mkdir(parents=True, exist_ok=True)

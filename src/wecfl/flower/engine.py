@@ -48,7 +48,7 @@ GREETING_SECONDS = 60.0
 """A node that did not answer a greeting for this long is greeted again."""
 
 CLIENTS_PER_POLL = 25
-"""With more clients, replies are looked for less often: the SuperLink is asked for each one."""
+"""With more clients than this, the server polls less often: it asks for each reply on its own."""
 
 
 class FlowerEngine:
@@ -68,9 +68,9 @@ class FlowerEngine:
     With `privacy`, clients clip and noise what they send and count it (`wecfl.flower.guard`); their
     largest ε is in the network report. The file `audit` gets one line for each message that comes.
 
-    New replies are looked for every `poll` seconds, with `patience` for each
-    (`wecfl.flower.mailbox`), and nodes that came online every `look_every` seconds. What the server
-    waits for is in the log.
+    The server looks for new replies every `poll` seconds, with `patience` for each
+    (`wecfl.flower.mailbox`), and for new nodes every `look_every` seconds. It logs what it waits
+    for.
     """
 
     name = "flower"
@@ -122,7 +122,7 @@ class FlowerEngine:
             }  # fmt: skip
         self._greeted: dict[int, float] = {}  # the time of the last greeting, by node
         self._greetings: dict[str, int] = {}  # the node that was greeted, by message
-        self._expires: dict[str, float] = {}  # when a greeting or a late reply does, by message
+        self._expires: dict[str, float] = {}  # when the answer is no longer awaited, by message
         self._looked, self._online = -look_every, frozenset[int]()
 
     @property
@@ -132,26 +132,26 @@ class FlowerEngine:
 
     @property
     def workers(self) -> int:
-        """One for each client."""
+        """The number of workers: one for each client."""
         return len(self._roster)
 
     @property
     def nodes(self) -> int:
-        """One for each client."""
+        """The number of nodes: one for each client."""
         return len(self._roster)
 
     def move_to(self, round: int) -> None:
-        """Nothing to do: clients hold what they hold."""
+        """Do nothing: the data of a real client do not depend on the round."""
 
     def network_report(self) -> dict[str, Any]:
         """Who joined, whose replies were refused and why, how many came late, since the last call.
 
-        In `refused`, a client is named; an unknown node has its number.
+        In `refused`, a client has its name, and an unknown node has its number.
         """
         return self._report.take()
 
     def enrol(self, min_clients: int, wait: float) -> None:
-        """Wait until all places are taken, or `wait` seconds if `min_clients` are by then."""
+        """Wait until all places are taken; after `wait` seconds, `min_clients` are enough."""
         began, news = monotonic(), News()
         while len(self._roster.nodes) < len(self._roster):
             self._greet()
@@ -181,7 +181,7 @@ class FlowerEngine:
         whom = np.arange(len(self._roster)) if who is None else who
         n, packed, columns = len(whom), SharedArrays(), self.layout.columns(job.shared)
         if "models" in sent.own and job.shared != "all":
-            raise ConfigError("a soft vote over a network can't keep columns private: share all")
+            raise ConfigError("a soft vote over a network needs all columns shared: set share=all")
         config = {**self._common, **job_config(job), "member": str(job.seed)}
         lr = np.broadcast_to(job.plan.lr, n)
         done = np.broadcast_to(ALL_STEPS if job.plan.done is None else job.plan.done, n)
@@ -222,7 +222,7 @@ class FlowerEngine:
         return Answers(rows, np.array([outcome[i] for i in whom.tolist()], np.int8))
 
     def _held(self, row: int, split: Split) -> int:
-        """How many samples of a split a client joined with; it can't count more of them."""
+        """The number of samples of a split with which a client joined; it can't count more."""
         place = self._roster.places[row]
         return place.samples if split == "train" else place.tests or 0
 
@@ -245,7 +245,7 @@ class FlowerEngine:
         return self._roster.shape
 
     def starts(self, which: Sequence[int], seed: int) -> F32:
-        """(n, P): number 0 is the model as given, others are drawn anew (see `Engine`)."""
+        """(n, P): number 0 is the given model, the others are drawn at random (see `Engine`)."""
         rows = [row_of(reinitialized(self._model, seed, j) if j else self._model) for j in which]
         return np.stack(rows)
 
@@ -271,8 +271,8 @@ class FlowerEngine:
                 news.tell("round %d waits up to %g s for a client", round + 1, self._timeout)
                 self._pull({})
                 sleep(self._poll)
-            there = sum(row in asked or replies[row] != Reply.ABSENT for row in contents)
-            need = max(self._min_clients, ceil(self._quorum * there))
+            present = sum(row in asked or replies[row] != Reply.ABSENT for row in contents)
+            need = max(self._min_clients, ceil(self._quorum * present))
             for row in asked:
                 replies[row] = Reply.LOST
             open_ = self._push(kind, round, asked, nodes)
@@ -283,11 +283,11 @@ class FlowerEngine:
                 return answers, replies
             log.warning(
                 "wecfl: round %d has %d valid replies of %d clients, expected at least %d: "
-                "asking again", round + 1, len(answers), there, need,
+                "asking again", round + 1, len(answers), present, need,
             )  # fmt: skip
         raise EngineError(
-            f"round {round + 1} got {len(answers)} valid replies of {there} clients in "
-            f"{self._tries} times {self._timeout:g} s, expected at least {need}; the earlier "
+            f"round {round + 1} got {len(answers)} valid replies of {present} clients (tried "
+            f"{self._tries} times for {self._timeout:g} s), expected at least {need}; the earlier "
             f"rounds are saved: start the run again when the clients are back"
         )
 
@@ -299,7 +299,7 @@ class FlowerEngine:
         answers: dict[int, dict[str, Any]],
         replies: dict[int, Reply],
     ) -> None:
-        """Take replies until the round ends; replies that come after that are late."""
+        """Take replies until the round ends; a reply that comes after this is late."""
         began, reached, news = monotonic(), 0.0, News()
         while open_:
             for row, message in self._pull(open_):
@@ -386,7 +386,7 @@ class FlowerEngine:
                 self._expires[number] = now + 2 * GREETING_SECONDS
 
     def _welcome(self, node: int, message: Delivery) -> None:
-        """Give a client its place, or note why it can't have one."""
+        """Give a client its place, or record why it can't have one."""
         before = len(self._roster.places)
         try:
             if isinstance(message, Refused):

@@ -29,13 +29,13 @@ def read_hello(message: Message, node: int, layout: Layout, task: Task) -> Place
         protocol=int, programs=str, task=str,
     )  # fmt: skip
     if (hello["protocol"], hello["programs"]) != (PROTOCOL_VERSION, digest()):
-        raise Refused("it knows other programs than the server: install the same version of wecfl")
+        raise Refused("its programs are not the server's: install the same version of wecfl")
     if hello["layout"] != fingerprint(layout):
-        raise Refused("its model has other tensors than the server's")
+        raise Refused("its model has other tensors than the server's: use the same make_model")
     if hello["classes"] != task.outputs:
-        raise Refused(f"it has {hello['classes']} classes, expected {task.outputs}")
+        raise Refused(f"it has {hello['classes']} classes, expected {task.outputs} as the server")
     if hello["task"] != described(task):
-        raise Refused(f"its task is {hello['task']}, expected {described(task)}")
+        raise Refused(f"its task is {hello['task']}, expected {described(task)} as the server")
     if not re.fullmatch(SHAPE_PATTERN, hello["shape"], re.ASCII):
         raise Refused(f"shape must be like 28,28, got {hello['shape'][:40]!r}")
     shape = tuple(int(axis) for axis in hello["shape"].split(",") if axis)

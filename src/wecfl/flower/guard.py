@@ -1,9 +1,9 @@
-"""What leaves a client: every reply passes its guard, which has the last word.
+"""What leaves a client: every reply must pass the client's guard.
 
-A request is known by a hash of all of it. The guard resends the stored reply to a request that is
-identical to an earlier one, which costs nothing. To any other it lets a reply out only if the
-node's policy and budget allow it, with fresh noise of the operating system, and after the reply is
-in the ledger.
+A request is identified by a hash of all its content. If the guard has answered the same request
+before, it sends the stored reply again, which costs no privacy. To any other request a reply leaves
+only if the node's policy and budget allow it. The guard draws new noise for it, from the operating
+system, and writes the reply to the ledger before it leaves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PolicyRefusal(WecflError):  # noqa: N818
 
 
 class Guard:
-    """Decides what leaves one client, and writes it down.
+    """Decides what leaves one client, and records it.
 
     `place` is the client's own folder. The replies that are kept, the ledger and the audit log are
     in it.
@@ -53,11 +53,11 @@ class Guard:
         self._ledger = Ledger(place / LEDGER_FILE)
 
     def is_private(self, config: Mapping[str, Any]) -> bool:
-        """Whether nothing may leave in the clear: by policy, by this run, or by what has left."""
+        """Whether nothing may leave in the clear: by the policy, this run, or earlier replies."""
         return self._policy.private or "clip" in config or self._ledger.read().replies > 0
 
     def told_samples(self, config: Mapping[str, Any], held: int) -> int:
-        """The |D_i| that the server is told.
+        """The number of samples |D_i| that this node reports to the server.
 
         In private, the number is the one that the operator has declared, or 1: how many samples a
         client holds is a fact about its data.
@@ -67,7 +67,7 @@ class Guard:
         return 1 if self.is_private(config) else held
 
     def told_tests(self, config: Mapping[str, Any], held: int) -> int:
-        """How many test samples the server is told of: in private none, and none is scored."""
+        """The number of test samples that the server is told; 0, and no test, if private."""
         return 0 if self.is_private(config) else held
 
     def answer(
@@ -78,7 +78,7 @@ class Guard:
         run: Callable[[], dict[str, NDArray[Any]]],
         parameters: int,
     ) -> Released:
-        """The reply to a request, made by `run` where it has not been made before."""
+        """The stored reply to a request, or a new one that `run` makes."""
         privacy, key = privacy_of(config, self._policy.delta), request_hash(config, sent)
         if privacy is not None and (kept := self._kept(key)) is not None:
             self.audit(job, key, "resent", _bytes(kept))
@@ -112,11 +112,11 @@ class Guard:
         epsilon = spent.epsilon(self._policy.delta) if spent.replies and not spent.clear else None
         about = {} if job is None else {"program": job.program.name, "round": job.round}
         line = {**about, "request": key[:16], "answer": answer, "bytes": size, **more}
-        told = None if epsilon is None or epsilon == float("inf") else epsilon
-        append_line(self._place / AUDIT_FILE, {**line, "epsilon": told})
+        finite = None if epsilon is None or epsilon == float("inf") else epsilon
+        append_line(self._place / AUDIT_FILE, {**line, "epsilon": finite})
 
     def _overspent(self, spent: Spent, privacy: Privacy | None) -> str | None:
-        """Why one reply more would break what was promised about those before."""
+        """Why one more reply would break the limits; None if it would not."""
         if privacy is None:
             return (
                 f"{spent.replies} noisy replies have left this node, so none leaves it in the clear"
@@ -134,7 +134,7 @@ class Guard:
         after = spent.plus(privacy.noise).epsilon(self._policy.delta)
         if after > self._policy.max_epsilon:
             return (
-                f"one reply more would spend ε = {after:.3g} of a budget of "
+                f"one more reply would spend ε = {after:.3g} of a budget of "
                 f"{self._policy.max_epsilon:g}"
             )
         return None
@@ -159,15 +159,15 @@ class Guard:
 
 
 def privacy_of(config: Mapping[str, Any], delta: float) -> Privacy | None:
-    """What a request asks to be done to an update before it leaves."""
+    """The protection that a request asks for, which an update gets before it leaves."""
     if "clip" not in config:
         return None
-    told = float(config.get("delta", delta))
-    return Privacy(float(config["clip"]), float(config.get("noise", 0.0)), told)
+    delta = float(config.get("delta", delta))
+    return Privacy(float(config["clip"]), float(config.get("noise", 0.0)), delta)
 
 
 def request_hash(config: Mapping[str, Any], sent: Sent) -> str:
-    """Tells requests apart by everything that is in them.
+    """A hash of everything in a request; different requests have different hashes.
 
     >>> model = np.zeros(2, np.float32)
     >>> one, two = ({"lr": lr, "round": 1} for lr in (0.0, 0.05))

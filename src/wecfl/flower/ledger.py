@@ -1,8 +1,8 @@
 """What has left a node so far, on the node's own disk, written before a reply leaves.
 
 One line of JSON for each reply that depends on the node's data, over all runs: `noise` is the noise
-multiplier z, or null of a reply in the clear. The ledger is about the data of the node, so it is
-begun anew only together with other data.
+multiplier z, or null for a reply in the clear. The ledger is about the data of the node: only a
+node with new data may begin a new ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEDGER_FILE = "ledger.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a ledger comes to.
+    """The totals of a ledger.
 
     >>> Spent(Counter({10.0: 1})).epsilon(1e-5) < Spent(Counter({10.0: 2})).epsilon(1e-5)
     True
@@ -50,7 +50,7 @@ class Spent:
         return float("inf") if self.clear else epsilon_of(self.noisy, delta)
 
     def plus(self, noise: float | None) -> Spent:
-        """With one reply more."""
+        """The totals after one more reply."""
         if noise is None:
             return Spent(self.noisy, self.clear + 1)
         return Spent(self.noisy + Counter({noise: 1}), self.clear)
@@ -72,7 +72,7 @@ class Ledger:
         self.path = path
 
     def read(self) -> Spent:
-        """What it comes to now."""
+        """The totals of the file as it is now."""
         if not self.path.exists():
             return Spent()
         noisy, clear = Counter[float](), 0
@@ -88,13 +88,13 @@ class Ledger:
             except (ValueError, KeyError, TypeError):
                 raise RunFolderError(
                     f"line {number} of the ledger {self.path} is damaged: what has left this node "
-                    f"is unknown, so nothing leaves it until its operator has mended the line"
+                    f"is unknown, so nothing leaves it until its operator has repaired the line"
                 ) from None
         return Spent(noisy, clear)
 
     @contextmanager
     def open(self) -> Iterator[tuple[Spent, Any]]:
-        """What it comes to, and a function that adds a reply; other processes wait meanwhile."""
+        """The totals, and a function that adds a reply; other processes wait until the exit."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -111,7 +111,7 @@ class Ledger:
 
 
 def append_line(path: Path, about: Mapping[str, Any]) -> None:
-    """Add a line of JSON with the time to a file, and put it on the disk."""
+    """Add a line of JSON with the time to a file, and wait until it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

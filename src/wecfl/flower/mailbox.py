@@ -1,9 +1,9 @@
-"""Takes replies out of a grid one by one, so that none can hold up, spoil or pose as another.
+"""Takes replies out of a grid one by one, so that none can delay, destroy or replace another.
 
-Flower hands over all replies at once and waits until the last part of each has come, for up to two
-hours: a client that never finishes its upload would stop the run. A reply that can't be unpacked is
-an exception in which the others are lost. And a reply says itself which message it answers, so one
-client could answer for another. Here each message is asked for on its own.
+Flower's own call returns all replies at once, and waits up to two hours until the last part of each
+has come: a client that never finishes its upload would stop the run. If one reply can't be
+unpacked, the call ends with an exception, and the others are lost. And each reply says itself which
+message it answers, so one client could answer for another. Here each reply is fetched on its own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PATIENCE_SECONDS = 1.0
 class Mailbox:
     """The replies to messages that were pushed to a grid.
 
-    An error of the transport is raised. Any other error in fetching a reply comes from what is in
-    the reply, and refuses it.
+    An error of the transport is raised. Any other error in fetching a reply comes from the content
+    of the reply, which is then refused.
     """
 
     def __init__(self, grid: Grid, patience: float = PATIENCE_SECONDS) -> None:
@@ -38,7 +38,7 @@ class Mailbox:
         self._fetches: dict[str, _Fetch] = {}
 
     def take(self, numbers: Iterable[str]) -> dict[str, Delivery]:
-        """The replies to these messages that are here now, by the number of the message."""
+        """The replies to these messages that have arrived, by the number of the message."""
         taken: dict[str, Delivery] = {}
         for number in numbers:
             if (fetch := self._fetches.get(number)) is None:
@@ -58,13 +58,13 @@ class Mailbox:
         return taken
 
     def forget(self, numbers: Iterable[str]) -> None:
-        """Wait for these replies no longer; what is being fetched ends on its own."""
+        """Stop waiting for these replies; a fetch that has begun ends on its own."""
         for number in numbers:
             self._fetches.pop(number, None)
 
 
 class _Fetch(Thread):
-    """Fetches one reply; a daemon, since one that never becomes whole must not keep us alive."""
+    """Fetches one reply in a daemon thread: a reply that never ends must not stop our exit."""
 
     def __init__(self, grid: Grid, number: str) -> None:
         super().__init__(daemon=True)

@@ -72,7 +72,7 @@ METRIC_LIMITS: Mapping[str, float] = MappingProxyType(
 
 
 class Refused(Exception):  # noqa: N818
-    """A reply can't be used: the reason, and the kind as which it is counted."""
+    """A reply can't be used: the reason, and the kind by which it is counted."""
 
     def __init__(self, reason: str, kind: Reply = Reply.MALFORMED) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ def request(
     own: Mapping[str, Array] = NO_ARRAYS,
     common: Mapping[str, Array] = NO_ARRAYS,
 ) -> RecordDict:
-    """A message of the server. Requests may share an array, which is then sent once."""
+    """A message of the server. An array that several requests share is sent once."""
     return RecordDict(
         {
             "own": ArrayRecord(dict(own)),
@@ -106,7 +106,7 @@ class SharedArrays:
         self._made: dict[tuple[tuple[int, ...], bytes], Array] = {}
 
     def __call__(self, array: F32) -> Array:
-        """The array, or the equal one that was packed before."""
+        """The packed array, or an equal one that was packed before."""
         held = np.ascontiguousarray(array)
         return self._made.setdefault((held.shape, held.tobytes()), Array(held))
 
@@ -143,7 +143,7 @@ def read_job(config: Mapping[str, Any]) -> Job:
 
 
 def refusal(reason: str) -> RecordDict:
-    """The answer of a client that does not do what it is asked for."""
+    """The answer of a client that refuses the request."""
     return RecordDict({"refusal": ConfigRecord({"reason": reason})})
 
 
@@ -154,7 +154,7 @@ def reply(arrays: Mapping[str, NDArray[Any]], **metrics: float) -> RecordDict:
 
 
 def reply_bytes(parameters: int, counts: int) -> int:
-    """The bytes that the largest reply takes: a model, or two tallies of so many counts.
+    """The size of the largest reply in bytes: a model, or two tallies with this number of counts.
 
     >>> reply_bytes(parameters=4810, counts=100)
     29496
@@ -166,7 +166,7 @@ def read_config(message: Message, **kinds: type) -> dict[str, Any]:
     """The configuration in a reply to `hello`: it must have exactly these keys and types."""
     record = _content(message, "config")["config"]
     if set(record) != set(kinds):
-        raise Refused(f"expected {sorted(kinds)}, got {sorted(map(str, record))[:9]}")
+        raise Refused(f"expected the keys {sorted(kinds)}, got {sorted(map(str, record))[:9]}")
     for key, kind in kinds.items():
         if type(record[key]) is not kind:
             raise Refused(f"{key} must be {kind.__name__}, got {type(record[key]).__name__}")
@@ -185,12 +185,12 @@ def read_arrays(
     content = _content(message, "arrays", "metrics")
     arrays, metrics = content["arrays"], content["metrics"]
     if set(arrays) != set(shapes):
-        raise Refused(f"expected {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
+        raise Refused(f"expected the arrays {sorted(shapes)}, got {sorted(map(str, arrays))[:9]}")
     if more := set(metrics) - set(METRIC_LIMITS):
         raise Refused(f"expected metrics among {list(METRIC_LIMITS)}, got {sorted(more)[:9]}")
     for name, value in metrics.items():
         if type(value) is not (float if name == "epsilon" else int):
-            raise Refused(f"metrics must be whole numbers, and epsilon a float; {name} is not")
+            raise Refused(f"metrics must be whole numbers and epsilon a float, but {name} is not")
     if metrics.get("samples") != samples:
         raise Refused(f"it had {samples} samples when it joined, but now {metrics.get('samples')}")
     for name, value in metrics.items():
@@ -222,12 +222,12 @@ def _check_range(name: str, array: NDArray[Any]) -> None:
 
 
 def _content(message: Message, *names: str) -> Mapping[str, Any]:
-    """The records of a reply, which must have exactly these."""
+    """The records of a reply, which must have exactly these names."""
     if message.has_error():
         raise Refused(f"it failed: {message.error.reason or message.error.code}")
     content = message.content
     if set(content) == {"refusal"} and isinstance(content["refusal"], ConfigRecord):
-        raise Refused(f"its policy: {content['refusal'].get('reason')!s}"[:300])
+        raise Refused(f"its policy refuses: {content['refusal'].get('reason')!s}"[:300])
     kinds = {"arrays": ArrayRecord, "config": ConfigRecord, "metrics": MetricRecord}
     if set(content) != set(names) or not all(isinstance(content[n], kinds[n]) for n in names):
         raise Refused(f"expected records {sorted(names)}, got {sorted(map(str, content))[:9]}")
@@ -235,7 +235,7 @@ def _content(message: Message, *names: str) -> Mapping[str, Any]:
 
 
 def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Decode an array; declaration, size and header must all say this type and shape."""
+    """Decode an array; its declaration, size and header must all agree on this type and shape."""
     declared = (array.stype, array.dtype, tuple(array.shape))
     if declared != ("numpy.ndarray", dtype, shape):
         raise Refused(f"{name} must be {dtype} {shape}, got {declared[1]} {declared[2]}"[:200])
@@ -245,12 +245,12 @@ def _decoded(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> NDA
     stream = BytesIO(array.data)
     try:
         if npy.read_magic(stream) != (1, 0):
-            raise ValueError("another version of the format")
+            raise ValueError("the version of its format is unknown")
         written = npy.read_array_header_1_0(stream)
     except ValueError as error:
         raise Refused(f"{name} is not an array: {error}"[:200]) from None
     if written != (shape, False, np.dtype(dtype)):
-        raise Refused(f"{name} must be {dtype} {shape}, its header says {written}"[:200])
+        raise Refused(f"{name} must be {dtype} {shape}, but its header says {written}"[:200])
     if len(array.data) - stream.tell() != size:
         raise Refused(f"{name} must hold {size} bytes, got {len(array.data) - stream.tell()}")
     return np.frombuffer(array.data, dtype, offset=stream.tell()).reshape(shape)

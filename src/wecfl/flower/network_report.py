@@ -1,4 +1,4 @@
-"""What happened on the network: for the record of a round, the log and the audit file."""
+"""What happened on the network, for the record of a round, the log and the audit file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEWS_SECONDS = 30.0
 
 
 class NetworkReport:
-    r"""Collects what became of messages since the report was last taken.
+    r"""Collects what happened to messages since the last call of `take`.
 
     The file `audit` gets one line for each message, at once. Text that comes from clients is cut,
     and its control characters are shown as escapes.
@@ -39,42 +39,42 @@ class NetworkReport:
         self._entries: dict[str, Any] = {}
 
     def take(self) -> dict[str, Any]:
-        """The report, which then begins anew."""
+        """The report up to now; a new one begins."""
         entries, self._entries = self._entries, {}
         return entries
 
     def greet(self, client: str, message: Message, *, joined: bool, samples: int) -> None:
-        """A client has introduced itself; `joined` if it was not known before."""
+        """Count a client that introduced itself; `joined`: it was not known before."""
         if joined:
             self._add("joined", client)
-        log.info("wecfl: client %s is there, with %d samples", client, samples)
+        log.info("wecfl: client %s is online, with %d samples", client, samples)
         self._audit(client, message, "greeted")
 
     def use(self, client: str, message: Message, metrics: Mapping[str, float]) -> None:
-        """A reply is used."""
+        """Count a reply that is used."""
         if metrics.get("restarted"):
             self._add("restarted", client)
-            log.warning("wecfl: client %s has lost its state and starts with none", client)
+            log.warning("wecfl: client %s has lost its state and starts without it", client)
         if self._privacy is not None:
             self._add_spent(metrics)
         self._audit(client, message, "used")
 
     def refuse(self, sender: str, reason: str, message: object = None) -> None:
-        """A reply is refused; `message` is the reply, if it could be unpacked."""
+        """Count a reply that is refused; `message` is the reply, if it could be unpacked."""
         line = printable(reason)[:MAX_REASON_CHARACTERS]
         log.warning("wecfl: refused a reply of %s: %s", sender, line)
         self._add("refused", [sender, line])
         self._audit(sender, message, f"refused: {line}")
 
     def count_late(self) -> None:
-        """A reply came after its round had ended."""
+        """Count a reply that came after its round had ended."""
         self._entries["late"] = self._entries.get("late", 0) + 1
 
     def _add(self, name: str, entry: object) -> None:
         self._entries.setdefault(name, []).append(entry)
 
     def _add_spent(self, metrics: Mapping[str, float]) -> None:
-        """The largest total of a client's ledger; ε is None where it is infinite."""
+        """Keep the largest totals of the clients' ledgers; an infinite ε is None."""
         before = self._entries.get("privacy", {"replies": 0, "epsilon": 0.0})
         known = inf if before["epsilon"] is None else before["epsilon"]
         epsilon = max(known, metrics.get("epsilon", inf))
@@ -98,13 +98,13 @@ class NetworkReport:
 
 
 class News:
-    """Logs what is being waited for, now and then."""
+    """Logs what the server waits for, but not too often."""
 
     def __init__(self, every: float = NEWS_SECONDS) -> None:
         self._every, self._told = every, monotonic()
 
     def tell(self, text: str, *values: object) -> None:
-        """Log it, if the last news are old enough."""
+        """Log this, unless something was logged a short time ago."""
         if monotonic() - self._told >= self._every:
             self._told = monotonic()
             log.info(f"wecfl: {text}", *values)

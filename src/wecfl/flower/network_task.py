@@ -1,4 +1,4 @@
-"""The task of a run over a network: the same at the server and at every client, told by name."""
+"""The task of a run over a network: the same at the server and at every client, sent by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["network_task"]
 
 
 def network_task(task: Task | str | None = None, classes: int | None = None) -> Task:
-    """A task that needs no more of the data; by default a classification of so many `classes`.
+    """A task that needs nothing else from the data; by default a classification into `classes`.
 
-    What follows from the data of all clients can't be known where they are not together: the number
-    of classes or outputs, and balanced weights, must be given. Code does not travel, so a task with
-    code of the user's own must be registered under a name.
+    Options that follow from the data of all clients can't be known where these data are not
+    together: the number of classes or outputs, and balanced weights, must be given. Code is not
+    sent, so a task with the user's own code must be registered under a name.
 
     >>> network_task(classes=3) == network_task("classification(classes=3)")
     True

@@ -1,8 +1,8 @@
-"""What a node allows: a file of its own, which a server can't change.
+"""What a node allows: a file at the node, which a server can't change.
 
 ::
 
-    private = true          # nothing leaves this node that is not clipped, noised and counted
+    private = true          # updates leave this node only clipped, with noise, and counted
     min_noise = 5.0         # the least noise z, in units of the clipping length
     max_clip = 1.0          # the largest clipping length C
     max_epsilon = 8.0       # the budget of this node's data, over all runs
@@ -13,7 +13,8 @@
 
 The file is named by `policy` in the node's configuration; without it, `policy.toml` in the node's
 `state-dir` is read if it is there. A node without a policy allows every program, and still keeps
-its ledger: once it has sent a noisy reply, nothing leaves it in the clear, and the other way round.
+its ledger: once it has sent a reply with noise, it sends none in the clear, and the other way
+round.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ POLICY_FILE = "policy.toml"
 
 
 class Policy(BaseModel):
-    """The limits that a node sets to what the server may ask.
+    """The limits that a node sets to the server's requests.
 
     >>> from wecfl.bilevel.local import ClusterLosses, Train
     >>> policy = Policy(private=True, min_noise=5.0, programs=["train"])
@@ -75,18 +76,16 @@ class Policy(BaseModel):
             raise ConfigError(f"{path}: {one_line(error, cls.model_fields)}") from None
 
     def refusal(self, program: Program, privacy: Privacy | None, parameters: int) -> str | None:
-        """Why the node does not run a program; None if it may."""
+        """Why the node does not run a program; None if it does."""
         if self.programs is not None and program.name not in self.programs:
             allowed = ", ".join(self.programs) or "none"
             return f"the program {program.name} is not among those allowed here: {allowed}"
         if self.max_parameters is not None and parameters > self.max_parameters:
-            return (
-                f"a model may have at most {self.max_parameters} parameters, this has {parameters}"
-            )
+            return f"a model may have at most {self.max_parameters} parameters, got {parameters}"
         if privacy is None:
             return "replies leave this node only with clip and noise" if self.private else None
         if [field.update for field in program.replies.values()] != [True]:
-            return f"{program.name} would reply something else than one update of the model"
+            return f"a reply must be one update of the model, which that of {program.name} is not"
         if privacy.noise < self.min_noise:
             least, asked = f"{self.min_noise:g}", f"{privacy.noise:g}"
             return f"the noise must be at least {least}, the server asks for {asked}"

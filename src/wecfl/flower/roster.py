@@ -41,13 +41,13 @@ class Place:
 
     name: str
     node: int
-    """Flower's number of its node; it stays the same if the node has a registered key."""
+    """Flower's number for the client's node; a node with a registered key keeps its number."""
     key: int
     """The client's number for keyed randomness."""
     samples: int
-    """|D_i|."""
+    """|D_i|, the number of its training samples."""
     tests: int | None = 0
-    """How many test samples it holds; None in the roster of a run of an earlier version."""
+    """The number of its test samples; None in the roster of a run of an earlier version."""
     shape: tuple[int, ...] | None = ()
     """The shape of its samples; None as for `tests`."""
 
@@ -55,10 +55,10 @@ class Place:
 class Roster:
     """m places for clients that join by name (a `wecfl.core.clients.Clients`).
 
-    A place that nobody has taken yet stands for a client that was never heard of, and counts in
-    nothing. With `pinned`, a name belongs to the node that joined with it. Otherwise it belongs to
-    the node that used it last, which is meant for trials without node keys. With `enrolment`, only
-    the clients on the operator's list may join, as who they are there.
+    A place that is still free stands for a client that never sent anything, and has no effect. With
+    `pinned`, a name belongs to the node that joined with it. Otherwise it belongs to the node that
+    used it last, which is meant for trials without node keys. With `enrolment`, only the clients on
+    the operator's list may join, under the names that they have there.
 
     >>> roster = Roster(2)
     >>> roster.join(Place("ward-1", node=7, key=0, samples=30))
@@ -119,9 +119,9 @@ node keys: pin-nodes = false)
         row = next((i for i, known in enumerate(self.places) if known.name == place.name), None)
         if row is None:
             if len(self.places) == self._m:
-                raise Refused(f"all {self._m} places are taken")
+                raise Refused(f"all {self._m} places are taken: raise clients")
             if any(known.key == place.key for known in self.places):
-                raise Refused(f"the key {place.key} belongs to another client")
+                raise Refused(f"the key {place.key} (partition-id) belongs to another client")
             row = len(self.places)
             self.places.append(place)
             self._changed = True
@@ -148,7 +148,7 @@ node keys: pin-nodes = false)
     def sort(self) -> None:
         """Sort the places by key before the first round: the order of joining has no effect.
 
-        The shape of samples is what most clients say, so that a single one can't decide it.
+        The shape of samples is the one that most clients report, so that no single client decides.
         """
         self.places.sort(key=lambda place: place.key)
         if not self.shape and self.places:
@@ -192,11 +192,11 @@ node keys: pin-nodes = false)
 
     @property
     def groups(self) -> None:
-        """Unknown: the run is there to find them."""
+        """None, because the groups are unknown: the run is to find them."""
 
     @property
     def held(self) -> None:
-        """Unknown: clients don't tell which classes they hold."""
+        """None, because clients do not report which classes they hold."""
 
     @property
     def fingerprint(self) -> str:
@@ -205,7 +205,7 @@ node keys: pin-nodes = false)
 
 
 def _check(place: Place) -> None:
-    """Refuse what no client can be, whoever it is."""
+    """Refuse values that no client can have."""
     for what, value, least, most in (
         ("samples", place.samples, 1, MAX_SAMPLES),
         ("tests", place.tests or 0, 0, MAX_SAMPLES),
@@ -216,7 +216,7 @@ def _check(place: Place) -> None:
     if reason := name_complaint(place.name):
         raise Refused(reason)
     if re.fullmatch(FREE_PLACE_NAME.format("[0-9]+"), place.name):
-        raise Refused(f"a name can't be that of a place that nobody has taken, got {place.name}")
+        raise Refused(f"a client can't have the name of a free place, got {place.name}")
 
 
 @dataclass(frozen=True, slots=True)

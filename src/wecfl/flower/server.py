@@ -67,7 +67,7 @@ every round, so it is not measured. The limits bound what one client can do; the
 measurement (docs/robustness.md, decision 24)."""
 
 AUDIT_ENDING = ".audit.jsonl"
-"""Ends the name of a file beside the run folder, with one line for each message that came."""
+"""The end of the name of the audit file beside the run folder, with a line for each message."""
 
 
 class NetworkOptions(BaseModel):
@@ -106,8 +106,8 @@ def server_app(
     have the same one (`wecfl.flower.network_task`).
 
     The keys of the configuration are those of `wecfl run` that don't describe a simulation, and
-    those of `wecfl.flower.server.NetworkOptions`. The variable `WECFL_ENROLLED` of the SuperLink's
-    environment names the operator's list of clients, which is obeyed.
+    those of `wecfl.flower.server.NetworkOptions`. If the environment of the SuperLink has the
+    variable `WECFL_ENROLLED`, it names the operator's list, and only the clients on it take part.
     """
     app = ServerApp()
 
@@ -185,8 +185,8 @@ def _check_before_enrolment(
         encoded(program)  # an error if clients could not know it
     if enrolment is None:
         log.warning(
-            "wecfl: nobody is enrolled, so names and numbers of samples are what clients say "
-            "(wecfl deploy enrol)"
+            "wecfl: no client is enrolled, so the names and numbers of samples that clients report "
+            "are not checked (to check them: wecfl deploy enrol)"
         )
     else:
         counts = prod(engine.task.shape(engine.outputs))
@@ -221,7 +221,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     >>> read({"clients": 4, "dataset": "digits"})
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: dataset describes a simulation: over a network the clients bring it
+    wecfl.errors.ConfigError: dataset describes a simulation: leave it out over a network
     """
     choices = {key.replace("-", "_"): value for key, value in run_config.items()}
     method = choices.get("method", Config().method)
@@ -232,7 +232,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[NetworkOptions, Config]:
     known = (Config.model_fields.keys() | NetworkOptions.model_fields) - {*SIMULATION_KEYS}
     for key in choices:
         if key in SIMULATION_KEYS:
-            raise ConfigError(f"{key} describes a simulation: over a network the clients bring it")
+            raise ConfigError(f"{key} describes a simulation: leave it out over a network")
         if key not in known:
             raise ConfigError(unknown("key", key, known))
     own = {key: value for key, value in choices.items() if key in NetworkOptions.model_fields}

@@ -11,7 +11,7 @@ A checkpoint is two files in `checkpoints/`:
   files that grow from round to round, what was run, and a SHA-256 of all this.
 
 Each file is written under another name, flushed to the disk and renamed. The last two checkpoints
-are kept: if the newest is damaged, the one before it is used.
+are kept: if the newest one is damaged, the one before it is used.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says about itself."""
+    """The description of a checkpoint."""
 
     format: int
     round: int
@@ -84,12 +84,12 @@ class Checkpoint:
 
     @property
     def round(self) -> int:
-        """The round after which the run goes on."""
+        """The round after which the run continues."""
         return self.manifest.round
 
 
 def write(folder: Path, states: Sequence[State], **about: Any) -> None:
-    """Write the checkpoint of a round to a run folder, then delete those before the last two."""
+    """Write the checkpoint of a round to a run folder, and delete those before the last two."""
     place, round = folder / CHECKPOINTS_FOLDER, states[0].round
     place.mkdir(exist_ok=True)
     arrays = {
@@ -105,7 +105,7 @@ def write(folder: Path, states: Sequence[State], **about: Any) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Delete the checkpoints before the last two, and what a crash left of others."""
+    """Delete the checkpoints before the last two, and incomplete files that a crash has left."""
     place = folder / CHECKPOINTS_FOLDER
     for file in _manifests(folder)[:-KEPT_CHECKPOINTS]:
         file.unlink()
@@ -118,9 +118,9 @@ def tidy(folder: Path) -> None:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest usable checkpoint of a run folder; None if there never was one.
+    """The newest usable checkpoint of a run folder; None if none was ever written.
 
-    A checkpoint is used whole or not at all: if its files are damaged, the one before it is used.
+    If a file of a checkpoint is damaged, the checkpoint before it is used.
     """
     damaged: list[str] = []
     for file in reversed(_manifests(folder)):
@@ -140,7 +140,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def _manifests(folder: Path) -> list[Path]:
-    """The manifests of a run folder, by round: from round 10⁶ on names are longer."""
+    """The manifests of a run folder, by round; from round 10⁶ on, names are longer."""
     found = (folder / CHECKPOINTS_FOLDER).glob("*.json")
     return sorted(found, key=lambda file: (len(file.stem), file.stem))
 
@@ -167,7 +167,7 @@ def _arrays(state: State) -> dict[str, np.ndarray[Any, Any]]:
     }
     for owner in STATE_TABLES:
         for name, values in (getattr(state, owner) or {}).items():
-            is_bool = values.dtype == np.bool_  # some readers don't know this type
+            is_bool = values.dtype == np.bool_  # a type that some readers do not know
             arrays[f"{owner}.{name}"] = values.astype(np.int8) if is_bool else values
     return arrays
 
@@ -190,9 +190,9 @@ def _state(arrays: Mapping[str, np.ndarray[Any, Any]], format: int) -> State:
 
 
 def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """A state of format 1, under the names of format 2.
+    """A state of format 1, with the names of format 2.
 
-    Before, what the server knows was a part of the memory, or had fields of its own.
+    In format 1, what the server knows about clients was in the memory, or in fields of the state.
     """
     names = {
         "memory.lr": "known.lr", "replies": "known.outcome", "met": "known.met",
@@ -206,7 +206,7 @@ def _sorted_by_owner(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, An
 
 
 def _manifest(file: Path) -> Manifest:
-    """The manifest in a file. Its checksum shows that we wrote it, so nothing else is checked."""
+    """The manifest in a file. Its checksum shows that wecfl wrote it, so no more is checked."""
     try:
         check_regular(file)
         signed = json.loads(file.read_bytes())

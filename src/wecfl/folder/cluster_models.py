@@ -1,4 +1,4 @@
-"""The models of the clusters, as a run folder holds them, and the export of one of them."""
+"""The models of the clusters in a run folder, and the export of one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["ClusterModels", "ModelFormat", "export_model"]
 ModelFormat = Literal["safetensors", "onnx"]
 """The format of the file to which a model is exported."""
 TENSOR_NAME = re.compile(r"(?:member\.(\d+)\.)?cluster\.(\d+)\.(.+)")
-"""Member of a soft vote (0 if there is one run), cluster, and the module's own name."""
+"""The member of a soft vote (0 if there is one run), the cluster, and the name in the module."""
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -43,9 +43,9 @@ class ClusterModels:
 
     folder: Path
     blueprint: Blueprint | None
-    """How to build the module; None if unknown: a module of the user's own, or an early folder."""
+    """How to build the module; None if that is unknown, as in early folders."""
     tensors: Sequence[Sequence[Tensors]]
-    """For each soft-voted run and each cluster its tensors by name."""
+    """For each soft-voted run and each cluster, the tensors by name."""
 
     @classmethod
     def read(cls, folder: Path) -> ClusterModels:
@@ -73,9 +73,7 @@ class ClusterModels:
         """The models of a cluster, one from each soft-voted run."""
         count = len(self.tensors[0])
         if not 0 <= cluster < count:
-            raise ConfigError(
-                f"there is no cluster {cluster}: clusters are numbered 0 to {count - 1}"
-            )
+            raise ConfigError(f"there is no cluster {cluster}: give a number from 0 to {count - 1}")
         return [clusters[cluster] for clusters in self.tensors]
 
     def build(self, seed: int = 0, own: Model | None = None) -> tuple[Blueprint, Module]:
@@ -87,9 +85,9 @@ class ClusterModels:
         if blueprint is None or blueprint.model not in MODELS:
             name = f" {blueprint.model}" if blueprint else ""
             raise RunFolderError(
-                f"the model{name} of {self.folder} can't be rebuilt: it is a module of your own, "
-                "or the folder is of an earlier version; give it with --model FILE.py:NAME, or "
-                "export safetensors"
+                f"the model{name} of {self.folder} can't be rebuilt, since it is a module of your "
+                "own, or the folder is of an earlier version: give the module with --model "
+                "FILE.py:NAME, or export safetensors"
             )
         return blueprint, blueprint.build(seed)
 
@@ -98,7 +96,7 @@ class ClusterModels:
         with folder_errors(self.folder / "models.safetensors"):
             shapes = {entry.name: entry.shape for entry in layout.entries}
             if shapes != {name: tensor.shape for name, tensor in tensors.items()}:
-                raise ValueError("its tensors are not those of its model")
+                raise ValueError("its tensors do not fit the model")
             flat = [tensors[name].astype(np.float32).reshape(-1) for name in shapes]
             row = np.concatenate(flat)
             if not np.isfinite(row).all():
@@ -119,9 +117,9 @@ def export_model(
     """Write the model of a cluster as safetensors, under the module's own names, or as ONNX.
 
     A soft vote is one model: `wecfl.models.Vote`, whose tensors are named `members.J.NAME`. The
-    pipeline of the run is the beginning of an ONNX graph, and in the metadata of safetensors. Where
-    clients are scaled by their own statistics, it is that of `client`. `model` is the module of the
-    run, or the function that makes it, if it was one of the user's own.
+    pipeline of the run is the beginning of an ONNX graph; for safetensors, it is in the metadata.
+    If clients are scaled by their own statistics, it is the pipeline of `client`. `model` is the
+    module of the run, or the function that makes it, if it is the user's own.
     """
     if out.exists() and not replace:
         raise ConfigError(f"{out} exists already: choose another file, or add --replace")
@@ -156,20 +154,20 @@ def export_model(
         else:
             replace_tensors(out, tensors, about)
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"can't write the model {out}: {why}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can't write the model {out}: {reason}") from None
     return out
 
 
 def _pipeline(folder: Path, client: str | None, cluster: int) -> Pipeline | None:
-    """The pipeline of a run, with the scaling of the client or the cluster where each has one."""
+    """The pipeline of a run, with the scaling of the client or the cluster if each has its own."""
     pipeline = read_pipeline(folder)
     if pipeline is None or pipeline.own is None:
         return pipeline
     if client is None and not pipeline.clusters:
         raise ConfigError(
-            "each client of this run is scaled by its own statistics: say for which one the model "
-            "is, with --client"
+            "each client of this run is scaled by its own statistics: give the client for which "
+            "the model is, with --client NAME"
         )
     return pipeline.of(cluster if client is None else client)
 

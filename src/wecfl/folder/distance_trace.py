@@ -6,8 +6,8 @@ One file per round, `trace/0007.safetensors`:
   the local update, and ``clients.norms`` (m,), ‖g_i‖, from which the cosines follow;
 - ``centers.distances`` and ``centers.norms``, the same for the centers G_k, after the aggregation.
 
-Distances are what a clustering sees, and what t-SNE and heat maps need. They are exact for a model
-of any width, and take 80 KB a round for 200 clients. They grow with m², so above
+A clustering uses these distances, and t-SNE and heat maps need them. They are exact for a model of
+any width, and need 80 KB a round for 200 clients. Their number grows with m², so above
 `MAX_TRACED_CLIENTS` clients they are recorded only on request.
 """
 
@@ -38,9 +38,8 @@ MAX_TRACED_CLIENTS = 500
 class DistanceTrace:
     """Writes the trace of a run: an `Observer` of `rounds.iterate`.
 
-    The distances are those of the representations g_i that the method clusters. Where the server
-    does not know g_i by models (IFCA asks for losses), the last layer of each model takes their
-    place.
+    The distances are those of the representations g_i that the method clusters. If g_i is not made
+    from models (IFCA asks for losses), the last layer of each model takes its place.
     """
 
     def __init__(self, folder: Path, method: Method, engine: Engine, seed: int) -> None:
@@ -66,10 +65,8 @@ class DistanceTrace:
 
 
 def _geometry(of: str, points: Real) -> dict[str, F32]:
-    with (
-        one_thread(),
-        np.errstate(over="ignore"),
-    ):  # distances may be infinite if training is about to diverge
+    with one_thread(), np.errstate(over="ignore"):
+        # Distances may be infinite if training is about to diverge.
         pairs = squareform(distances(points), checks=False)
         norms = np.linalg.norm(np.asarray(points, np.float64), axis=1)
         arrays = {f"{of}.distances": pairs, f"{of}.norms": norms}

@@ -1,6 +1,6 @@
 """Writes files atomically: after a crash at any moment, a file is complete or absent.
 
-A file that grows line by line is an exception: what is known of it is its length and its SHA-256.
+A file that grows line by line is an exception: a checkpoint records its length and its SHA-256.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wecfl.errors import RunFolderError
 __all__ = ["TEMPORARY_SUFFIX", "GrowingFile", "replace_file", "replace_tensors", "sync"]
 
 TEMPORARY_SUFFIX = ".part"
-"""The end of the name of a file that is being written. After a crash such a file is rubbish."""
+"""The end of the name of a file that is being written. After a crash, such a file is useless."""
 
 SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int8": "I8"}
 CHUNK_BYTES = 1 << 22
@@ -76,7 +76,7 @@ def sync(path: Path) -> None:
 
 
 class GrowingFile:
-    """A file that lines are added to; `length` and `sha256` are of all that was written so far."""
+    """A file that gets more lines; `length` and `sha256` are those of all that was written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -84,11 +84,11 @@ class GrowingFile:
 
     @property
     def sha256(self) -> str:
-        """Of what was written."""
+        """The SHA-256 of what was written."""
         return self._digest.hexdigest()
 
     def begin(self) -> None:
-        """Make the file, or empty it."""
+        """Create the file, or make it empty."""
         replace_file(self._path, [])
         self.length, self._digest = 0, sha256()
 
@@ -101,9 +101,9 @@ class GrowingFile:
         self._digest.update(written)
 
     def go_on(self, length: int, digest: str | None) -> None:
-        """Read what was written up to a checkpoint, and refuse it if it is something else.
+        """Read the file up to its length at a checkpoint, and refuse it if it has changed.
 
-        Without a digest (None, of an older format) only the length is looked at.
+        Without a digest (None, in an older format) only the length is checked.
         """
         advice = "it was changed, so this run can't be resumed; start it again in another folder"
         held = self._path.stat().st_size if self._path.is_file() else 0
@@ -116,7 +116,7 @@ class GrowingFile:
             for first in range(0, length, CHUNK_BYTES):
                 self._digest.update(file.read(min(CHUNK_BYTES, length - first)))
         if digest not in (None, self.sha256):
-            raise RunFolderError(f"{self._path} is not what its checkpoint knows: {advice}")
+            raise RunFolderError(f"{self._path} differs from its checkpoint: {advice}")
 
     def cut(self) -> None:
         """Delete what was written after the checkpoint."""
@@ -128,7 +128,7 @@ def _safetensors(
 ) -> Iterable[bytes | memoryview]:
     """The parts of the file: the length of the header, the header, the arrays' bytes."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Wider numbers come first, so that each array begins at a multiple of its number's size.
+    # Wider numbers come first, so that each array begins at a multiple of the size of its numbers.
     names = sorted(contiguous, key=lambda name: (-contiguous[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0

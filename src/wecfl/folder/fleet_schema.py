@@ -1,4 +1,4 @@
-"""The schema of what run folders of fleets hold in addition."""
+"""The schemas of what run folders of fleets hold in addition to others."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class FleetRoundSchema(Schema):
     heard: Count
     seconds: dict[str, NonNegativeNumber]
     memory: Annotated[dict[Literal["kept", "peak"], Count], Field(min_length=2)] | None = None
-    """Folders of earlier versions lack it."""
+    """Folders of earlier versions do not have it."""
     clients: FleetClientsSchema

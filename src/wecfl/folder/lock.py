@@ -11,18 +11,18 @@ from wecfl.errors import RunFolderError
 __all__ = ["LOCK_FILE", "Lock"]
 
 LOCK_FILE = ".lock"
-"""The file that the process which writes a run folder keeps locked."""
+"""The file that a process keeps locked while it writes a run folder."""
 
 _taken: dict[tuple[int, int], Lock] = {}
-"""The locks of this process (and, after a fork, of its parent) by the number of the folder. The
-system does not refuse a second lock to the same process."""
+"""The locks of this process (and, after a fork, of its parent), by device and inode of the folder.
+They are needed because the system does not refuse a second lock of the same process."""
 
 
 class Lock:
-    """The lock is held from `take` to `drop`, or until the process ends in any way.
+    """A lock that is held from `take` to `drop`, or until the process ends in any way.
 
-    It belongs to one run of one process: other threads are refused, and forked workers don't keep
-    it alive.
+    It belongs to one run of one process: other threads are refused, and forked workers do not keep
+    it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class Lock:
                     f"{self._folder} is being written by another run of this process: wait for it "
                     f"to end"
                 )
-            _taken.pop(self._key, None)  # the parent's, which the system knows
+            _taken.pop(self._key, None)  # the parent's lock, which the system checks
         try:
             self._lock()
         except BaseException:
@@ -63,7 +63,7 @@ class Lock:
         self._file = file
 
     def check(self) -> None:
-        """Refuse to go on in a fork of the process that has the lock."""
+        """Refuse to continue in a fork of the process that has the lock."""
         if self._process != os.getpid():
             raise RunFolderError(
                 f"{self._folder} is being written by process {self._process}, of which this one is "

@@ -38,7 +38,7 @@ def write_reference(reference: Reference, folder: Path) -> None:
 def read_reference(folder: Path, clusters: int, width: int, moments: int) -> Reference | None:
     """Read the reference of a run folder with these numbers of clusters, columns and moments.
 
-    None if an earlier version of wecfl has written it, which knew nothing of numbers of samples.
+    None if an earlier version of wecfl has written it, which did not use numbers of samples.
     """
     file = folder / REFERENCE_FILE
     arrays = read_tensors(file, clusters=1, centers=2, lr=1)
@@ -47,7 +47,7 @@ def read_reference(folder: Path, clusters: int, width: int, moments: int) -> Ref
     with folder_errors(file):
         labels, centers, lr = arrays["clusters"], arrays["centers"], arrays["lr"]
         if not 1 <= len(labels) == len(centers) or centers.shape[1] != width:
-            raise ValueError(f"its centers are not one row of {width} columns for each cluster")
+            raise ValueError(f"its centers must have a row of {width} columns for each cluster")
         if len(set(labels)) < len(labels) or not set(labels) <= set(range(clusters)):
             raise ValueError(f"its clusters {labels} are not those of models.safetensors")
         if len(lr) != 1 or lr[0] < 0:
@@ -83,5 +83,5 @@ def _read_inputs(file: Path, arrays: Arrays, shape: tuple[int, int]) -> InputMom
     centers, spread, found = (arrays[f"inputs.{name}"] for name in ("centers", "spread", "found"))
     usual = _read(file, arrays, "inputs.usual")
     if centers.shape != shape or spread.shape != shape[1:] or found.shape != usual.samples.shape:
-        raise ValueError(f"its moments of inputs are not those of {shape[0]} clusters")
+        raise ValueError(f"its moments of inputs do not fit its {shape[0]} clusters")
     return InputMoments(centers, spread, found, usual)

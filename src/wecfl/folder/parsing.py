@@ -1,6 +1,6 @@
 """Reads the files of run folders and checks them against their schemas.
 
-Whatever is wrong with a file becomes one line: a `RunFolderError`.
+If anything is wrong with a file, the error is a `RunFolderError` of one line.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MAX_DIGITS = 300
 
 @contextmanager
 def folder_errors(file: str | Path, remedy: str = "") -> Iterator[None]:
-    """Turn what a parser or a check raises about `file` into a `RunFolderError` of one line.
+    """Turn an error of a parser or a check about `file` into a `RunFolderError` of one line.
 
-    Only what readers raise is caught: a `TypeError` or a `KeyError` in the block is a bug of ours.
+    Only errors that readers raise are caught: a `TypeError` or a `KeyError` is a bug of wecfl.
 
     >>> from wecfl.folder.schema import EnvironmentSchema
     >>> with folder_errors("env.json"): EnvironmentSchema.model_validate({"command": 3})
@@ -57,8 +57,10 @@ def folder_errors(file: str | Path, remedy: str = "") -> Iterator[None]:
             SafetensorError) as error:  # fmt: skip
         strerror = error.strerror if isinstance(error, OSError) else None
         known = one_line(error, None) if isinstance(error, ValidationError) else strerror
-        why = " ".join(str(known or error).split()) or type(error).__name__
-        raise RunFolderError(f"can't read {file}: {why[:200]}{remedy and '; '}{remedy}") from None
+        reason = " ".join(str(known or error).split()) or type(error).__name__
+        raise RunFolderError(
+            f"can't read {file}: {reason[:200]}{remedy and '; '}{remedy}"
+        ) from None
 
 
 def read_json(file: Path, schema: type[Schema], remedy: str = "") -> dict[str, Any]:
@@ -91,8 +93,8 @@ def read_json_lines(
 
 
 def _common(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise ValueError("what is common to all lines must be tables by name")
+    if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values()):
+        raise ValueError("'common' must hold tables by name")
     return found
 
 
@@ -141,10 +143,8 @@ def _load_safetensors(file: Path) -> dict[str, NDArray[Any]]:
     check_fits(file.stat().st_size)
     try:
         return load_file(file)
-    except (
-        KeyError,
-        TypeError,
-    ) as error:  # raised by safetensors for a type that numpy does not have
+    except (KeyError, TypeError) as error:
+        # safetensors raises these for a type that numpy does not have.
         raise ValueError(f"it holds numbers of a type that numpy does not know: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""The pipeline as the beginning of an ONNX graph, so that a served model takes what people have."""
+"""The pipeline as the beginning of an ONNX graph, so that a model takes tables or pixels."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ML_OPSET = 3
 def with_pipeline(proto: Any, pipeline: Pipeline, shape: Sequence[int]) -> Any:
     """The graph of a model, with the pipeline before it.
 
-    Its inputs are `numbers` (n, p) as doubles, NaN where one is missing, and `categories` (n, q) as
-    strings, in the order of the table's columns; or `pixels` (n, …) as bytes. The metadata hold
-    the names of the columns and of the classes.
+    Its inputs are `numbers` (n, p) as doubles, with NaN for a missing one, and `categories` (n, q)
+    as strings, both in the order of the table's columns; or `pixels` (n, …) as bytes. The metadata
+    hold the names of the columns and of the classes.
     """
     import onnx  # noqa: PLC0415  (an extra)
     from onnx import helper  # noqa: PLC0415
 
     whole = proto if pipeline.plain else _merged(proto, pipeline, shape)
-    told = {
+    known_names = {
         "numbers": [column.name for column in pipeline.numbers],
         "categories": [column.name for column in pipeline.categories],
         "class_names": list(pipeline.classes or ()),
         "target_names": list(pipeline.targets),
     }
-    for key, names in told.items():
+    for key, names in known_names.items():
         if names:
             helper.set_model_props(whole, {**_props(whole), key: json.dumps(names)})
     onnx.checker.check_model(whole)
@@ -63,7 +63,7 @@ def _props(proto: Any) -> dict[str, str]:
 
 
 class _Graph:
-    """Nodes, inputs and constants while the graph grows; `features` is what it gives."""
+    """Nodes, inputs and constants of the graph that is being made; its output is `features`."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -122,8 +122,8 @@ class _Graph:
             pairs = np.array(pipeline.scaling(), np.float64)
             centred = self._node("Sub", filled, self._constant(pairs[:, 0]))
             parts.append(self._as_float(self._node("Div", centred, self._constant(pairs[:, 1]))))
-            if told := [j for j, column in enumerate(numbers) if column.indicator]:
-                chosen = self._node("Gather", missing, self._constant(np.array(told)), axis=1)
+            if indicated := [j for j, column in enumerate(numbers) if column.indicator]:
+                chosen = self._node("Gather", missing, self._constant(np.array(indicated)), axis=1)
                 parts.append(self._as_float(chosen))
         if categories:
             given = self._input("categories", "categories", [len(categories)])

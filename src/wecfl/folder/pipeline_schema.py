@@ -1,4 +1,4 @@
-"""What `pipeline.json` holds, of a run on tables, pixels, texts or several arrays."""
+"""The schema of `pipeline.json`, which runs on tables, pixels, texts or several arrays have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ColumnSchema(Schema):
 
 
 class PartSchema(Schema):
-    """An array of `pipeline.json` that samples are made of."""
+    """One of the arrays of which samples consist, in `pipeline.json`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,7 +49,7 @@ class PipelineSchema(Schema):
     def _is_consistent(self) -> Self:
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names) or (names and self.scaled == "pixels"):
-            raise ValueError("it needs columns of different names, or pixels")
+            raise ValueError("it must have columns with different names, or be about pixels")
         numbers = sum(column.values is None for column in self.columns)
         if self.own and {*map(len, self.own.values())} != {numbers}:
             raise ValueError(f"own must hold {numbers} pairs for each client")

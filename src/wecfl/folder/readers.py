@@ -1,4 +1,4 @@
-"""Reads run folders, also of runs that are still going on or were stopped."""
+"""Reads run folders, also those of runs that are not finished."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 PIPELINE_FILE = "pipeline.json"
-"""The file with the pipeline, of a run folder that has one."""
+"""The file that holds the pipeline, in a run folder that has one."""
 
 
 def resume_command(path: Path) -> str:
@@ -75,7 +75,7 @@ def is_begun(path: Path) -> bool:
 
 
 def is_finished(path: Path, config: Config) -> bool:
-    """Whether the run in a folder has ended in order, by its last round or by its rule.
+    """Whether the run in a folder has ended in order, after its last round or by its rule.
 
     `config` are the choices with which it would be resumed.
     """
@@ -91,7 +91,7 @@ def read_states(path: Path) -> tuple[State, ...]:
     found = checkpoint.latest(path)
     if found is None:
         raise RunFolderError(
-            f"{path} has no checkpoint: choose the folder of a run with checkpoints"
+            f"{path} has no checkpoint: choose the folder of a run that wrote checkpoints"
         )
     return found.states
 
@@ -101,7 +101,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     config = read_config(path)
     if not (path / "summary.json").exists():
         raise RunFolderError(
-            f"{path} has no summary.json, so its run has not ended yet; resume it with "
+            f"{path} has no summary.json, so its run has not ended yet: resume the run with "
             f"{resume_command(path)}"
         )
     summary = read_json(path / "summary.json", SummarySchema)
@@ -112,15 +112,15 @@ def read_summary(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """`config.toml` of a run folder."""
     if not path.is_dir():
-        raise RunFolderError(f"there is no run folder {path}")
+        raise RunFolderError(f"there is no run folder {path}: check the path")
     if not (path / "config.toml").exists():
-        held = sorted(each.parent.name for each in path.glob("*/config.toml"))
-        say = (
+        held = sorted(file.parent.name for file in path.glob("*/config.toml"))
+        reason = (
             f"it holds several runs, {', '.join(held)}: give one of them, such as {path / held[0]}"
             if held
-            else "it has no config.toml"
+            else "it has no config.toml: check the path"
         )
-        raise RunFolderError(f"{path} is not a run folder: {say}")
+        raise RunFolderError(f"{path} is not a run folder: {reason}")
     return read_toml(path / "config.toml", ConfigSchema)
 
 
@@ -130,12 +130,12 @@ def config_of(folder: str | Path) -> Config:
     about = read_config(path)
     if "network" in about:
         raise ConfigError(
-            f"{path} was run over a network: to resume it, start its app again (flwr run) with "
+            f"{path} is a run over a network: to resume it, start its app again (flwr run) with "
             f"out = {str(path)!r}"
         )
     if "components" in about:
         raise ConfigError(
-            f"{path} was made from Python values, which config.toml can't hold: resume it in "
+            f"{path} is a run from Python values, which config.toml can't hold: resume it in "
             f"Python, by run(…, folder=Folder({str(path)!r}, resume=True))"
         )
     return resolve(path / "config.toml")
@@ -146,7 +146,7 @@ def read_metrics(path: Path, rounds: int | None = None) -> list[Record]:
     file = path / "metrics.jsonl"
     records = read_json_lines(file, RoundSchema, rounds)
     for t, record in enumerate(records, 1):
-        # Of a fleet, the last round of a pass may have more clients.
+        # In a fleet, the last round of a pass may have more clients than the others.
         alike = "heard" in record or _client_count(record) == _client_count(records[0])
         if record["round"] != t or not alike:
             raise RunFolderError(f"can't read {file}: line {t} is not round {t} of the same run")
@@ -172,13 +172,13 @@ def _read_lines(file: Path, schema: type[ClientSchema] | type[NewcomerSchema]) -
     head, *rows = read_table(file)
     with folder_errors(file):
         if not rows or len(set(head)) < len(head):
-            raise ValueError("it has no clients, or two columns of one name")
+            raise ValueError("it has no clients, or two columns with the same name")
         lines = [schema.model_validate(dict(zip(head, row, strict=True))) for row in rows]
         return pd.DataFrame([line.model_dump(exclude_unset=True) for line in lines], columns=head)
 
 
 def refused_of(clients: pd.DataFrame) -> dict[str, int]:
-    """The number of refused replies by client, for clients that have at least one."""
+    """For each client with refused replies, their number."""
     if "refused" not in clients:
         return {}
     refused = clients[clients["refused"] > 0]
@@ -195,8 +195,8 @@ def read_assignments(path: Path) -> Int:
     """(rounds, m), the cluster of each client after each round; a fleet has no such file."""
     if "registered" in read_config(path):
         raise ConfigError(
-            f"{path} is a run on a fleet, which does not write where each client was in each "
-            f"round: read its metrics.jsonl and clients.csv, or wecfl.load({str(path)!r})"
+            f"{path} is a run on a fleet, which does not write the cluster of each client in each "
+            f"round: use its metrics.jsonl and clients.csv, or wecfl.load({str(path)!r})"
         )
     return _whole_numbers(path / "assignments.csv")
 

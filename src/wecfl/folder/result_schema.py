@@ -34,7 +34,7 @@ def _equally_long(schema: AnySchema, *lists: Sequence[object]) -> AnySchema:
 
 
 class ResultConfigSchema(Schema):
-    """What was run."""
+    """The configuration of the run."""
 
     method: str
     dataset: str
@@ -59,7 +59,7 @@ class LearningCurveSchema(Schema):
 
 
 class PlaneSchema(Schema):
-    """Where t-SNE puts the clients in a round."""
+    """The places of the clients in a round, by t-SNE."""
 
     round: Count
     cluster: list[Count]
@@ -87,11 +87,11 @@ class CosinesSchema(Schema):
 
 
 StepValues = dict[StepName, list[float]]
-"""For each step its values, one per round."""
+"""For each step, its values, one for each round."""
 
 
 class PicturesSchema(Schema):
-    """What the figures of the paper are drawn from."""
+    """The data from which the figures of the paper are drawn."""
 
     group: list[Count] | None
     rounds: Annotated[list[PlaneSchema], Field(min_length=1)]
@@ -124,10 +124,10 @@ class MachineSchema(Schema):
 class ResultSchema(Schema):
     """A finished run.
 
-    Some keys are there only where they apply: `error` if training diverged, `before` if clients
-    adapt models, `traffic` and `cpu_seconds` since they are counted, `attack` if clients lied,
-    `newcomers` if clients were kept out of the training, `drift` if their data change or it is
-    looked for, `trace` if figures need it.
+    Some keys exist only if they apply: `error` if training diverged, `before` if clients adapt
+    models, `traffic` and `cpu_seconds` in newer results, `attack` if clients lied, `newcomers` if
+    clients were kept out of the training, `drift` if data change or the method looks for it, and
+    `trace` if figures need it.
     """
 
     config: ResultConfigSchema

@@ -1,7 +1,7 @@
-"""The list of the runs that one command makes, so that all of them can be resumed together.
+"""The list of the runs of one command, so that all of them can be resumed together.
 
-`runs.toml` is written to the folder above the run folders before the first run begins. It has a
-table for each run, under the name of its folder, with the content of its `config.toml`.
+`runs.toml` is written before the first run begins, to the folder that holds the run folders. It has
+a table for each run, with the name of its folder and the content of its `config.toml`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wecfl.folder.writer import toml
 __all__ = ["RUN_LIST_FILE", "read_run_list", "write_run_list"]
 
 RUN_LIST_FILE = "runs.toml"
-"""In a folder of several runs: the choices of each, by the name of its folder."""
+"""The file in a folder of several runs that holds the choices of each, by its folder's name."""
 
 
 def write_run_list(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:

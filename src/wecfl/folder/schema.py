@@ -1,7 +1,7 @@
 """The schema of each file of a run folder. Readers check a file against it once, when they read it.
 
 A file may hold more keys than its schema names. A file that breaks its schema is refused in one
-line, so that later code never meets a text where a number belongs.
+line, so that later code never finds a text in the place of a number.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ AgreementScore = Annotated[float, Field(ge=-1 - ROUNDING_TOLERANCE, le=1 + ROUND
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 """A whole number that JSON holds exactly."""
 ClusterCount = Count | Literal["auto"]
-"""K as the user asked for it."""
+"""K as the user chose it."""
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is neither infinite nor NaN."""
 NonNegativeNumber = Annotated[FiniteNumber, Field(ge=0)]
 """A finite number that is not negative."""
 MeasuredValue = float | bool | str | None
-"""Any measurement of a round. It is not finite where training diverged."""
+"""Any measurement of a round. It is not finite if training diverged."""
 MeasuredList = MeasuredValue | list[MeasuredValue]
 EmptyAsNone = BeforeValidator(lambda text: None if text == "" else text)
 """Reads an empty cell of a CSV table as None."""
 StepName = Literal["L", "E", "M", "D"]
 """A step of Algorithm 1."""
 Traffic = Annotated[dict[Literal["up", "down", "messages"], Count], Field(min_length=3)]
-"""Bytes that clients sent and received, and messages. Folders of earlier versions lack it."""
+"""The bytes that clients sent and received, and the number of messages. Folders of earlier versions
+do not have it."""
 UpdateSide = Literal["0", "Q"]
 """Before (0) and after (Q) the local update."""
 
@@ -77,14 +78,14 @@ class ComponentsSchema(Schema):
     members: str
     local: str | None = None
     objective: str | None = None
-    """What early folders hold in place of `local`."""
+    """The key of early folders in place of `local`."""
     steps: str = ""
     order: str = ""
-    """What folders of format 1 hold in place of `steps`."""
+    """The key of folders of format 1 in place of `steps`."""
 
 
 class StructureSchema(Schema):
-    """The table `structure`: the same parts as values, where `wecfl check` looks."""
+    """The table `structure`: the same parts as values, which `wecfl check` reads."""
 
     clustering: dict[str, Any] | str
     importance: dict[str, Any] | str
@@ -116,7 +117,7 @@ class PrivacyChoiceSchema(Schema):
 
 
 class FurtherSchema(Schema):
-    """The table `further`: what `wecfl.load` needs of a run that was made from Python values."""
+    """The table `further`: other choices of a run from Python values that `wecfl.load` needs."""
 
     batchnorm: Literal["running", "batch"] = "running"
     privacy: PrivacyChoiceSchema | None = None
@@ -161,7 +162,7 @@ class RunListSchema(Schema):
 
 
 def _check_score(schema: Schema, name: str) -> None:
-    """Refuse a schema that does not hold this score as a number, or as None where it is unknown."""
+    """Refuse a schema that does not hold this score as a number, or as None if it is unknown."""
     if name not in schema.model_fields_set:
         raise ValueError(f"it has no '{name}'")
     value = getattr(schema, name)
@@ -201,7 +202,7 @@ class AutoClustersSchema(Schema):
 
 
 class DriftSchema(Schema):
-    """Whose data changed, and who was found (`wecfl.runs.drift_summary`)."""
+    """Which clients drifted, and which were found (`wecfl.runs.drift_summary`)."""
 
     rounds: list[Count]
     changed: Count
@@ -222,7 +223,7 @@ class SummarySchema(Schema):
     scores: Annotated[dict[str, Literal["higher", "lower"]], Field(min_length=1)] = {
         "accuracy": "higher", "macro_f1": "higher"
     }  # fmt: skip
-    """The task's scores, the headline first, and which values are the good ones."""
+    """The task's scores, the headline first, and whether higher or lower is better."""
     accuracy: Fraction | None = None
     macro_f1: Fraction | None = None
     worst_decile: FiniteNumber | None = None
@@ -278,7 +279,7 @@ class ClientScoresSchema(Schema):
 
 
 class TheorySchema(Schema):
-    """What `diagnostics` measure of the paper's theory in a round."""
+    """The quantities of the paper's theory that `diagnostics` measure in a round."""
 
     U: float
     U_round: float
@@ -319,7 +320,7 @@ class RoundSchema(Schema):
     def _is_consistent(self) -> Self:
         known = {**dict(self.clients)}.keys() & self.model_fields_set
         if not known:
-            raise ValueError("it has no score that its clients have too")
+            raise ValueError("it has no score that is also given for its clients")
         for name in known:
             _check_score(self, name)
         if self.F and set(self.F) != set("LEM"):
@@ -328,7 +329,7 @@ class RoundSchema(Schema):
             if getattr(self, name) and set(getattr(self, name)) != set("LD"):
                 raise ValueError(f"{name} must hold the steps L and D, or none")
         if self.B and len({*map(len, self.B.values())}) > 1:
-            raise ValueError("B must hold as many clusters before the local update as after it")
+            raise ValueError("B must hold the same number of clusters before and after L")
         if self.theory and (self.B is None or self.clients.lr is None):
             raise ValueError("theory needs B and the clients' lr, which are missing")
         return self
@@ -345,7 +346,7 @@ class EnvironmentSchema(Schema):
 
 
 class ClientRowSchema(Schema):
-    """What lines of `clients.csv` and `newcomers.csv` share. Cells are texts, so types convert."""
+    """The common cells of `clients.csv` and `newcomers.csv`, which are converted from texts."""
 
     model_config = ConfigDict(strict=False)
 

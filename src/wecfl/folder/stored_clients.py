@@ -1,4 +1,4 @@
-"""The clients of a run, as its folder knows them: names, counts and groups, but no samples."""
+"""The clients of a run, read from its folder: names, counts and groups, but no samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["StoredClients"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredClients:
-    """What a run folder says about the clients (`wecfl.core.clients.Clients`)."""
+    """The clients of a run, as far as its folder describes them (`wecfl.core.clients.Clients`)."""
 
     names: Sequence[str]
     sizes: Int
@@ -27,13 +27,13 @@ class StoredClients:
     shape: tuple[int, ...]
     classes: int
     fingerprint: str
-    """That of the federation; empty if the folder has no checkpoint."""
+    """The fingerprint of the federation; empty if the folder has no checkpoint."""
 
     @classmethod
     def read(
         cls, path: Path, shape: tuple[int, ...], classes: int, fingerprint: str | None
     ) -> StoredClients:
-        """Read the clients of a run; those of a run that was killed have no `clients.csv`."""
+        """Read the clients of a run. A run that was killed has no `clients.csv`."""
         held = read_classes(path)
         groups = None
         if (path / "clients.csv").exists():
@@ -55,5 +55,5 @@ class StoredClients:
 
     @property
     def keys(self) -> Int:
-        """(m,), the numbers of the clients: what keyed their draws is not in the folder."""
+        """(m,), the positions of the clients, since their keys are not in the folder."""
         return np.arange(len(self))

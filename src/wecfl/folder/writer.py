@@ -1,4 +1,4 @@
-"""The writer of a run folder, which can be read while the run goes on and after it was stopped.
+"""The writer of a run folder, which can be read at any time, also while the run goes on.
 
 ::
 
@@ -15,7 +15,7 @@
     newcomers.csv        one line per client that was kept out of the training, if there are any
     summary.json         method, engine, rounds, means of the last three rounds, status
     trace/               the clients' distances in each round (`wecfl.folder.distance_trace`)
-    checkpoints/         the states from which `wecfl resume` goes on (`wecfl.folder.checkpoint`)
+    checkpoints/         the states from which `wecfl resume` continues (`wecfl.folder.checkpoint`)
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ CHANGEABLE_KEYS = (
     "rounds", "until", "patience", "tolerance", "engine", "device", "ray_address", "workers",
     "data_dir", "trace", "checkpoint_every", "network", "structure", "further", "memory",
 )  # fmt: skip
-"""The choices that may change when a run is resumed. (`structure` and `further` say again what
-`components` and `conditions` say, for `wecfl.load`; older folders do not have them.)"""
+"""The choices that may change when a run is resumed. (`structure` and `further` repeat for
+`wecfl.load` what `components` and `conditions` say; older folders do not have them.)"""
 
 CSV_LINE_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
-"""A quoted cell, which is kept, or the end of a line. Lines are made to end in both characters,
-because only then a name that holds one of them is quoted."""
+"""A quoted cell, which is kept, or the end of a line. Lines first end in both characters, because
+only then a name that contains one of them is quoted."""
 
 LARGE_STATE_BYTES = 1 << 28
-"""Bytes of state above which a round waits until its checkpoint is written. A smaller checkpoint
-is written during the next round, which keeps the arrays of both rounds in memory."""
+"""If a state has more bytes than this, the round waits until its checkpoint is written. A smaller
+checkpoint is written during the next round, which keeps the arrays of both rounds in memory."""
 
 
 def check_new_folder(path: Path) -> None:
@@ -96,18 +96,17 @@ def check_new_folder(path: Path) -> None:
     try:
         os.fsencode(path)
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-        names = sorted(
-            file.name for file in existing.iterdir()
-        )  # raises an error if it is not a folder
+        # This raises an error if it is not a folder.
+        names = sorted(file.name for file in existing.iterdir())
         if "\0" in str(path):
             raise ValueError("embedded null byte")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RunFolderError(f"can't write the run folder {path}: {why}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"can't write the run folder {path}: {reason}") from None
     inside = names if existing == path else []
     if is_begun(path):
         raise RunFolderError(
-            f"{path} holds a run already: choose another folder, or resume that run with "
+            f"{path} already holds a run: choose another folder, or resume that run with "
             f"{resume_command(path)}"
         )
     # A run that was killed at its start leaves these files.
@@ -119,15 +118,17 @@ def check_new_folder(path: Path) -> None:
     if others:
         raise RunFolderError(f"{path} is not empty (it holds {others[0]}): choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise RunFolderError(f"can't write the run folder {path}: {existing} is not writable")
+        raise RunFolderError(
+            f"can't write the run folder {path}: {existing} is not writable; choose another folder"
+        )
 
 
 class RunFolder:
     """Writes a run folder, round by round: a `Watcher`.
 
     Use it in a `with` block, which keeps other processes out of the folder. With `resume`, the run
-    in the folder goes on from its checkpoint, or starts anew if it has none. A checkpoint is
-    written after every `every` rounds. The files of `growing` get a line in each round.
+    in the folder continues from its checkpoint, or starts again if it has none. A checkpoint is
+    written after every `every`-th round. The files in `growing` get a line in each round.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class RunFolder:
         if self._resume:
             if not is_begun(self.path):
                 raise RunFolderError(
-                    f"{self.path} holds no run to resume: it has no config.toml or no env.json"
+                    f"{self.path} holds no run to resume, since it has no config.toml or no "
+                    f"env.json: check the path"
                 )
             with self._writing():
                 self._lock.take()
@@ -167,7 +169,7 @@ class RunFolder:
                 self._lock.drop()
                 raise
             for problem in self._saved.damaged if self._saved else ():
-                log.warning("wecfl: %s: going on from an earlier checkpoint", problem)
+                log.warning("wecfl: %s: the run continues from an earlier checkpoint", problem)
         else:
             check_new_folder(self.path)
         return self
@@ -178,7 +180,7 @@ class RunFolder:
 
     @property
     def saved(self) -> Checkpoint | None:
-        """The checkpoint from which the run will go on; None once it has begun."""
+        """The checkpoint from which the run will continue; None after it has begun."""
         return self._saved
 
     @property
@@ -187,7 +189,7 @@ class RunFolder:
         return (self.path / "summary.json").is_file()
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Make the folder and write what is run, and where; or prepare the folder to go on."""
+        """Make the folder, and write what is run and where; or prepare the folder to continue."""
         self._about = {
             "config": json.loads(_json(config)),
             "data": clients.fingerprint,
@@ -215,12 +217,8 @@ class RunFolder:
                     index = pd.Index(clients.names, name="client")
                     self._write("classes.csv", _csv_table(pd.DataFrame(held.T, index)))
                 if isinstance(clients, Federation) and clients.pipeline:
-                    self._write(
-                        PIPELINE_FILE,
-                        _json(clients.pipeline.written(), indent=2)
-                        + "\
-",
-                    )
+                    written = _json(clients.pipeline.written(), indent=2)
+                    self._write(PIPELINE_FILE, f"{written}\n")
             ended = (self.path / name for name in ("summary.json", "newcomers.csv", REFERENCE_FILE))
             for old in (*ended, *self.path.rglob(f"*{TEMPORARY_SUFFIX}")):
                 old.unlink(missing_ok=True)
@@ -231,7 +229,7 @@ class RunFolder:
         self._began = perf_counter()
 
     def round(self, record: Record, states: Sequence[State]) -> None:
-        """Append a round; every `every` rounds, also write a checkpoint."""
+        """Append a round; after every `every`-th round, also write a checkpoint."""
         self._lock.check()
         with self._writing():
             self._growing["metrics.jsonl"].add(_json(record) + "\n")
@@ -258,12 +256,12 @@ class RunFolder:
             self._write("summary.json", _json(summary, indent=2) + "\n")
 
     def _assigned(self, cells: Callable[[], Sequence[object]]) -> None:
-        """Add a line to `assignments.csv`, if this folder has it."""
+        """Add a line to `assignments.csv`, if this folder has that file."""
         if "assignments.csv" in self._growing:
             self._growing["assignments.csv"].add(_csv_line(cells()))
 
     def _checkpoint(self) -> None:
-        """Start to write the state of the last round; `_wait` raises errors of the writing."""
+        """Begin to write the state of the last round; `_wait` raises errors of the writing."""
         self._wait()
         about = {
             **self._about,
@@ -309,7 +307,7 @@ class RunFolder:
         except RunFolderError:
             raise
         except OSError as error:
-            hint = f"; then: {resume_command(self.path)}" if self._states else ""
+            hint = f"; solve this, then {resume_command(self.path)}" if self._states else ""
             raise RunFolderError(
                 f"can't write the run folder {self.path}: {error.strerror or error}{hint}"
             ) from None
@@ -318,8 +316,9 @@ class RunFolder:
 def _check_same(
     saved: Manifest, path: Path, *, config: Mapping[str, Any], data: str, engine: str
 ) -> None:
-    """Refuse to resume with other choices or other data than the run began with."""
-    # Of choices that did not exist yet when the run began: then every task was a classification.
+    """Refuse to resume a run with choices or data that differ from those at its beginning."""
+    # A choice that did not exist when the run began has its default. Then the task was always a
+    # classification.
     defaults = Config().toml() | {"task": "classification"}
     for key in sorted((saved.config.keys() | config.keys()) - set(CHANGEABLE_KEYS)):
         was, now = (choices.get(key, defaults.get(key)) for choices in (saved.config, config))
@@ -327,15 +326,17 @@ def _check_same(
             was, now = ({**asdict(LocalPlan()), **(plan or {})} for plan in (was, now))
         if was != now:
             raise RunFolderError(
-                f"{path} can't be resumed with {key} = {now!r}: it began with {was!r}"
+                f"{path} can't be resumed with {key} = {now!r}, since it began with {was!r}: give "
+                f"the same {key}"
             )
     if saved.data != data:
         raise RunFolderError(
-            f"{path} can't be resumed: its clients hold other data than when it began"
+            f"{path} can't be resumed, since its clients hold other data than when it began: give "
+            f"the same data"
         )
     if saved.engine != engine:
         log.warning(
-            "wecfl: %s began with the engine %s and goes on with %s: numbers may differ in the "
+            "wecfl: %s began with the engine %s and continues with %s: numbers may differ in the "
             "last digits from those of an uninterrupted run", path, saved.engine, engine,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The methods by name: the seven that the paper compares, and many more. Each is a `Method`.
 
-There are three families: a method learns one model for all clients (`one_model`), one for each
-cluster (`per_cluster`), or one for each client (`per_client`).
+There are three families: a method learns one model for all clients (`one_model`), a model for each
+cluster (`per_cluster`), or a model for each client (`per_client`).
 
 >>> from wecfl import methods
 >>> methods.wecfl(k=10).clustering
@@ -225,7 +225,7 @@ def named(name: str, **chosen: Any) -> Method:
     known = options(name)
     for option in chosen:
         if not known:
-            raise ConfigError(f"{name} has no option '{option}': it has no options")
+            raise ConfigError(f"{name} has no options, got '{option}': leave it out")
         if option not in known:
             raise ConfigError(unknown(f"option of {name}", option, known))
     if missing := [
@@ -233,7 +233,7 @@ def named(name: str, **chosen: Any) -> Method:
         for option, parameter in known.items()
         if parameter.default is parameter.empty and option not in chosen
     ]:
-        raise ConfigError(f"{name} needs its option '{missing[0]}', which has no default")
+        raise ConfigError(f"{name} needs its option '{missing[0]}', which has no default: give it")
     fitting = {option: _fitting(name, known[option], value) for option, value in chosen.items()}
     try:
         return METHODS[name](**fitting)
@@ -266,16 +266,17 @@ def _fitting(name: str, option: Parameter, value: Any) -> Any:
         if value == "auto":
             choosing = [method for method in METHODS if _takes_auto(method)]
             raise ConfigError(
-                f"{name} needs a number of clusters: only {' and '.join(choosing)} choose it"
+                f"{name} needs a number of clusters, got 'auto', which is for "
+                f"{' and '.join(choosing)}: give a number"
             ) from None
         problem = error.errors()[0]["msg"].replace("Input", "it", 1)
         raise ConfigError(f"{option.name} of {name}: {problem}, got {value!r}") from None
 
 
 def _refused(name: str, chosen: Mapping[str, Any]) -> str | None:
-    """The option without which the method can be made; None: there is no such option.
+    """The option whose value is refused: without it, the method can be made. None: there is none.
 
-    A component that refuses a value knows it by a name of its own, as `Train` knows a pull as μ.
+    The component that refuses a value may have another name for it: a `pull` is the μ of `Train`.
 
     >>> _refused("wecfl", {"k": 2, "pull": -1.0}), _refused("fedavg+", {"k": 0})
     ('pull', 'k')

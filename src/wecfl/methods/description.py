@@ -63,7 +63,7 @@ def structure(method: Method) -> dict[str, Any]:
 
 
 def from_structure(base: Method, plain: Mapping[str, Any], **more: Any) -> Method:
-    """The method of which `plain` is the structure; steps that ask for more are those of `base`.
+    """The method that has the structure `plain`; steps with an `Ask` are taken from `base`.
 
     >>> from wecfl.methods import fedprox
     >>> from_structure(fedavg, structure(fedprox(0.3)), name="mine").local
@@ -74,7 +74,7 @@ def from_structure(base: Method, plain: Mapping[str, Any], **more: Any) -> Metho
 
 
 def _component(part: str, plain: Any) -> Any:
-    """A component from its plain value; None for steps that only `base` has."""
+    """A component from its plain value; None for steps that must be taken from `base`."""
     if part in ("opening", "steps"):
         return None if "Ask(" in plain else literal_eval(plain)
     if part in ("shared", "start", "members"):
@@ -88,8 +88,8 @@ def _component(part: str, plain: Any) -> Any:
         return plain if known is None and part == "option" else _known(part, name, known)
     found = _known(part, name, known)
     options = {key: _component("option", value) for key, value in plain.items() if key != "is"}
-    for each in fields(found):
-        _check_type(f"{each.name} of {name}", options.get(each.name), each.type)
+    for field in fields(found):
+        _check_type(f"{field.name} of {name}", options.get(field.name), field.type)
     return found(**options)
 
 
@@ -111,8 +111,8 @@ def _check_type(what: str, value: Any, kind: Any) -> None:
 def _known(part: str, name: str, found: Any) -> Any:
     if found is None:
         raise ConfigError(
-            f"the method has a {part} {name} of your own, which can't be rebuilt: give the method, "
-            "load(…, method=…)"
+            f"the {part} {name} of the method is not one of the library's, so it can't be rebuilt: "
+            "give the method, load(…, method=…)"
         )
     return found
 
@@ -122,7 +122,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple) and any(isinstance(step, Ask) for step in value):
-        # In words: the address of a function differs from process to process.
+        # As words, since the address of a function differs from process to process.
         steps = (f"Ask({step})" if isinstance(step, Ask) else repr(step) for step in value)
         return f"({', '.join(steps)})"
     if not is_dataclass(value):

@@ -82,7 +82,7 @@ def fedprox_plus(k: int, mu: float = FEDPROX_MU) -> Method:
 
 
 def fedavgm(server_lr: float = 1.0, beta: float = 0.9) -> Method:
-    """FedAvgM: the server steps with momentum (Hsu et al., 2019).
+    """FedAvgM: the server takes steps with momentum (Hsu et al., 2019).
 
     >>> fedavgm().aggregation.beta
     0.9
@@ -91,7 +91,7 @@ def fedavgm(server_lr: float = 1.0, beta: float = 0.9) -> Method:
 
 
 def fedadagrad(server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Method:
-    """FedAdagrad: the server steps by Adagrad (Reddi et al., ICLR 2021).
+    """FedAdagrad: the server takes steps of Adagrad (Reddi et al., ICLR 2021).
 
     >>> fedadagrad().aggregation.second.__name__
     'adagrad'
@@ -104,7 +104,7 @@ def fedadagrad(server_lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) ->
 def fedadam(
     server_lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Method:
-    """FedAdam: the server steps by Adam (Reddi et al., ICLR 2021).
+    """FedAdam: the server takes steps of Adam (Reddi et al., ICLR 2021).
 
     >>> fedadam(tau=0.1).aggregation.tau
     0.1
@@ -115,7 +115,7 @@ def fedadam(
 def fedyogi(
     server_lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Method:
-    """FedYogi: the server steps by Yogi (Reddi et al., ICLR 2021).
+    """FedYogi: the server takes steps of Yogi (Reddi et al., ICLR 2021).
 
     >>> fedyogi().aggregation.second.__name__
     'yogi'
@@ -137,9 +137,9 @@ def scaffold() -> Method:
 
 
 def fedp2p(peer_groups: int = 5) -> Method:
-    """FedP2P: groups of peers agree among themselves, and the server averages the groups.
+    """FedP2P: groups of peers average their models, and the server averages the groups.
 
-    The groups are drawn anew in each round (Chou et al., 2021).
+    New groups are drawn in each round (Chou et al., 2021).
 
     >>> fedp2p(3).aggregation
     PeerMeans()
@@ -180,7 +180,7 @@ def feddyn(strength: float = 0.1) -> Method:
 
 
 def fedatt(server_lr: float = 1.2) -> Method:
-    """FedAtt: attention to the clients that went farthest, layer by layer (Ji et al., IJCNN 2019).
+    """FedAtt: the clients that moved farthest count most, layer by layer (Ji et al., IJCNN 2019).
 
     >>> fedatt().aggregation
     Attentive(step=1.2)

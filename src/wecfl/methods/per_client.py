@@ -51,7 +51,7 @@ def local() -> Method:
 
 
 def fedavg_ft(tuning_steps: int | None = None) -> Method:
-    """FedAvg with fine-tuning at each client; tested before and after it.
+    """FedAvg with fine-tuning at each client, which is tested before and after it.
 
     >>> fedavg_ft(5).serve
     Tuned(steps=5, lr=None)
@@ -100,8 +100,8 @@ def fedrep(head_steps: int | None = None) -> Method:
 def per_fedavg(inner_lr: float = 0.01, hessian: bool = False) -> Method:
     """Per-FedAvg: a model that is good after one step of the client (Fallah et al., NeurIPS 2020).
 
-    Its clients adapt it on their training data, never on test data. With `hessian`, it is the
-    Hessian-free variant, and otherwise the first-order one.
+    Clients adapt the model on their training data, never on test data. With `hessian`, this is the
+    Hessian-free variant, otherwise the first-order variant.
 
     >>> per_fedavg(0.05).serve
     Tuned(steps=1, lr=0.05)
@@ -146,7 +146,7 @@ def fedproto(lam: float = 0.02) -> Method:
 def lotteryfl(
     prune_above: float = 0.5, prune_rate: float = 0.2, prune_target: float = 0.5
 ) -> Method:
-    """LotteryFL: every client finds a sparse model of its own, and sends only it (Li et al., 2020).
+    """LotteryFL: each client finds a sparse model, and sends only its columns (Li et al., 2020).
 
     The options are those of `wecfl.bilevel.local.masks.PrunedSteps`.
 
@@ -197,9 +197,9 @@ def fedmeta(
     beta1: float = 0.9,
     beta2: float = 0.99,
 ) -> Method:
-    """FedMeta: MAML with a server that steps by Adam (Chen et al., 2018).
+    """FedMeta: MAML with a server that takes steps of Adam (Chen et al., 2018).
 
-    Clients take plain steps, so its default momentum is 0.
+    Clients take plain steps, so the default momentum is 0.
 
     >>> fedmeta(2).serve
     Tuned(steps=2, lr=None)
@@ -213,8 +213,8 @@ def fedmeta(
 def pfedhn(embedding: int | None = None, hidden: int = 100, server_lr: float = 0.01) -> Method:
     """pFedHN: a hyper-network makes a model for each client (Shamsian et al., ICML 2021).
 
-    The options are those of `wecfl.bilevel.aggregation.hyper_network.HyperNetwork`. The momentum of
-    its clients starts from zero in every round.
+    The options are those of `wecfl.bilevel.aggregation.hyper_network.HyperNetwork`. The clients'
+    momentum starts from zero in every round.
 
     >>> pfedhn().clustering
     Apart()

@@ -91,11 +91,11 @@ def wecfl(
     would serve them (`wecfl.bilevel.clustering.served`), otherwise it looks at the models alone
     (`wecfl.bilevel.clustering.auto`). `pull` is the μ of a pull towards the mean of all
     clients, which is in the authors' code but not in the paper (`wecfl.bilevel.local.common_pull`).
-    `recluster` says when clients are clustered: in every round, until the assignment has settled,
-    or so and again where their data drift, with `alarm` as the rate of false alarms, and `watch`
-    for what tells a drift, the loss or the distance (`wecfl.bilevel.clustering.drift`). With
-    `project`, models are compared by that many random projections of their columns
-    (`wecfl.bilevel.representation.projection`).
+    `recluster` says when clients are clustered: in every round; until the assignment has settled;
+    or until then, and after that again the clients whose data drift. For the last, `alarm` is the
+    rate of false alarms, and `watch` says what shows a drift, the loss or the distance
+    (`wecfl.bilevel.clustering.drift`). With `project`, models are compared by this number of random
+    projections of their columns (`wecfl.bilevel.representation.projection`).
 
     >>> wecfl(k=10).representation
     Columns('head')
@@ -125,7 +125,7 @@ def fesem(
     watch: WatchedBy | None = None,
     project: int | None = None,
 ) -> Method:
-    """FeSEM: clusters with λ_i = 1, and aggregates by data size (Xie et al.; the authors' code).
+    """FeSEM: clusters with λ_i = 1, but aggregates by data size (Xie et al.; the authors' code).
 
     >>> fesem(k=10).importance.__name__
     'uniform'
@@ -194,10 +194,10 @@ def ifca_one_shot(k: int, start_steps: int = 100, project: int | None = None) ->
 
 
 def clove(k: int, batches: int | None = None) -> Method:
-    """CLoVE: K-means of the clients' loss vectors, each cluster with the model that suits it best.
+    """CLoVE: K-means of the clients' loss vectors; each cluster gets the model that suits it best.
 
-    It starts from K different models, and goes on like IFCA (ICML 2026, arXiv 2506.22427). Clients
-    are clustered with λ_i = 1, and models averaged by data size.
+    It starts from K different models, and then works like IFCA (ICML 2026, arXiv 2506.22427).
+    Clients are clustered with λ_i = 1, and models are averaged by data size.
 
     >>> clove(3).clustering
     LossVectors(fresh=10)
@@ -210,7 +210,7 @@ def clove(k: int, batches: int | None = None) -> Method:
 def cfl(
     eps1: float = 0.4, eps2: float = 1.0, relative: bool = False, project: int | None = None
 ) -> Method:
-    """CFL: a cluster is split in two where its clients disagree (Sattler et al., TNNLS 2020).
+    """CFL: a cluster is split in two if its clients disagree (Sattler et al., TNNLS 2020).
 
     The options are those of `wecfl.bilevel.clustering.hierarchy.Bipartition`; if `relative`, ε₁ =
     0.3 and ε₂ = 0.6 are good values. `project` is that of `wecfl`.
@@ -233,8 +233,8 @@ def flhc(
 ) -> Method:
     """FL+HC: clients are clustered once, by their updates in one round (Briggs et al., IJCNN 2020).
 
-    The options are those of `wecfl.bilevel.clustering.hierarchy.Agglomerative`, and `project` of
-    `wecfl`.
+    The options are those of `wecfl.bilevel.clustering.hierarchy.Agglomerative`; `project` is that
+    of `wecfl`.
 
     >>> flhc(round=3).clustering.round
     3
@@ -308,9 +308,9 @@ def stocfl(tau: float = 0.5, proximal: float = 0.05, start_steps: int = 100) -> 
 
 
 def k_fed(k: int, local_clusters: int = 1) -> Method:
-    """k-FED: each client clusters its own samples, the server their centers (Dennis et al., 2021).
+    """k-FED: clients cluster their samples, and the server the centers (Dennis et al., 2021).
 
-    Before the first round each client sends the centers of `local_clusters` clusters of its
+    Before the first round, each client sends the centers of `local_clusters` clusters of its
     samples. Then each of K clusters of clients is trained as by FedAvg.
 
     >>> k_fed(3).clustering
@@ -326,7 +326,8 @@ def k_fed(k: int, local_clusters: int = 1) -> Method:
 def cam(k: int, proximal: float = 0.0, warm: bool = True, project: int | None = None) -> Method:
     """CAM: a model for each cluster, added to one that is common to all (Ma et al., NeurIPS 2023).
 
-    Clients are clustered as by WeCFL, by the cluster's part of the model, with its `project`.
+    Clients are clustered as by WeCFL, by the cluster's part of the model. `project` is that of
+    `wecfl`.
 
     >>> cam(3).serve
     Added()
@@ -351,7 +352,7 @@ def fedem(k: int) -> Method:
 
 
 def fedrc(k: int) -> Method:
-    """FedRC: FedEM with the frequency of labels divided out (Guo et al., ICML 2024).
+    """FedRC: FedEM, but divided by the frequencies of labels (Guo et al., ICML 2024).
 
     >>> fedrc(3).local
     MixtureSteps(priors=True)
@@ -363,7 +364,7 @@ def fedrc(k: int) -> Method:
 
 
 def fedsoft(k: int, proximal: float = 0.1, interval: int = 2) -> Method:
-    """FedSoft: clients keep their own model, tied to all centers (Ruan and Joe-Wong, AAAI 2022).
+    """FedSoft: each client has a model, pulled to all centers (Ruan and Joe-Wong, AAAI 2022).
 
     The options are those of `wecfl.bilevel.local.mixture.SoftSteps`.
 

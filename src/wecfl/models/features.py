@@ -1,4 +1,4 @@
-"""The features of a model: what its last linear layer is given."""
+"""The features of a model: the inputs of its last linear layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["with_features"]
 
 
 def with_features(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What a forward pass of the module gives, and the features (n, D) of the n samples in it.
+    """The outputs of a forward pass of the module, and the features (n, D) of its n samples.
 
     >>> import torch
     >>> body, last = nn.Linear(4, 3), nn.Linear(3, 2)
@@ -34,6 +34,6 @@ def with_features(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
     if len(seen) != 1 or seen[0].ndim != 2:
         raise ValueError(
             f"the last linear layer must be used once, with features of shape (n, D), got "
-            f"{[tuple(each.shape) for each in seen]}"
+            f"{[tuple(features.shape) for features in seen]}"
         )
     return outputs, seen[0]

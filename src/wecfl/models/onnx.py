@@ -23,16 +23,16 @@ __all__ = ["to_onnx"]
 def to_onnx(module: nn.Module, shape: Sequence[int], parts: Sequence[Part] = ()) -> Any:
     """The module in evaluation mode as an ONNX `ModelProto`.
 
-    It maps `samples` (n, …), each of this shape, to `logits` (n, C); n may be any number. If
-    samples are made of `parts`, the graph has an input for each, by the name that `forward` has for
-    it: whole numbers as int64, truth values and masks as bool.
+    It maps `samples` (n, …), each of this shape, to `logits` (n, C), for any n. If samples consist
+    of `parts`, the graph has an input for each part, with the name that it has in `forward`: whole
+    numbers as int64, truth values and masks as bool.
     """
     inputs = _inputs(module, shape, parts)
     before = logging.root.manager.disable
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")  # about the insides of torch
-            logging.disable(logging.CRITICAL)  # it reports that torchvision is missing, and more
+            logging.disable(logging.CRITICAL)  # such as reports that torchvision is missing
             program = torch.onnx.export(
                 module.eval(), tuple(inputs.values()), dynamo=True, verbose=False,
                 input_names=list(inputs), output_names=["logits"],
@@ -42,7 +42,7 @@ def to_onnx(module: nn.Module, shape: Sequence[int], parts: Sequence[Part] = ())
         raise ModelError(f"ONNX needs {error.name or 'onnx'}: pip install 'wecfl[onnx]'") from None
     except torch.onnx.OnnxExporterError as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:  # the first is about the steps of an export
+        while cause.__cause__ is not None:  # the first one only lists the steps of an export
             cause = cause.__cause__
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise ModelError(
@@ -63,8 +63,8 @@ def _inputs(module: nn.Module, shape: Sequence[int], parts: Sequence[Part]) -> d
     named = {part.name or (*taken, *map(str, range(9)))[i]: part for i, part in enumerate(parts)}
     if not named.keys() <= {*taken}:
         raise ModelError(
-            f"{type(module).__name__} can't be written as ONNX: its forward must name its "
-            f"{len(parts)} inputs, got {', '.join(taken)}"
+            f"{type(module).__name__} can't be written as ONNX: its forward must have a parameter "
+            f"for each of the {len(parts)} inputs, got {', '.join(taken)}"
         )
     return {
         name: typed(torch.zeros(2, *named[name].shape), named[name])

@@ -1,4 +1,4 @@
-"""A model, or a fleet, of the user's own from a file: FILE.py:NAME. Its code is run."""
+"""Loads a model or a fleet of the user's own from a file, FILE.py:NAME, and runs its code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["own_model", "own_value"]
 
 
 def own_model(place: str) -> Model:
-    """The class, function or module called NAME in FILE.py, whose code is run for it.
+    """The class, function or module called NAME in FILE.py. The code of the file is run.
 
     >>> own_model("nets.py:Net")
     Traceback (most recent call last):
@@ -26,11 +26,11 @@ def own_model(place: str) -> Model:
 
 
 def own_value(place: str, what: str, error_of: type[WecflError]) -> Any:
-    """What is called NAME in FILE.py; if there is nothing, the error says `what` was asked for."""
+    """The value called NAME in FILE.py. Errors name `what` was asked for, such as a model."""
     text, _, name = place.rpartition(":")
     file = Path(text)
     if not is_own(place) or not name:
-        raise error_of(f"a {what} of your own is given as FILE.py:NAME, got {place!r}")
+        raise error_of(f"a {what} of your own must be given as FILE.py:NAME, got {place!r}")
     if not file.is_file():
         raise error_of(f"there is no file {file} with the {what} {name}; check the path")
     spec = spec_from_file_location(file.stem, file)
@@ -45,9 +45,9 @@ def own_value(place: str, what: str, error_of: type[WecflError]) -> Any:
             if frame.filename == spec.origin
         ]
         line = where[-1] if where else getattr(error, "lineno", None)
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise error_of(f"{file}, line {line}: {said}") from error
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise error_of(f"{file}, line {line}: {problem}") from error
     if not hasattr(module, name):
-        known = [each for each in vars(module) if not each.startswith("_")]
+        known = [known_name for known_name in vars(module) if not known_name.startswith("_")]
         raise error_of(f"{file}: " + unknown("name", name, known))
     return getattr(module, name)

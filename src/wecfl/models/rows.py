@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 BLOCK_OF_SAMPLES = 1024
-"""How many samples a module is given at once to predict, so that activations stay small."""
+"""The number of samples that a module predicts at once, so that activations stay small."""
 
 one_at_a_time = RLock()
-"""Held by the thread that draws from the generator which torch has once in a process, or computes
-with torch. A fork waits for it, so that the child finds nothing half done."""
+"""The lock of the thread that computes with torch, or draws from torch's only random generator. A
+fork waits for it, so that the child process finds nothing half done."""
 
 
 def _after_fork() -> None:
-    """OpenMP, once it has used threads, hangs in a child that uses more than one."""
+    """Use one thread in the child: if OpenMP has used threads, it would hang with more than one."""
     torch.set_num_threads(1)
     one_at_a_time.release()
 
@@ -51,7 +51,7 @@ os.register_at_fork(
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What a row holds: the parameters, then the floating-point buffers (BatchNorm statistics).
+    """The tensors in a row: the parameters, then the floating-point buffers (BatchNorm statistics).
 
     Buffers of whole numbers (BatchNorm's batch counter) are not part of a row.
     """
@@ -72,17 +72,18 @@ def layout_of(module: nn.Module) -> Layout:
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ModelError(
-            f"{type(module).__name__} has no parameters to train: use a model with trainable ones"
+            f"{type(module).__name__} has no parameters to train: choose a model that has some"
         )
     tensors = []
     for name, tensor in named_tensors(module):
         if is_lazy(tensor):
             raise ModelError(
-                f"the tensor '{name}' has no shape yet: give the module a sample before the run"
+                f"the tensor '{name}' has no shape yet: call the module with a sample before the "
+                f"run"
             )
         if tensor.dtype != torch.float32:
             raise ModelError(
-                f"the tensor '{name}' is {tensor.dtype}; rows are float32: call module.float()"
+                f"the tensor '{name}' is {tensor.dtype}, expected float32: call module.float()"
             )
         owner, _, leaf = name.rpartition(".")
         tags = []
@@ -121,7 +122,7 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
     layout = layout_of(copy)
     if np.shape(row) != (layout.width,):
         raise ModelError(
-            f"{type(module).__name__} takes a row of shape ({layout.width},), got {np.shape(row)}"
+            f"{type(module).__name__} needs a row of shape ({layout.width},), got {np.shape(row)}"
         )
     tensors = layout.tensors(row)
     with torch.no_grad():
@@ -131,7 +132,7 @@ def fill(module: nn.Module, row: F32) -> nn.Module:
 
 
 def outputs_of(module: nn.Module, x: F32) -> F32:
-    """(n, …), what a module in evaluation mode gives for n samples.
+    """(n, …), the outputs of a module in evaluation mode for n samples.
 
     >>> outputs_of(fill(nn.Linear(1, 1), np.array([2.0, 1.0], np.float32)), np.ones((2, 1), "f4"))
     array([[3.], [3.]], dtype=float32)
@@ -141,8 +142,8 @@ def outputs_of(module: nn.Module, x: F32) -> F32:
         with torch.inference_mode():
             given = [module(torch.from_numpy(np.ascontiguousarray(block))) for block in blocks]
     except Exception as error:  # whatever the user's own forward raises
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ModelError(f"{type(module).__name__} can't use these samples: {why}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(f"{type(module).__name__} can't use these samples: {reason}") from error
     return np.asarray(torch.cat(given).numpy(), np.float32)
 
 
@@ -150,9 +151,8 @@ def outputs_of(module: nn.Module, x: F32) -> F32:
 def keyed(seed: int, which: int = 0) -> Iterator[None]:
     """A context in which torch's random numbers follow from (seed, which) alone.
 
-    Afterwards torch's random state is what it was before.
-
-    Other threads that come here wait.
+    Afterwards torch's random state is what it was before. Other threads wait for the end of the
+    context.
 
     >>> with keyed(0): a = torch.rand(1)
     >>> with keyed(0): b = torch.rand(1)
@@ -179,6 +179,6 @@ def reinitialized(module: nn.Module, seed: int, which: int) -> nn.Module:
             elif next(part.parameters(recurse=False), None) is not None:
                 raise ModelError(
                     f"'{name or type(part).__name__}' has parameters but no reset_parameters(), so "
-                    f"no second initial model can be drawn: add that method to it"
+                    f"a second initial model can't be drawn: add this method to it"
                 )
     return copy

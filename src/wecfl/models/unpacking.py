@@ -1,4 +1,4 @@
-"""Takes the rows of a pool apart again, before a model's `forward` (see `wecfl.data.packing`)."""
+"""Unpacks the rows of a pool before a model's `forward` (see `wecfl.data.packing`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Unpack", "reads_parts", "typed", "unpacked_parts", "unpacking"]
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """A hook of torch: one tensor of rows becomes the arguments of `forward`.
+    """A hook of torch, which makes the arguments of `forward` from one tensor of rows.
 
-    Several arguments, and tensors of whole numbers, are passed on as they are.
+    Several arguments, and tensors of whole numbers, are passed on unchanged.
     """
 
     parts: tuple[Part, ...]
@@ -28,7 +28,7 @@ class Unpack:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The arguments, by place and by name; None: as they are."""
+        """The positional and the keyword arguments; None: they stay unchanged."""
         if kwargs or len(args) != 1 or not args[0].is_floating_point():
             return None
         rows: Tensor = args[0]
@@ -46,15 +46,15 @@ class Unpack:
 
 
 def unpacking(module: nn.Module, parts: Sequence[Part], name: str | None) -> nn.Module:
-    """A copy of the module that takes such rows; itself, if its samples are one array of numbers.
+    """A copy of the module that takes such rows; the module, if samples are one array of numbers.
 
-    Whole numbers stay whole for a module that has an embedding. `name` is that of a model which is
-    known by name: it takes one array.
+    Whole numbers stay whole for a module that has an embedding. `name` is the name of a model of
+    the library, which takes one array; None for other models.
     """
     if len(parts) > 1 and name:
         raise ModelError(
-            f"the model {name} takes one array, but samples have {len(parts)}: give a module of "
-            "your own, whose forward takes them"
+            f"the model {name} takes one array, but samples have {len(parts)} arrays: give a "
+            "module of your own, whose forward takes them"
         )
     if not reads_parts(module, parts):
         return module
@@ -64,17 +64,17 @@ def unpacking(module: nn.Module, parts: Sequence[Part], name: str | None) -> nn.
 
 
 def reads_parts(module: nn.Module, parts: Sequence[Part]) -> bool:
-    """Whether the module must be given these parts, and not one array of float32.
+    """Whether the module needs these parts, and not one array of float32.
 
     >>> reads_parts(nn.Linear(3, 1), [Part("", (3,), "whole")])
     False
     """
-    embeds = any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in module.modules())
+    embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     return bool(parts) and (len(parts) > 1 or bool(parts[0].name) or embeds)
 
 
 def unpacked_parts(module: nn.Module) -> tuple[Part, ...]:
-    """What a module takes rows apart into, so that their numbers are not features; empty: nothing.
+    """The parts into which a module unpacks rows; empty: it does not unpack them.
 
     >>> unpacked_parts(nn.Linear(2, 1))
     ()
@@ -86,7 +86,7 @@ def unpacked_parts(module: nn.Module) -> tuple[Part, ...]:
 
 
 def typed(tensor: Tensor, part: Part) -> Tensor:
-    """The numbers in the type that the part had: float32, int64 or bool."""
+    """The numbers in the type of the part: float32, int64 or bool."""
     if part.kind == "number":
         return tensor
     return tensor.to(torch.int64 if part.kind == "whole" else torch.bool)

@@ -18,10 +18,10 @@ __all__ = ["MODELS", "Model", "Vote", "auto", "build", "is_logistic", "make"]
 Shape = Sequence[int]
 
 MIN_SIDE = 16
-"""The least height and width of an image, of which two convolutions leave a pixel."""
+"""The smallest height and width of an image of which two convolutions leave at least a pixel."""
 
 Model = nn.Module | Callable[[], nn.Module] | str
-"""What a user may give as a model: a module, a function that makes one, or a name."""
+"""The forms of a model: a module, a function that makes one, or a name."""
 
 
 def _check_shape(shape: Shape, name: str, expected: tuple[int, int, int]) -> None:
@@ -76,7 +76,7 @@ def cnn_wide(shape: Shape, classes: int) -> nn.Sequential:
 def _two_convolutions(
     shape: Shape, name: str, first: int, second: int
 ) -> tuple[list[nn.Module], int]:
-    """Two convolutions of width 5, each with a pooling by 2, and how many numbers they leave."""
+    """Two convolutions of width 5, each with a pooling by 2, and the number of their outputs."""
     if len(shape) != 3 or min(shape[1:]) < MIN_SIDE:
         raise ModelError(
             f"the model {name} expects images of at least {MIN_SIDE} × {MIN_SIDE} pixels, got "
@@ -131,7 +131,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def auto(shape: Shape) -> str:
-    """The model for samples of this shape: the paper's CNN where it fits, else the MLP.
+    """The model for samples of this shape: the paper's CNN if it fits, otherwise the MLP.
 
     >>> auto((1, 28, 28)), auto((3, 32, 32)), auto((1, 8, 8))
     ('cnn-fashion', 'cnn-cifar', 'mlp')
@@ -158,9 +158,9 @@ def build(name: str, *, shape: Shape, classes: int, seed: int = 0) -> nn.Module:
 def make(
     model: Model, *, shape: Shape, classes: int, seed: int, parts: Sequence[Part] = ()
 ) -> nn.Module:
-    """The module that was given, or that a function makes with keyed randomness, or that is named.
+    """The module: given, made by a function with keyed randomness, or one of the library by name.
 
-    `parts` are the arrays that a sample is made of, if it is more than one array of numbers.
+    `parts` are the arrays of which a sample consists, if it is more than one array of numbers.
 
     >>> make(lambda: nn.Linear(2, 3), shape=(2,), classes=3, seed=0)
     Linear(in_features=2, out_features=3, bias=True)

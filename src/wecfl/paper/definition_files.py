@@ -76,7 +76,7 @@ def read_definitions(folder: Path = SHIPPED) -> dict[str, Definition]:
 
 
 class _Written(BaseModel):
-    """A definition as it stands in its file."""
+    """A definition as it is written in its file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -92,7 +92,7 @@ class _Written(BaseModel):
 
 
 class _Set(BaseModel):
-    """The keys of a set besides the choices of its cells."""
+    """The keys of a set that are not choices of its cells."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -137,7 +137,7 @@ def _definition(file: Path) -> Definition:
 
 
 def _base(written: _Written, keys: dict[str, Any]) -> dict[str, Any]:
-    """What a set shares with those that are `like` the same."""
+    """The choices of the base that a set is `like`."""
     name = keys.get("like")
     if name is not None and name not in written.bases:
         raise ConfigError(unknown("base", name, written.bases))
@@ -192,7 +192,7 @@ def _adapting(config: Config, steps: int) -> Config:
 
 
 def _published(written: _Set, method: str) -> Published | None:
-    """What the set holds for this method."""
+    """The published score that the set has for this method."""
     if method not in written.theirs:
         return None
     score, *std = written.theirs[method]

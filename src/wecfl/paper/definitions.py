@@ -156,7 +156,7 @@ class Cell:
 
     @property
     def words(self) -> list[str]:
-        """The words by which `--cells` can select it.
+        """The words with which `--cells` can select it.
 
         >>> Cell(Config(clusters=5, attack="noise", aggregation="krum")).words
         ['digits', 'clusterwise-dirichlet', 'wecfl', 'k=5', 'krum', 'noise']
@@ -177,7 +177,7 @@ class Cell:
 
     @property
     def candidates(self) -> list[PlannedRun]:
-        """The runs by which a choice is made, without the test data and without adaptation.
+        """The runs that decide the tuned choices, without the test data and without adaptation.
 
         >>> cell = Cell(Config(method="ditto"), tune=((("lr", 0.1), ("lam", 0.5)),))
         >>> [(run.config.lr, run.config.options) for run in cell.candidates]
@@ -241,5 +241,6 @@ def select(cells: Sequence[Cell], wanted: Sequence[str]) -> list[Cell]:
         if not wanted or any(set(text.split()) <= set(cell.words) for text in wanted)
     ]
     if not chosen:
-        raise ConfigError(f"no cell has all the words of --cells {' or '.join(map(repr, wanted))}")
+        words = " or ".join(map(repr, wanted))
+        raise ConfigError(f"no cell has all the words of --cells {words}: give fewer words")
     return chosen

@@ -27,7 +27,7 @@ COMPARED_CLIENTS = 20
 
 
 class FigureData:
-    """Watches the steps of a run, and keeps what it sees after E, before the server aggregates.
+    """Watches the steps of a run, and keeps what figures need after E, before aggregation.
 
     At that point the rows of `models` come from the local updates, and `labels` are the clusters
     that the clients were assigned to.
@@ -57,7 +57,7 @@ class FigureData:
             self._cosine = self._cosines(clients, centers, state.labels)
 
     def data(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What was kept, with the objectives from the records of the rounds."""
+        """The kept numbers, with the objectives from the records of the rounds."""
         placed = tsne_planes(self._distances, self._config.seed)
         return {
             "group": None if self._groups is None else self._groups.tolist(),

@@ -210,7 +210,7 @@ def _objective(by_step: dict[str, list[float]], name: str) -> alt.Chart:
 
 
 def _course(by_step: dict[str, list[float]], name: str) -> str:
-    """What became of an objective after the first of its steps, in words.
+    """The course of an objective after the first of its steps, in words.
 
     >>> _course({"L": [1.0, 4.0, 2.0]}, "F"), _course({"L": [3.0, 2.0, 1.0]}, "R")
     ('F: from 1 up to 4 in round 2, then 2', 'R: from 3 to 1')

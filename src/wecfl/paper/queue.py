@@ -1,4 +1,4 @@
-"""The queue of the runs that a table or figure still needs, and the time they may take."""
+"""The queue of the runs that a table or figure still needs, and estimates of their time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["chosen_run", "estimator", "machine_seconds", "queue", "work"]
 
 
 def chosen_run(cell: Cell, seed: int, store: ResultStore) -> PlannedRun | None:
-    """The run of a cell, with the best of what it is tuned by; None while that is not known."""
+    """The run of a cell, with the best choices of its candidates; None until these are known."""
     if not cell.tune:
         return cell.run(seed)
     tried = [store.read(run) for run in cell.candidates]
@@ -37,7 +37,7 @@ def queue(asked: Iterable[tuple[Cell, int]], store: ResultStore) -> list[Planned
     """The runs that are still to be done for cells and seeds, in order.
 
     The members of a soft vote come before it. In place of a run that is not tuned yet, there are
-    the runs by which it will be.
+    the candidates that tune it.
     """
     todo: dict[PlannedRun, None] = {}
     for cell, seed in asked:
@@ -65,7 +65,7 @@ def work(
 
     The queue is made anew before each run, because rates are chosen and other processes work too.
     `local` are choices of this machine (`data_dir`, `workers`). `budget` is the time in seconds: no
-    run begins after it, or if it is expected to take longer than what is left of it.
+    run begins after it, or if the run is expected to take longer than the time that is left.
     """
     began, tried = perf_counter(), set[PlannedRun]()
     while todo := [run for run in queue(asked, store) if run not in tried]:
@@ -131,7 +131,7 @@ def _share(workers: int | None, cores: int | None) -> float:
 
 
 def _place(choices: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides how long a sample takes, and how many there are in a pass over the data."""
+    """The choices on which the time of a sample and the number of samples depend."""
     return choices["dataset"], choices.get("model", "auto"), choices.get("epochs")
 
 

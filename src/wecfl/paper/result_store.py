@@ -46,11 +46,11 @@ class ResultStore:
     folder: Path
 
     def file(self, run: PlannedRun) -> Path:
-        """Where the result of a run is, or will be."""
+        """The file in which the result of a run is, or will be."""
         return self.folder / (f"{run.pool}.jsonl" if run.pool else f"{run.stem}.json")
 
     def models(self, run: PlannedRun) -> Path:
-        """Where the last models of a run with one cluster are, or will be."""
+        """The file in which the last models of a run with one cluster are, or will be."""
         return self.folder / "models" / f"{run.stem}.safetensors"
 
     def read(self, run: PlannedRun) -> StoredResult | None:
@@ -118,7 +118,7 @@ class ResultStore:
 
     @contextmanager
     def claim(self, run: PlannedRun) -> Iterator[bool]:
-        """Whether this process has the run for itself; the claim dies with the process."""
+        """Whether this process, and no other, may do the run; the claim ends with the process."""
         with self._claimed(run.stem) as path:
             yield path is not None
             # Not earlier: another process could lock the removed file, and this one a new file.

@@ -1,1 +1,1 @@
-"""What a person looks at: the page, the figures, the tables, sentences, and trackers."""
+"""Reports for people: the page, the figures, the tables, sentences about runs, and trackers."""

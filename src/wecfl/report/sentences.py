@@ -1,4 +1,4 @@
-"""Sentences about a run: its data, its rounds, the choice of K, and what must be noticed."""
+"""Sentences about a run: its data, its rounds, the choice of K, and what a reader must not miss."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def round_words(record: Mapping[str, Any]) -> str:
 
 
 def remarks(summary: Mapping[str, Any], refused: Mapping[str, int]) -> list[str]:
-    """What a reader must not overlook, from the choice of K to refusals.
+    """What a reader must not miss, from the choice of K to refusals.
 
     `refused` counts, for each client, the rounds in which its reply was refused.
 

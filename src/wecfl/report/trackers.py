@@ -146,7 +146,7 @@ class WandB:
         self._folder = Path(folder)
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Start a run of the tool; it is told nothing about this machine."""
+        """Start a run of the tool, without any information about this machine."""
         _check_folder(self._folder)
         quiet = self._tool.Settings(
             silent=True, console="off", save_code=False, disable_git=True, disable_code=True,
@@ -208,7 +208,7 @@ def tracker(name: str, folder: Path) -> Watcher:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by name, without texts, unknown values and those of single clients.
+    """The numbers of a record by name, without unknown values and values of single clients.
 
     >>> numbers({"round": 1, "ari": None, "F": {"E": 0.5}, "sizes": [3, 2], "clients": {"f": [1]}})
     {'round': 1.0, 'F/E': 0.5, 'sizes/0': 3.0, 'sizes/1': 2.0}
@@ -238,7 +238,7 @@ def _figure(result: Result) -> Iterator[Path | None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a run folder, but for the state."""
+    """The files of a run folder, without its state."""
     inside = sorted(file for file in folder.iterdir() if file.is_file())
     return [file for file in inside if not file.name.startswith("state.")]
 

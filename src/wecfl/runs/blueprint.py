@@ -1,4 +1,4 @@
-"""The blueprint of a model: what is needed to build it again, besides its tensors."""
+"""The blueprint of a model: what is needed, in addition to its tensors, to build it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Blueprint"]
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What is needed to build the models of a run again, besides their tensors.
+    """What is needed, in addition to their tensors, to build the models of a run again.
 
     >>> Blueprint.read(Blueprint("mlp", (1, 8, 8), 10).written())
     Blueprint(model='mlp', shape=(1, 8, 8), classes=10, task='classification(classes=10)')
@@ -27,9 +27,9 @@ class Blueprint:
     shape: tuple[int, ...]
     """The shape of a sample; empty if it is not known, as over a network."""
     classes: int
-    """How many outputs the model has; for a classification, C."""
+    """The number of outputs of the model; for a classification, C."""
     task: str = ""
-    """What the model was trained for; empty in early folders: a classification."""
+    """The task of the training; empty in early folders, which means a classification."""
 
     @classmethod
     def of(cls, model: Model, module: Module, federation: Clients, task: Task) -> Blueprint:
@@ -60,9 +60,9 @@ class Blueprint:
 
     @property
     def fitted_task(self) -> Task:
-        """The task that the model was trained for."""
+        """The task for which the model was trained."""
         return for_outputs(parsed(self._task_text), self.classes)
 
     def build(self, seed: int = 0) -> Module:
-        """A module of this kind, as it is when a run with this seed begins."""
+        """A module of this kind, with the parameters at the beginning of a run with this seed."""
         return build(self.model, shape=self.shape, classes=self.classes, seed=seed)

@@ -1,4 +1,4 @@
-"""The number of clusters that a run has chosen: the figures for the summary, and the reasons."""
+"""The number of clusters that a run has chosen: the numbers for the summary, and the reasons."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from wecfl.runs.record import Record
 __all__ = ["choice_words", "last_choice"]
 
 WEAK_SILHOUETTE = 0.25
-"""A silhouette below it shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
+"""A silhouette below this shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
 MEASURED = ("chance", "alone", "gain", "error", "better", "uncertain", "clients")
-"""What is also known if clients were asked how well clusters serve them (`bilevel.served`)."""
+"""The notes that exist if clients were asked how well clusters serve them (`clustering.served`)."""
 
 
 def last_choice(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """The K that the clustering has chosen; empty if the method does not choose K.
 
     `k` has been the same since the round `since`, and was settled in the round `settled`. `best` is
-    the K that was looked at most closely when K was last chosen, and `silhouette` is its
-    silhouette. If clients were asked how well clusters serve them, `asked` has the validation
-    losses of one model for all (`one`) and of these clusters (`served`), and further notes of
+    the K that was proposed when K was last chosen, and `silhouette` is its silhouette. If clients
+    were asked how well clusters serve them, `asked` has the validation losses of one model for all
+    (`one`) and of these clusters (`served`), and other notes of
     `wecfl.bilevel.clustering.served.Served`.
 
     >>> looked = {"k": 1, "settled": 0, "silhouette": [None, 0.1, 0.3]}

@@ -30,16 +30,16 @@ GRADIENT_DRAWS = 4
 class Diagnostics:
     """Watches a run (the first of a soft vote), and measures B, U, σ², β and the bounds.
 
-    In each round it costs three full gradients of every client, at the models before the local
-    steps (q = 0), after them (q = Q) and at a probe for β, and `GRADIENT_DRAWS` mini-batch
-    gradients. The latter are left out where one batch holds all data of every client. U, σ² and β
-    are the largest values so far; the bounds of a round need only the U of that round (`U_round`).
+    In each round, every client computes three full gradients: at the model before the local steps
+    (q = 0), after them (q = Q), and at a probe for β. It also computes `GRADIENT_DRAWS` mini-batch
+    gradients, unless one batch holds all data of every client. U, σ² and β are the largest values
+    so far; the bounds of a round need only the U of that round (`U_round`).
 
-    β begins with power iteration at the common start, and each round adds a probe along the
-    direction in which the gradient turned. With `logistic`, the model is logistic regression: then
-    β is a bound for all models, and no probe is needed.
+    β begins with power iteration at the common start, and each round adds a probe along the change
+    of the gradient. With `logistic`, the model is logistic regression: then β is a bound for all
+    models, and no probe is needed.
 
-    For a run that is resumed, `last` is the record of the round that ended with `state`.
+    If a run is resumed, `last` is the record of the round that ended with `state`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Diagnostics:
         return largest_curvature(engine, state.models, slope, slope)
 
     def step(self, step: str, state: State, seconds: float) -> None:
-        """After each step (an `Observer` of `rounds.iterate`)."""
+        """Called after each step (an `Observer` of `rounds.iterate`)."""
         began = perf_counter()
         if step == "L":
             self._trained, self._trained_slope = state, self._gradients(state)
@@ -97,14 +97,14 @@ class Diagnostics:
         self._seconds = 0.0
 
     def _begin(self, state: State) -> None:
-        """Measure what is known where the local steps begin."""
+        """Measure what can be measured before the local steps."""
         self._started, self._started_slope = state, self._gradients(state)
         sampled = self._sampled(state)
         self._see(sigma2=bounds.gradient_variance(sampled, self._started_slope))
         self._path_U = bounds.gradient_bound(sampled)  # U of the local steps that follow
 
     def _close(self, before: State, state: State) -> None:
-        """Measure the rest when the models are sent, and begin the next round."""
+        """Measure the rest after the models are sent, and begin the next round."""
         started, slopes = self._started, (self._started_slope, self._trained_slope)
         lr = np.broadcast_to(self._setting.rates(started), len(state.labels))
         gap, squares = self._gap, [bounds.squared_norms(slope) for slope in slopes]
@@ -167,10 +167,11 @@ class Diagnostics:
         self._curvature = float(np.fmin.reduce(curved, initial=self._curvature))
 
     def _probe_curvature(self) -> None:
-        """Update β at the models before the local steps, along the turn of the gradient since.
+        """Update β at the models before the local steps, along the change of the gradient.
 
-        That turn is about the Hessian times the way, which is a step of power iteration. A long way
-        into flat regions has a small secant, but the probe is short.
+        This change is about the Hessian times the change of the model, so it is a step of power
+        iteration. If the model moved far, into a flat region, the secant is small; but the probe is
+        short.
         """
         if not self._logistic:
             turn = self._trained_slope - self._started_slope

@@ -1,4 +1,4 @@
-"""What became of drift in a run: the figures for the summary, and the words for a reader."""
+"""Drift in a run, and whether it was found: numbers for the summary, and a sentence."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["drift_words", "last_drift"]
 MAX_NAMED = 15
 """The largest number of clients that are named."""
 LATE_ROUNDS = 5
-"""A client that is found so many rounds after its data changed is no false alarm."""
+"""If drift is found up to this number of rounds after it happened, it is not a false alarm."""
 
 
 def last_drift(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Whose data changed and who was found, over all rounds; empty if there is nothing to tell.
+    """Which clients drifted and which were found, over all rounds; empty if there was no drift.
 
-    `rounds` are those in which data changed, and `changed` the number of clients. If the method
-    looks for drift, `found` is how many of these were found, and `at_once` how many in the round of
-    the change; `moved` is the number of clients that were given another cluster, and `who` they are
-    by their numbers; `alarms` is how
-    often other clients were found, and `looks` how often they might have been.
+    `rounds` are the rounds in which data changed, and `changed` is the number of clients whose data
+    changed. If the method looks for drift, `found` is the number of these clients that were found,
+    and `at_once` the number that were found in the round of the change. `moved` is the number of
+    clients that got another cluster, and `who` are their numbers. `alarms` counts how often other
+    clients were found, and `looks` how often they could have been.
 
     >>> records = [{"round": 1, "clients": {"accuracy": [1.0] * 3}, "drift": {"found": [2]}},
     ...            {"round": 2, "clients": {"accuracy": [1.0] * 3},
@@ -31,19 +31,19 @@ def last_drift(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     {'rounds': [2], 'changed': 1, 'found': 1, 'at_once': 1, 'moved': 1, 'alarms': 1, 'looks': 5,
      'who': [0]}
     """
-    told = [(record["round"], record["drift"]) for record in records if "drift" in record]
-    if not told:
+    drifts = [(record["round"], record["drift"]) for record in records if "drift" in record]
+    if not drifts:
         return {}
-    changes = {t: set(drift["changed"]) for t, drift in told if "changed" in drift}
+    changes = {t: set(drift["changed"]) for t, drift in drifts if "changed" in drift}
     changed = set().union(*changes.values())
     summary: dict[str, Any] = {"rounds": list(changes), "changed": len(changed)}
-    looks = [(t, set(drift["found"])) for t, drift in told if "found" in drift]
+    looks = [(t, set(drift["found"])) for t, drift in drifts if "found" in drift]
     if looks:
         recent = {
             t: {i for at, who in changes.items() if at <= t <= at + LATE_ROUNDS for i in who}
             for t, _ in looks
         }
-        moved = {i for _, drift in told for i in drift.get("moved", ())}
+        moved = {i for _, drift in drifts for i in drift.get("moved", ())}
         m = len(next(iter(records[0]["clients"].values())))
         summary |= {
             "found": len(set().union(*(found & recent[t] for t, found in looks))),
@@ -57,7 +57,7 @@ def last_drift(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def drift_words(drift: Mapping[str, Any]) -> str:
-    """Whose data changed, who was found and what was done, in one sentence.
+    """One sentence: which clients drifted, which were found, and which changed their cluster.
 
     >>> drift_words({"rounds": [12], "changed": 12})
     'the data of 12 clients changed in round 12; nothing looked for it (--recluster drift does)'

@@ -58,7 +58,7 @@ class FleetResult(Result):
         return metrics.agreement(self.states[0].labels[self.heard], self.federation.groups)
 
     def __repr__(self) -> str:
-        """One line: what was trained, and what came of it."""
+        """One line: what was trained, and the result."""
         name, kind = headline_of(summary := self.summary)
         scored = f", {kind.label} {kind.text(summary[name])}" if summary[name] is not None else ""
         about = summary["fleet"]
@@ -83,8 +83,8 @@ class FleetResult(Result):
         state = self.states[0]
         if kind == "client" and self.method.serve.needs_memory:
             raise ConfigError(
-                f"clients of {self.method.name} keep their models: take those of clusters, "
-                f"model(cluster=…)"
+                f"clients of {self.method.name} keep their own models, which the server does not "
+                f"have: ask for the model of a cluster, model(cluster=…)"
             )
         row = state.sent_to(number) if kind == "client" else state.centers[number]
         return fill(self.architecture, row)
@@ -96,6 +96,6 @@ class FleetResult(Result):
 def no_reference(state: State) -> Reference:
     """Refuse to compare newcomers: a registered client finds its cluster when it takes part."""
     raise ConfigError(
-        "newcomers of a fleet are not compared with its members: register the client, and it joins "
-        "the nearest cluster when it takes part"
+        "newcomers can't be assigned to a fleet: register the client, and it joins the nearest "
+        "cluster when it takes part"
     )

@@ -1,11 +1,11 @@
-"""Clusters told apart by inputs alone, for newcomers without labels.
+"""Finds the cluster of a newcomer without labels by its inputs.
 
-A client's inputs are summed up in the mean and the standard deviation of each of their features. A
-newcomer is compared with the mean of these moments over the members of each cluster. Whether that
-tells clusters apart is measured: `found` is the share of members that are put into their own
-cluster by a part of their samples, while they are left out of its mean.
-What is stored tells about the inputs of a cluster as a whole, such as its mean picture; so it is
-not made under privacy.
+The inputs of a client are described by the mean and the standard deviation of each feature. A
+newcomer is compared with the mean of these moments over the members of each cluster. Whether this
+distinguishes the clusters is measured: `found` is the share of members that are put into their own
+cluster by a part of their samples, while they are left out of its mean. The stored moments reveal
+something about the inputs of a cluster as a whole, such as its mean picture. So they are not made
+under privacy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wecfl.runs.novelty import MemberProbe, Usual
 __all__ = ["MIN_FOUND", "InputMoments", "moments"]
 
 MIN_FOUND = 0.8
-"""The share of the members that must be found by their inputs, as the mean over clusters."""
+"""The smallest share of members that must be found by their inputs, as the mean over clusters."""
 
 
 def moments(x: F32) -> F64:
@@ -36,23 +36,25 @@ def moments(x: F32) -> F64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputMoments:
-    """The moments of each cluster's inputs, and how well they tell clusters apart."""
+    """The moments of each cluster's inputs, and how well they distinguish the clusters."""
 
     centers: F32
-    """(n, 2d), the mean moments of the members of each cluster that has some."""
+    """(n, 2d), the mean moments of the members, for each cluster that has members."""
     spread: F32
-    """(2d,), the standard deviation of the moments among members of a cluster; where it is 0, the
-    moment is the same for all and not used."""
+    """(2d,), the standard deviation of the moments among members of a cluster. If it is 0, the
+    moment is the same for all, and is not used."""
     found: F64
-    """(G,), the share of members found with so many samples, as the mean over clusters."""
+    """(G,), the share of members found with each of G numbers of samples, as the mean over
+    clusters."""
     usual: Usual
-    """What is usual for members, at the same G numbers of samples."""
+    """The usual values of members, at the same G numbers of samples."""
 
     @classmethod
     def of(cls, whole: F64, parts: Mapping[int, tuple[F64, Bool]], labels: Int) -> InputMoments:
-        """The moments (m, 2d) of members with these clusters, of which one at least has two.
+        """From the moments (m, 2d) of members in these clusters; at least one cluster has two.
 
-        `parts` are the moments by parts of so many samples, and the members that have as many.
+        For each number of samples, `parts` has the moments of members by a part of this number of
+        their samples, and the members that have enough.
         """
         several = np.bincount(labels)[labels] > 1
         clusters, place = np.unique(labels, return_inverse=True)
@@ -77,12 +79,12 @@ class InputMoments:
         )
 
     def distances(self, x: F32) -> F64:
-        """(n,), how far samples are from each cluster, in standard deviations per moment."""
+        """(n,), the distance of samples from each cluster, in standard deviations per moment."""
         far: F64 = _apart(moments(x)[None], self.centers.astype(np.float64), self.spread)[0]
         return far
 
     def found_with(self, samples: int) -> float:
-        """The share of members that are found with so many samples, or with fewer."""
+        """The share of members that are found with this number of samples, or the next smaller."""
         fewer = int(np.searchsorted(self.usual.samples, samples, "right")) - 1
         return float(self.found[max(fewer, 0)])
 
@@ -105,7 +107,7 @@ def _apart(rows: F64, centers: F64, spread: F64 | F32) -> F64:
 def _mean_share(right: Bool, place: Int, judged: Bool) -> float:
     """The share of the judged members that are right, as the mean over clusters.
 
-    Of few members that share is uncertain, so one more counts, who is not found.
+    If members are few, this share is uncertain. So one more member is counted as not found.
 
     >>> _mean_share(np.array([True, True, True, False]), np.array([0, 0, 0, 1]), np.ones(4, bool))
     0.4

@@ -14,7 +14,7 @@ def json_number(
 ) -> float | None:
     """The number as JSON can write it: None for NaN and infinity, which JSON does not know.
 
-    It is rounded to `significant` digits, or to `decimals` behind the point, if either is given.
+    It is rounded to `significant` digits, or to `decimals` after the point, if one is given.
 
     >>> json_number(2 / 3, significant=2), json_number(200 / 3, decimals=2), json_number(1e999)
     (0.67, 66.67, None)
@@ -31,8 +31,8 @@ def leaves(
 ) -> Iterator[tuple[str, Any]]:
     """Yield each value inside nested tables and lists, with its full name.
 
-    The full name is made of the names on the way to the value, with `between` between them. `item`
-    is the name of the i-th value of a list; if it is None, lists are not taken apart.
+    The full name consists of the names on the path to the value, with `between` between them.
+    `item` is the name of the i-th value of a list; if it is None, lists are yielded whole.
 
     >>> list(leaves({"F": {"E": 0.5}, "sizes": [3, 2]}, between="/"))
     [('F/E', 0.5), ('sizes/0', 3), ('sizes/1', 2)]

@@ -1,8 +1,8 @@
 """What newcomers are compared with: members after their first local update (decisions 15 and 39).
 
-All members made their first local update from the same initial model, which shows best how similar
-they are. The reference holds the mean of each cluster after that update, and what is usual for
-members that have only a part of their samples.
+All members made their first local update from the same initial model. This update shows best how
+similar they are. The reference holds the mean of each cluster after it, and the usual values of
+members, also of members with only a part of their samples.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from wecfl.runs.novelty import MemberProbe, Usual, counting_samples
 __all__ = ["Reference", "compared_columns", "compared_points", "first_update", "once"]
 
 FEWEST_SAMPLES = 5
-"""The smallest number of samples that members are measured with."""
+"""The smallest number of samples with which members are measured."""
 SIZE_FACTOR = 3
-"""How many times as many samples the next measurement has."""
+"""The factor from one number of samples to the next."""
 ENOUGH_PROBES = 100
-"""The number of measurements for each number of samples; few members are measured repeatedly."""
+"""The wanted number of measurements for each number of samples; few members are measured again."""
 MAX_REPEATS = 10
-"""How often a member is measured with the same number of samples, each time with others."""
+"""The largest number of times that a member is measured with the same number of samples, each time
+with other samples."""
 
 Start = Callable[[Federation], AbstractContextManager[Engine]]
 """Opens an engine for some clients."""
@@ -45,7 +46,7 @@ Start = Callable[[Federation], AbstractContextManager[Engine]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What newcomers are compared with: the mean of each cluster, and what is usual for members."""
+    """What newcomers are compared with: the means of clusters, and the usual values of members."""
 
     clusters: Int
     """(n,), the clusters that have members."""
@@ -54,7 +55,7 @@ class Reference:
     lr: float
     """η of that local update."""
     usual: Usual | None = None
-    """What is usual for members; None if no cluster has two members."""
+    """The usual values of members; None if no cluster has two members."""
     inputs: InputMoments | None = None
     """What newcomers without labels are compared with; None under privacy."""
 
@@ -64,11 +65,11 @@ class Reference:
     ) -> Reference:
         """The reference of all members of a run, with their clusters in its last round.
 
-        All members make the update, also those that were absent in the first round; those that took
-        part repeat it exactly. Refused replies are left out. `start` opens an engine for `members`
-        with a part of their data. Without `members`, as under privacy, nothing is asked of them but
-        that update: then what is usual does not depend on the number of samples. If data
-        drift, they are the last ones.
+        All members make the update, including those that were absent in the first round; those that
+        took part repeat it exactly. Refused replies are left out. `start` opens an engine for
+        `members` with a part of their data. Without `members`, as under privacy, they are asked for
+        this update only: then the usual values do not depend on the number of samples. If data
+        drift, the members have their last data.
         """
         setting.engine.move_to(max(state.round, 1))
         always = replace(setting.channel, participation=1.0, dropout=0.0, joining=0.0)
@@ -105,20 +106,20 @@ class Reference:
             repeats = min(-(-ENOUGH_PROBES // int(enough.sum())), MAX_REPEATS)
             drawn = [_part(members, size, setting.seed, repeat) for repeat in range(repeats)]
             found = [alone.probe(single, state, start(part)) for part in drawn]
-            far, high = (np.concatenate([each[i][enough] for each in found]) for i in range(2))
+            far, high = (np.concatenate([probe[i][enough] for probe in found]) for i in range(2))
             counting = counting_samples(setting.plan, size)
             probes.append(MemberProbe(counting, far, high, np.tile(places[enough], repeats)))
             inputs[size] = _moments(drawn[0]), enough
         parts = {
             size: (rows[heard], enough[heard]) for size, (rows, enough) in sorted(inputs.items())
         }
-        told = InputMoments.of(parts[usually][0], parts, labels[heard])
-        return replace(made, usual=Usual.of(probes), inputs=told)
+        by_inputs = InputMoments.of(parts[usually][0], parts, labels[heard])
+        return replace(made, usual=Usual.of(probes), inputs=by_inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Alone:
-    """Members beside the clusters, each compared with its own cluster without itself."""
+    """Members compared with clusters, where a member is left out of the mean of its own cluster."""
 
     clusters: Int
     centers: F64
@@ -136,7 +137,7 @@ class _Alone:
 
     @property
     def places(self) -> Int:
-        """(m,), the number of each member's own cluster among those that have members."""
+        """(m,), the position of each member's own cluster among the clusters with members."""
         return np.searchsorted(self.clusters, self.labels)
 
     def distances(self, points: F32) -> F64:
@@ -166,11 +167,12 @@ class _Alone:
         """(m, n), the loss of each cluster's model on each member's test samples.
 
         A member has helped to train the model of its own cluster. Without it, the mean of models
-        would be further from it by Λ / (Λ − λ_i), with Λ = Σλ; its loss is raised as much.
+        would be farther from it by the factor Λ / (Λ − λ_i), with Λ = Σλ; so its loss is multiplied
+        by this factor.
         """
         m = len(self.labels)
-        each = [risk(engine, np.tile(models[k], (m, 1)), "test") for k in self.clusters]
-        found = np.stack(each, axis=1)
+        columns = [risk(engine, np.tile(models[k], (m, 1)), "test") for k in self.clusters]
+        found = np.stack(columns, axis=1)
         total = np.bincount(self.labels[self.heard], self.importance[self.heard], len(models))
         members, own = np.flatnonzero(self.several), total[self.labels[self.several]]
         others = own - self.importance[self.several]
@@ -179,7 +181,7 @@ class _Alone:
 
 
 def _sizes(usually: int) -> list[int]:
-    """The numbers of samples that members are measured with, if they usually have more.
+    """The numbers of samples with which members are measured, all below the usual number.
 
     >>> _sizes(200)
     [5, 15, 45, 135]
@@ -222,20 +224,20 @@ def first_update(setting: Setting) -> tuple[State, float]:
         lr = setting.rate(np.zeros(m), state, engine, setting.plan, setting.seed)
         state = state.replace(known={"lr": lr})
     eta = float(np.max(setting.rates(state)))  # in the first round it is the same for all clients
-    # Members and newcomers are compared by what they have learned, not by what is left of it.
+    # Members and newcomers are compared by their whole updates, so none is shortened.
     whole = replace(setting, channel=replace(setting.channel, shorten_above=np.inf))
     return exchange(state, whole), eta
 
 
 def once(setting: Setting, lr: float) -> Setting:
-    """The setting of an update like the members' first one, by clients that are independent."""
-    anything = replace(setting.channel, refuse_above=np.inf)  # none is refused for being far off
+    """The setting of an update like the members' first one, in which each client is independent."""
+    anything = replace(setting.channel, refuse_above=np.inf)  # a long update is not refused
     plan = replace(setting.plan, lr=lr)
     return replace(setting, plan=plan, rate=None, schedule=None, channel=anything)
 
 
 def compared_columns(method: Method, layout: Layout) -> Columns:
-    """The columns that clients are compared by: those of the clustering, or else the last layer."""
+    """The columns by which clients are compared: those of the clustering, or the last layer."""
     chosen = method.representation
     return chosen if isinstance(chosen, Columns) else last_layer(layout)
 

@@ -7,8 +7,9 @@ with the mean g of each cluster's members after it (`wecfl.runs.member_reference
     confidence  1 − ‖g − G_k‖ / ‖g − G_j‖, j the second-nearest: 0 is a tie, 1 is the center itself
     novel       its distance and its loss are unusual for so many samples (`wecfl.runs.novelty`)
 
-Without training, the loss of each cluster's model on the newcomer's data can replace the distance.
-Without labels, the moments of its inputs can (`wecfl.runs.input_moments`), where they tell.
+Without training, the loss of each cluster's model on the newcomer's data can take the place of the
+distance. Without labels, the moments of its inputs can (`wecfl.runs.input_moments`), if they
+distinguish the clusters.
 """
 
 from __future__ import annotations
@@ -55,22 +56,23 @@ __all__ = [
 ]
 
 By = Literal["update", "losses", "inputs"]
-"""What a newcomer is compared by: its model after one local update, the clusters' losses, or its
-inputs alone."""
+"""What is compared: a newcomer's model after one local update, the losses of the clusters' models,
+or the newcomer's inputs."""
 
 NO_WHOLE_MODELS = (
-    "the clusters of {} have no whole models, since clients keep all or a part of their model to "
-    "themselves, so there is none that a newcomer could use: choose another method"
+    "the clusters of {} have no whole models, since clients keep all or a part of their models for "
+    "themselves, so there is no model for a newcomer or a file: choose another method"
 )
 """The error for methods whose cluster models are not complete."""
 NO_SINGLE_START = (
-    "the clients of {} train beside the models of all clusters, and newcomers are compared after a "
-    "local update from one model: choose another method"
+    "the clients of {} train with the models of all clusters, but newcomers are compared after a "
+    "local update from a single model: choose another method"
 )
 """The error for methods whose local update can't be made from one model."""
 OVER_BUDGET = (
-    "newcomers need one more reply of every member. With clip, and with participation below 1, "
-    "joining or several initial models, the privacy budget does not cover it: leave out newcomers"
+    "newcomers need one more reply of every member, which the privacy budget does not cover if "
+    "participation is below 1, if clients join later, or with several initial models: leave out "
+    "newcomers"
 )
 """The error for private runs that can't assign newcomers."""
 
@@ -81,19 +83,19 @@ class Assignment:
 
     client: str
     samples: int
-    """The number of samples that it was assigned by; the others are held out."""
+    """The number of samples by which it was assigned; the others are held out."""
     cluster: int
     confidence: float | None
-    """1 − the nearest over the second-nearest distance; None if there is one cluster only."""
+    """1 − nearest distance / second-nearest distance; None if there is only one cluster."""
     distance: float | None
     """The distance from its cluster; None if it was assigned by losses."""
     loss: float | None
     """The loss of its cluster's model on its samples; None without labels."""
     novelty: float | None
-    """How unusual it is beside members with as many samples (`wecfl.runs.novelty`); None if no
-    cluster has two members."""
+    """How unusual it is compared with members with as many samples (`wecfl.runs.novelty`); None if
+    no cluster has two members."""
     limit: float | None
-    """The novelty beyond which no cluster fits; None if there is none to compare with."""
+    """The novelty above which no cluster fits; None if there is nothing to compare with."""
     scores: Mapping[str, float]
     """The task's scores of the cluster's model on the data that were held out; none without
     labels."""
@@ -115,7 +117,7 @@ class Assignment:
 
     @property
     def novel(self) -> bool:
-        """Whether no cluster fits: it is more unusual than nearly all members."""
+        """Whether no cluster fits, since it is more unusual than nearly all members."""
         return self.novelty is not None and self.limit is not None and self.novelty > self.limit
 
 
@@ -130,15 +132,15 @@ class NewcomerSetup:
     seed: int
     engine: Literal["auto", "native", "torch"]
     options: Mapping[str, Any]
-    """The options of the engine, but for the task."""
+    """The options of the engine, without the task."""
     task: Task = Classification()  # noqa: RUF009  (frozen)
     member: int = 0
     privacy: Privacy | None = None
     pipeline: Pipeline | None = None
-    """How samples are made from tables or pixels, if they are."""
+    """How samples are made from tables or pixels; None: they are used as they are."""
 
     def prepared(self, name: str, x: Any, y: Any, whole: Any) -> tuple[Any, Any]:
-        """Samples and labels of a newcomer, of which `whole` are all samples."""
+        """Samples and labels of a newcomer, made by the pipeline; `whole` are all its samples."""
         if self.pipeline is None:
             return x, y
         own = with_newcomer(self.pipeline, name, whole)
@@ -191,8 +193,8 @@ class Assigner:
         )  # fmt: skip
         if newcomer.shape != (expected := self.setup.blueprint.shape):
             raise DataError(
-                f"client {name}: samples must have shape {expected}, as those of the members, got "
-                f"{newcomer.shape}"
+                f"client {name}: samples must have the shape {expected} of the members' samples, "
+                f"got {newcomer.shape}"
             )
         return self.receive(newcomer, by or "update")[0]
 
@@ -228,13 +230,13 @@ class Assigner:
             distance = None if by == "losses" else float(far[i, k])
             found = self._inputs(size).found_with(size) if by == "inputs" else None
             novelty, limit = self._novelty(by, size, far[i], losses[i])
-            own = {name: float(each[i]) for name, each in scores.items()}
+            own = {name: float(values[i]) for name, values in scores.items()}
             cluster = int(nearest[i])
-            each = Assignment(
+            assignment = Assignment(
                 newcomers.names[i], size, cluster, _confidence(far[i]), distance, loss, novelty,
                 limit, own, by, self.model(cluster), found,
             )  # fmt: skip
-            assigned.append(each)
+            assigned.append(assignment)
         return assigned
 
     def _unlabelled(self, x: ArrayLike, test: object, by: By | None, name: str) -> Assignment:
@@ -242,7 +244,9 @@ class Assigner:
         if by not in (None, "inputs"):
             raise ConfigError(f"by {by} needs labels: give y, or leave out by")
         if not isinstance(test, float | int):
-            raise ConfigError("test samples need labels, and so do the others: give y as well")
+            raise ConfigError(
+                "test samples with labels were given, but no labels y of the other samples: give y"
+            )
         if (pipeline := self.setup.pipeline) is not None:
             own = with_newcomer(pipeline, name, x)
             x = own.transform(x, name, f"client {name}")
@@ -260,7 +264,7 @@ class Assigner:
         )  # fmt: skip
 
     def _inputs(self, samples: int) -> InputMoments:
-        """What the inputs of so many samples are compared with; an error if that tells nothing."""
+        """The moments with which inputs are compared; an error if they do not find the cluster."""
         known = self.reference.inputs
         if known is None:
             raise ConfigError(
@@ -269,8 +273,8 @@ class Assigner:
             )
         if (found := known.found_with(samples)) < MIN_FOUND:
             raise ConfigError(
-                f"these clusters can't be told apart by {samples} inputs alone: of the members "
-                f"{100 * found:.0f} % would be found in their own cluster, and "
+                f"these clusters can't be told apart by {samples} inputs alone: only "
+                f"{100 * found:.0f} % of the members would be put into their own cluster, and "
                 f"{100 * MIN_FOUND:.0f} % are needed; give labels"
             )
         return known
@@ -278,7 +282,7 @@ class Assigner:
     def _novelty(
         self, by: By, samples: int, far: F64, losses: F64
     ) -> tuple[float | None, float | None]:
-        """The novelty of a client and its limit, where members can be compared with."""
+        """The novelty of a client, and its limit; None if there are no members to compare with."""
         if by == "inputs":
             return self._inputs(samples).usual.novelty(samples, float(far.min()))
         if (usual := self.reference.usual) is None:

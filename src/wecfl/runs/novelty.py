@@ -1,15 +1,15 @@
-"""Novelty: how unusual a newcomer is beside members that have as many samples.
+"""Novelty: how unusual a newcomer is, compared with members that have as many samples.
 
-A client with few samples makes a noisy update, so it lies further from the center of its cluster
-than a client with many, and the loss of its cluster's model varies more. So members are measured
-with several numbers of samples. For a newcomer whose distance from cluster k is d_k, and on whose
-samples the model of cluster k has the loss l_k,
+A client with few samples makes a noisy update. So it is farther from the center of its cluster than
+a client with many samples, and the loss of its cluster's model varies more. Therefore members are
+measured with several numbers of samples. For a newcomer with the distance d_k from cluster k, on
+whose samples the model of cluster k has the loss l_k,
 
-    novelty = min_k √(max(z(d_k), 0)² + max(z(l_k), 0)²)    z(d) = (d − mean) / sd, and z(l) alike,
+    novelty = min_k √(max(z(d_k), 0)² + max(z(l_k), 0)²)    z(d) = (d − mean) / sd, z(l) likewise,
 
-with the mean and the standard deviation that d and l have for members of their own cluster that
-have as many samples. So it is how unusual the client is in the cluster that fits it best. It is
-novel if this exceeds the limit, which one in twenty-five members exceeds (decisions 39 and 54).
+where mean and standard deviation are those of members with as many samples, in their own clusters.
+So the novelty says how unusual the client is in the cluster that fits it best. The client is novel
+if its novelty exceeds the limit, which one in twenty-five members exceeds (decisions 39 and 54).
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from wecfl.core.types import F64, Int
 __all__ = ["FALSE_ALARM_RATE", "MemberProbe", "Usual", "counting_samples"]
 
 FALSE_ALARM_RATE = 0.04
-"""The share of newcomers that are taken for novel although they are like the members."""
+"""The share of newcomers that are called novel although they are like the members."""
 
 LEAST_SPREAD = 0.01
-"""The smallest standard deviation, as a share of the mean: members that are all alike must not make
-rounding errors look novel."""
+"""The smallest standard deviation, as a share of the mean. Without it, if all members are alike,
+rounding errors would look novel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemberProbe:
-    """Members that were measured with so many of their samples."""
+    """Members that were measured with the same number of their samples."""
 
     samples: float
-    """How many samples count (`counting_samples`)."""
+    """The effective number of samples (`counting_samples`)."""
     distances: F64
     """(n, K), the distance of each member from each cluster."""
     losses: F64
     """(n, K), the loss of each cluster's model on its test samples; NaN if it has none."""
     own: Int
-    """(n,), the number of its own cluster among these."""
+    """(n,), the position of its own cluster among these clusters."""
 
     def of_own(self, values: F64) -> tuple[float, float]:
-        """The mean and the standard deviation of what members have with their own cluster."""
+        """The mean and the standard deviation of the members' values with their own cluster."""
         return _mean_and_spread(np.take_along_axis(values, self.own[:, None], axis=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Usual:
-    """What is usual for members, by their number of samples.
+    """The usual values of members, by their number of samples.
 
     >>> unknown, own = np.full((3, 1), np.nan), np.zeros(3, np.int64)
     >>> few = MemberProbe(5, np.array([[2.0], [3.0], [4.0]]), unknown, own)
@@ -63,18 +63,18 @@ class Usual:
     """
 
     samples: F64
-    """(G,), how many samples count, in ascending order."""
+    """(G,), the effective numbers of samples, in ascending order."""
     distance: F64
     """(G, 2), the mean and the standard deviation of the members' distances."""
     loss: F64
-    """(G, 2), those of their losses; (0, 2) if they are not known."""
+    """(G, 2), the mean and the standard deviation of their losses; (0, 2) if these are unknown."""
     limits: F64
-    """(G, 2), the novelty by distance and loss, and by loss alone, which all but a share of
-    `FALSE_ALARM_RATE` of the members stay below."""
+    """(G, 2), the limits of the novelty by distance and loss, and of the novelty by loss alone. A
+    share of `FALSE_ALARM_RATE` of the members exceeds them."""
 
     @classmethod
     def of(cls, probes: Sequence[MemberProbe]) -> Usual:
-        """What is usual by these measurements, of which each has at least one member."""
+        """The usual values by these measurements, each of at least one member."""
         ordered = sorted(probes, key=lambda probe: probe.samples)
         distance = np.array([probe.of_own(probe.distances) for probe in ordered])
         known = all(np.isfinite(probe.losses).any() for probe in ordered)
@@ -93,9 +93,9 @@ class Usual:
     def novelty(
         self, samples: float, distance: F64 | float | None = None, loss: F64 | float | None = None
     ) -> tuple[float, float | None]:
-        """The novelty of a client, and its limit; None where its loss alone has none.
+        """The novelty of a client, and its limit; None if losses are unknown and no distance given.
 
-        Distance and loss are those with each cluster (K,), or with one.
+        Distance and loss are those of each cluster (K,), or of one.
         """
         far: F64 | float = 0.0
         if distance is not None:
@@ -117,21 +117,22 @@ class Usual:
         return limit is not None and score > limit
 
     def _at(self, samples: float, which: str) -> F64:
-        """(2,), a row for so many samples, linear in 1/√samples between those measured.
+        """(2,), the row for this number of samples, interpolated linearly in 1/√samples.
 
-        With more samples than members were measured with, it is that of the most; with fewer, that
-        of the least.
+        Above the largest number that was measured, it is the row of the largest; below the smallest
+        one, that of the smallest.
         """
         rows, place = getattr(self, which), 1 / np.sqrt(self.samples[::-1])
         return np.array([np.interp(1 / np.sqrt(samples), place, rows[::-1, j]) for j in range(2)])
 
 
 def counting_samples(plan: LocalPlan, size: int) -> float:
-    """How many of a client's samples count in a local update, n_e = (Σ_j w_j)² / Σ_j w_j².
+    """The effective number of a client's samples in a local update, (Σ_j w_j)² / Σ_j w_j².
 
     w_j is the weight of sample j in the sum of all gradients. If the last mini-batch of a pass is
-    small, its samples have a large weight, and fewer samples count than there are. The variance of
-    the update is proportional to 1/n_e, as long as the model changes little.
+    small, its samples have a large weight, and the effective number is smaller than the number of
+    samples. The variance of the update is inversely proportional to it, as long as the model
+    changes little.
 
     >>> plan = LocalPlan(steps=10, batch=32, momentum=0)
     >>> [round(counting_samples(plan, size), 1) for size in (20, 32, 33, 100, 1000)]
@@ -153,7 +154,7 @@ def _mean_and_spread(values: F64) -> tuple[float, float]:
 
 
 def _excess(values: F64 | float, usual: F64) -> F64:
-    """How many standard deviations the values lie above the mean; 0 if below or unknown."""
+    """The distance above the mean in standard deviations; 0 if a value is below it or unknown."""
     mean, spread = usual
     above: F64 = np.maximum((np.asarray(values) - mean) / spread, 0.0)
     return np.nan_to_num(above, posinf=np.inf)

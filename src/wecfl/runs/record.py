@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Record = dict[str, Any]
-"""What is known about a round, by the keys in `RECORD_KEYS`."""
+"""Everything that is recorded about a round, by the keys in `RECORD_KEYS`."""
 
 RECORD_KEYS = {
     "round": "t, from 1",
@@ -75,42 +75,42 @@ CONDITION_KEYS = {
     "and the privacy budget that was spent",
     "attack": "shares of attackers isolated, of honest clients exposed, and a backdoor's success",
 }
-"""Further keys of a record, where replies can be missing or forged. `clients` then also holds
-`reply`, what became of each local update (`wecfl.core.state.Reply`). Under attack, the scores are
-those of the honest clients."""
+"""More keys of a record, if replies can be missing or forged. `clients` then also holds `reply`,
+the outcome of each local update (`wecfl.core.state.Reply`). Under attack, the scores are those of
+the honest clients."""
 
 CLUSTERING_KEYS = {
     "notes": "what the clustering wrote down about the number of clusters",
 }
-"""A further key of a record, where the clustering decides how many clusters there are."""
+"""One more key of a record, if the clustering decides how many clusters there are."""
 
 DRIFT_KEYS = {
     "drift": "changed: the clients whose data changed at the beginning of the round, and groups: "
     "the true groups from then on; found: the clients that were found to have drifted, and moved: "
     "those of them that were given another cluster",
 }
-"""A further key of a record, where the clients' data drift or the method looks for drift. Clients
-are given by their numbers, from 0."""
+"""One more key of a record, if the clients' data drift or the method looks for drift. Clients are
+given by their numbers, from 0."""
 
 SCHEDULE_KEYS = {
     "lr": "η of the round, if a schedule sets it",
 }
-"""A further key of a record, where the learning rate changes from round to round."""
+"""One more key of a record, if the learning rate changes from round to round."""
 
 FLEET_KEYS = {
     "heard": "how many clients of a fleet were heard so far; `sizes` counts all of them",
     "memory": "bytes: rows of what clients keep (kept), and the most that the process held (peak)",
 }
-"""Further keys of a record of a fleet, whose scores, F and agreement are those of the clients that
-took part in the round. `clients` then also holds the `number` of each of them, and its `cluster`.
-"""
+"""More keys of a record of a fleet. The scores, F and agreement are those of the clients that took
+part in the round, and `clients` also holds the `number` of each of these clients, and its
+`cluster`."""
 
 DIAGNOSTIC_KEYS = {
     "silhouette": "of the clients' models before D, null if undefined",
     "B": "clusterability of each cluster at the clients' models before (0) and after (Q) L",
     "theory": "U, sigma2, beta, and what the lemmas allow in this round",
 }
-"""Further keys of a record with `diagnostics`. `clients` then also holds rates and bounds."""
+"""More keys of a record with `diagnostics`. `clients` then also holds learning rates and bounds."""
 
 
 class Recording(Protocol):
@@ -123,23 +123,23 @@ class Recording(Protocol):
         """The record of the round, after its last step; `states` are those of a soft vote."""
 
     def may_end(self, round: int) -> bool:
-        """Whether the run may end here."""
+        """Whether the run may end after this round."""
 
 
 class Recorder:
     """Watches the steps of a round, and makes its record.
 
     `objectives` says whether R is measured: in every `exact_every`-th round on all training data,
-    and in the other rounds by an estimate. F is measured in all rounds; where clients have to be
-    asked for it, only beside R on all training data.
+    and in the other rounds by an estimate. F is measured in all rounds; but if clients must be
+    asked for it, only together with R on all training data.
 
-    Clients are tested every `score_every` rounds, and in the last of `rounds`. In other rounds
-    their scores are unknown. With None they are never tested, since a score would leave its client
-    in the clear.
+    Clients are tested in every `score_every`-th round, and in the last of `rounds`. In other rounds
+    their scores are unknown. If `score_every` is None, clients are never tested, since their scores
+    would leave them unprotected.
 
     Under an `attack` the scores are those of the honest clients. `trigger_engine` tests the models
-    on samples with the trigger of a backdoor. `metered` has counted what was sent since the last
-    record, including what came before the first round.
+    on samples with the trigger of a backdoor. `metered` counts what was sent since the last record,
+    including what was sent before the first round.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Recorder:
         return every is not None and round % every == 0
 
     def may_end(self, round: int) -> bool:
-        """Whether the run may end here: the scores of its last round are known if any are."""
+        """Whether the run may end after this round: the last round must have scores, if any has."""
         return self._every is None or self.scores(round)
 
     def begin(self, labels: Int, diagnostics: Diagnostics | None = None) -> None:
@@ -189,7 +189,7 @@ class Recorder:
         self._apart: tuple[Real, Real] | None = None
 
     def step(self, step: str, state: State, seconds: float) -> None:
-        """After each step (an `Observer` of `rounds.iterate`)."""
+        """Called after each step (an `Observer` of `rounds.iterate`)."""
         self._add_seconds(step, seconds)
         if step == "D" and self._previous and self._apart is None:
             self._apart = self._compared(self._previous)  # of the first soft-voted run
@@ -211,7 +211,7 @@ class Recorder:
         state, before = states[0], self._before
         task = self._engine.task
         tables = self._scores(states) if self.scores(state.round) else {}
-        for table in tables.values():  # nobody is tested who has not joined
+        for table in tables.values():  # a client that has not joined is not tested
             table[~self._setting.channel.joined(len(state.labels), state.round - 1)] = 0
         nothing = np.zeros((len(state.labels), *task.shape(self._engine.outputs)))
         tally = tables.pop("after", nothing)
@@ -262,9 +262,9 @@ class Recorder:
         return record
 
     def _further(self, states: Sequence[State]) -> tuple[Record, Record]:
-        """What only some runs have: replies, notes, drift, η, the network, attacks, traffic.
+        """Keys that only some runs have: replies, notes, drift, η, the network, attacks, traffic.
 
-        First what is of the round, and then what is of each client.
+        First the keys of the round, and then the keys of `clients`.
         """
         state = states[0]
         found: Record = {}
@@ -287,7 +287,7 @@ class Recorder:
         if self._metered:
             counted_bytes = {"up": self._metered.up, "down": self._metered.down}
             found["traffic"] = {
-                **{way: int(each.sum()) for way, each in counted_bytes.items()},
+                **{way: int(n.sum()) for way, n in counted_bytes.items()},
                 "messages": self._metered.messages,
             }
             of_clients |= {f"bytes_{way}": n.tolist() for way, n in counted_bytes.items()}
@@ -295,21 +295,21 @@ class Recorder:
         return found, of_clients
 
     def _drift(self, state: State) -> dict[str, list[int]]:
-        """What is told of drift in a round (`DRIFT_KEYS`)."""
-        told: dict[str, list[int]] = {}
+        """What is recorded about drift in a round (`DRIFT_KEYS`)."""
+        found: dict[str, list[int]] = {}
         if isinstance(self._clients, Federation):
             changed = changed_clients(self._clients, state.round)
             groups = groups_at(self._clients, state.round)
             if len(changed):
-                told["changed"] = changed.tolist()
-                told |= {} if groups is None else {"groups": groups.tolist()}
+                found["changed"] = changed.tolist()
+                found |= {} if groups is None else {"groups": groups.tolist()}
         if (drifted := state.known.get("drifted")) is not None:
             moved = drifted & (state.labels != self._before)
-            told |= {
+            found |= {
                 name: np.flatnonzero(who).tolist()
                 for name, who in (("found", drifted), ("moved", moved))
             }
-        return told
+        return found
 
     def _scores(self, states: Sequence[State]) -> dict[str, F64]:
         """(m, …), the tallies at each moment; a soft vote is between the models that were sent."""
@@ -317,16 +317,16 @@ class Recorder:
             stack = served(states, self._engine.layout, self._method.shared)
             return {"after": tallies(self._engine, np.moveaxis(stack, 0, 1), "test")}
         setting, state = self._setting, states[0]
-        # By a schedule, models are adapted with the η of this round: that of the next may be 0.
+        # With a schedule, models are adapted with the η of this round: the next η may be 0.
         lr = setting.rates(state) if setting.rate else setting.scheduled(state.round - 1)
         plan = replace(setting.plan, lr=lr)
         return served_tallies(self._engine, self._method, state, plan, setting.seed)
 
     def _compared(self, state: State) -> tuple[Real, Real] | None:
-        """(m, p) and (K, p), what stands for clients and centers, as a copy of these columns.
+        """(m, p) and (K, p), the representations of clients and centers, as copies.
 
-        It is the method's representation. Where that is no part of a model (IFCA's losses), it is
-        all parameters; these are large, so they are compared only with `diagnostics`.
+        They are those of the method. If these are not a part of a model (IFCA's losses), they are
+        all parameters. Since all parameters are large, this is done only with `diagnostics`.
         """
         chosen = self._method.representation
         elsewhere = chosen.asks or chosen.tells
@@ -363,7 +363,7 @@ def served(states: Sequence[State], layout: Layout, shared: str) -> F32:
 
 
 def _mean(scores: F64, sizes: Int) -> float | None:
-    """The weighted mean; None where no client has a score, or one of them is infinite."""
+    """The weighted mean; None if no client has a score, or one of them is infinite."""
     return json_number(metrics.weighted(scores, sizes))
 
 
@@ -375,7 +375,7 @@ def _pooled(tallies: F64, labels: Int, k: int) -> F64:
 
 
 def _known(name: str, scores: F64) -> list[float | None]:
-    """Scores in six digits, those of shares behind the point; None where a score is unknown."""
+    """Scores with six digits, for shares after the point; None for a score that is unknown."""
     digits = {"decimals": 6} if kind_of(name).percent else {"significant": 6}
     return [json_number(score, **digits) for score in scores]
 

@@ -37,9 +37,9 @@ from wecfl.runs.summary import last_parts, last_rounds, replies, settled
 __all__ = ["Result", "Status"]
 
 MODELS_KEPT = 64
-"""How many models a result keeps to predict with; `model` always builds a new one."""
+"""The number of models that a result keeps to predict with; `model` always builds a new one."""
 Status = Literal["finished", "interrupted", "failed"]
-"""How a run ended: by its last round or by a rule, by Ctrl-C, or by an error."""
+"""How a run ended: after its last round or by a rule, by Ctrl-C, or by an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +66,18 @@ class Result:
     """The final state; one for each run of a soft vote."""
     architecture: Module
     engine: str
-    """The engine that trained the clients, on which the bits of the result depend."""
+    """The engine that trained the clients; the last bits of the result depend on it."""
     seconds: float
     seed: int
     newcomer_setup: NewcomerSetup
     """How newcomers are trained."""
     refer: Callable[[State], Reference]
-    """Makes what newcomers are compared with, by one local update of all members."""
+    """A function that makes the reference for newcomers, by one local update of all members."""
     status: Status = "finished"
     folder: Path | None = None
     privacy: Privacy | None = None
     reference: Reference | None = None
-    """What newcomers are compared with; None: it was not made yet."""
+    """What newcomers are compared with; None: it is not made yet."""
     newcomers: pd.DataFrame | None = None
     """A row for each client that was kept out of the training: its data, cluster and scores."""
     unseen: int | None = None
@@ -87,7 +87,7 @@ class Result:
 
     @property
     def choice(self) -> str:
-        """Why there are so many clusters, if the server chose K; otherwise empty."""
+        """Why there is this number of clusters, if the server chose K; otherwise empty."""
         chosen = last_choice(self.records)
         return choice_words(chosen["choice"]) if chosen else ""
 
@@ -102,7 +102,7 @@ class Result:
         return self.states[0].centers
 
     def __repr__(self) -> str:
-        """One line: what was trained, and what came of it."""
+        """One line: what was trained, and the result."""
         name, kind = headline_of(summary := self.summary)
         scored = f", {kind.label} {kind.text(summary[name])}" if summary[name] is not None else ""
         return (
@@ -116,7 +116,7 @@ class Result:
         return f"<p>{self}</p>{self.clients.to_html(index=False, max_rows=20)}"
 
     def model(self, *, client: int | str | None = None, cluster: int | None = None) -> Module:
-        """The model of a client, by its name or its number, or that of a cluster."""
+        """The model of a client, by its name or its number, or the model of a cluster."""
         return self._built(*self._which(client, cluster))
 
     def _which(
@@ -129,8 +129,8 @@ class Result:
             )
         if cluster is None and not self.method.serve.center_alone:
             raise ConfigError(
-                f"several models predict together for a client of {self.method.name}: take the "
-                f"models of clusters one by one, model(cluster=…)"
+                f"several models predict together for a client of {self.method.name}, so there is "
+                f"no single one: ask for the models of the clusters, model(cluster=…)"
             )
         kind: Literal["client", "cluster"] = "client" if cluster is None else "cluster"
         number = self._number(client) if isinstance(client, str) else client
@@ -149,7 +149,7 @@ class Result:
         return members[0] if len(members) == 1 else Vote(members).eval()
 
     def _number(self, client: str) -> int:
-        """Where the client of this name stands."""
+        """The position of the client with this name."""
         names = list(self.federation.names)
         if client not in names:
             raise ConfigError(unknown("client", client, names))
@@ -160,9 +160,9 @@ class Result:
     ) -> NDArray[Any]:
         """(n,), the class or the number that the model of a client or a cluster predicts.
 
-        Of several labels or numbers for each sample, (n, d). Samples are as they were given for the
-        training: rows of the same table (a DataFrame, or lists of values), or arrays. Classes have
-        their names, if they had names.
+        (n, d) if there are several labels or numbers for each sample. Samples have the form that
+        they had in the training: rows of the same table (a DataFrame, or lists of values), or
+        arrays. Classes are given by their names, if they have names.
 
         >>> from wecfl import Config, run_config
         >>> from wecfl.from_config import federation_of
@@ -181,13 +181,13 @@ class Result:
         """(n, C), the probability of each class, or of a yes for each of several labels."""
         _, shares = self.predictions(x, client=client, cluster=cluster)
         if shares is None:
-            raise ConfigError(f"{self.task.name} has no probabilities: use predict")
+            raise ConfigError(f"the task {self.task.name} has no probabilities: use predict")
         return shares
 
     def predictions(
         self, x: ArrayLike, *, client: int | str | None = None, cluster: int | None = None
     ) -> tuple[NDArray[Any], F32 | None]:
-        """What `predict` and `predict_proba` say, by one pass; None without probabilities."""
+        """The values of `predict` and `predict_proba`, by one pass; None without probabilities."""
         outputs = self._outputs(x, client, cluster)
         found, shares = self.task.predictions(outputs), self.task.probabilities(outputs)
         if (names := self.class_names) is not None:
@@ -216,13 +216,13 @@ class Result:
 
     @property
     def class_names(self) -> list[str] | None:
-        """The names of the classes 0, 1, 2, …; None: they are numbers."""
+        """The names of the classes 0, 1, 2, …; None: they have no names."""
         names = self.pipeline.classes if self.pipeline else None
         return None if names is None else list(names)
 
     @property
     def target_names(self) -> list[str] | None:
-        """The names of several columns that are predicted; None: there is one, or no names."""
+        """The names of the predicted columns, if there are several; otherwise None."""
         return list(self.pipeline.targets) or None if self.pipeline else None
 
     @property
@@ -252,10 +252,10 @@ class Result:
 
         Args:
             x: The samples of the client, in the same form as those of the members.
-            y: Their labels; None if it has none. Then it is compared by its inputs, if they tell
-                the clusters apart (otherwise a `ConfigError` says so).
-            test: The share of them that is held out to test the model; or samples and labels for
-                the test.
+            y: The labels of these samples; None if there are none. Then the client is compared by
+                its inputs, if they distinguish the clusters (otherwise it is a `ConfigError`).
+            test: The share of the samples that is held out to test the model; or samples and labels
+                for the test.
             by: `update` (the default with labels), to compare clients by one local update from the
                 initial model of all members; `losses`, to compare the losses of the clusters'
                 models, without training; or `inputs` (the default without labels).
@@ -312,17 +312,17 @@ class Result:
 
     @property
     def better(self) -> dict[str, Better]:
-        """The scores of the task, the headline first, and which values are the good ones."""
+        """The scores of the task, the headline first, and whether higher or lower is better."""
         task = self.task
         names = task.scores(np.zeros((0, *task.shape(self.newcomer_setup.blueprint.classes))))
         return {name: "lower" if name in task.lower else "higher" for name in names}
 
     @property
     def _extras(self) -> dict[str, Any]:
-        """Further entries of the summary: the choice of K, drift, attacks, privacy, newcomers."""
+        """More entries of the summary: the choice of K, drift, attacks, privacy and newcomers."""
         extras: dict[str, Any] = {**last_choice(self.records), **last_drift(self.records)}
         if traffic := [record["traffic"] for record in self.records if "traffic" in record]:
-            extras["traffic"] = {name: sum(each[name] for each in traffic) for name in traffic[0]}
+            extras["traffic"] = {name: sum(part[name] for part in traffic) for name in traffic[0]}
         if self.stopped:
             extras["stopped"] = self.stopped
         for name in ("before", "attack"):

@@ -1,6 +1,6 @@
 """Scores: which ones a record or a summary holds, which comes first, and how each is written.
 
-A score is what a record holds both for each client and as their mean. The first one is the
+A score is a number that a record holds both for each client and as their mean. The first one is the
 headline: bars, tables, pages and figures show it before all others.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 __all__ = ["Better", "ScoreKind", "headline_of", "kind_of", "scores_of", "summary_scores"]
 
 Better = Literal["higher", "lower"]
-"""Which values of a score are the good ones."""
+"""Whether higher or lower values of a score are better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ScoreKind:
         return self.label[:1].upper() + self.label[1:]
 
     def number(self, value: float | None, digits: int = 1) -> str:
-        """The value in the unit of the head; shares have so many digits behind the point."""
+        """The value in the unit of the head; shares have `digits` digits after the point."""
         if value is None or isnan(value):
             return "–"
         return f"{100 * value:.{digits}f}" if self.percent else f"{value:.4g}"
@@ -70,7 +70,7 @@ KNOWN_SCORES = {
 
 
 def kind_of(name: str, better: Better = "higher") -> ScoreKind:
-    """How a score is written; `better` counts for a score of the user's own.
+    """How a score is written; `better` is used for a score of the user's own.
 
     >>> kind_of("accuracy").head, kind_of("my_cost", "lower").head
     ('accuracy %', 'my cost ↓')
@@ -88,12 +88,12 @@ def scores_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def summary_scores(summary: Mapping[str, Any]) -> dict[str, Better]:
-    """The scores of a summary by name, the headline first, and which values are the good ones.
+    """The scores of a summary by name, the headline first, and whether higher or lower is better.
 
-    Folders of earlier versions don't say; they hold the scores of a classification.
+    Folders of earlier versions do not list them; they hold the scores of a classification.
     """
-    told: dict[str, Better] = summary.get("scores", {"accuracy": "higher", "macro_f1": "higher"})
-    return dict(told)
+    known: dict[str, Better] = summary.get("scores", {"accuracy": "higher", "macro_f1": "higher"})
+    return dict(known)
 
 
 def headline_of(summary: Mapping[str, Any]) -> tuple[str, ScoreKind]:

@@ -1,4 +1,4 @@
-"""A simulated attack on a federation: who attacks, what they do, and how well it works."""
+"""A simulated attack on a federation: which clients attack, what they do, and how well it works."""
 
 from __future__ import annotations
 
@@ -37,22 +37,29 @@ class SimulatedAttack:
     federation: Federation
     """The clients with the data that they train on, some of it poisoned."""
     triggered_test: Federation | None
-    """The honest clients, with the trigger of a backdoor in their test samples; else None."""
+    """The honest clients with the trigger of a backdoor in their test samples; otherwise None."""
 
     @classmethod
     def on(cls, federation: Federation | Clients, asked: Attack, seed: int) -> Self:
         """The attack that was asked for, by a share of the clients."""
         if not isinstance(federation, Federation):
             raise ConfigError(
-                "attack needs a federation with the clients' data: attacks are simulated"
+                "attacks are simulated, which needs the clients' data: give a Federation, or leave "
+                "out attack"
             )
         attack, attackers = asked.value, choose(federation.keys, asked.attackers, seed)
         held = federation
         if isinstance(attack, DataAttack):
             if not may_be_labels(federation.y):
-                raise ConfigError(f"{asked.kind} changes labels, but these targets are numbers")
+                raise ConfigError(
+                    f"the attack {asked.kind} changes labels, but the targets are numbers: choose "
+                    f"an attack on models, such as sign-flip"
+                )
             if federation.changes:
-                raise ConfigError(f"{asked.kind} poisons data that stay: leave out attack or drift")
+                raise ConfigError(
+                    f"the attack {asked.kind} can't poison data that drift: leave out attack or "
+                    f"drift"
+                )
             held = attack.poison(federation, attackers, seed)
         honest = np.flatnonzero(~attackers)
         triggered_test = isinstance(attack, Backdoor) and attack.triggered(
@@ -62,7 +69,7 @@ class SimulatedAttack:
 
     @property
     def forging(self) -> ModelAttack | None:
-        """The attack, if it changes what clients send; else None."""
+        """The attack, if it changes what clients send; otherwise None."""
         return None if isinstance(self.attack, DataAttack) else self.attack
 
     def measured(

@@ -32,17 +32,23 @@ def separated(
     if share is None and unseen is None:
         return federation, None
     if not isinstance(federation, Federation):
-        raise ConfigError("newcomers needs a federation with the clients' data: they are simulated")
+        raise ConfigError(
+            "newcomers are simulated, which needs the clients' data: give a Federation, or leave "
+            "out newcomers"
+        )
     apart = np.zeros(len(federation), np.bool_)
     if unseen is not None:
         if federation.groups is None:
             raise ConfigError(
-                "unseen is the number of a hidden group, but these data have no known groups"
+                "unseen is the number of a hidden group, but the clients have no known groups: "
+                "leave out unseen"
             )
         apart = federation.groups == unseen
         if not apart.any() or apart.all():
             known = ", ".join(map(str, np.unique(federation.groups)))
-            raise ConfigError(f"unseen must be one of several groups ({known}), got {unseen}")
+            raise ConfigError(
+                f"unseen must be one of the groups {known}, and not the only one, got {unseen}"
+            )
     if share is not None:
         apart[~apart] = choose(federation.keys[~apart], share, seed, "newcomers")
     if not apart.any():
@@ -53,10 +59,10 @@ def separated(
 def newcomer_table(found: Sequence[Assignment], groups: Int | None = None) -> pd.DataFrame:
     """One row per newcomer, as in `newcomers.csv`."""
     names = ["client", "samples", "cluster", "confidence", "distance", "loss", "novelty", "limit"]
-    names += ["found"] if any(each.by == "inputs" for each in found) else []
-    columns = {name: [getattr(each, name) for each in found] for name in [*names, "novel"]}
-    scored = list(dict.fromkeys(name for each in found for name in each.scores))
-    scores = {name: [each.scores.get(name) for each in found] for name in scored}
+    names += ["found"] if any(newcomer.by == "inputs" for newcomer in found) else []
+    columns = {name: [getattr(newcomer, name) for newcomer in found] for name in [*names, "novel"]}
+    scored = list(dict.fromkeys(name for newcomer in found for name in newcomer.scores))
+    scores = {name: [newcomer.scores.get(name) for newcomer in found] for name in scored}
     frame = pd.DataFrame(columns | scores)
     frame.insert(2, "group", None if groups is None else groups)
     return frame
@@ -67,9 +73,9 @@ def newcomer_summary(
 ) -> dict[str, float | None]:
     """How well newcomers were assigned, as in `summary.json`.
 
-    `right` is the share of newcomers in a cluster whose members are mostly of their own group.
-    `score` names the headline; `members` is that of the members of the same clusters, weighted by
-    the newcomers of each cluster. Newcomers of the `unseen` group have no right cluster, and count
+    `right` is the share of newcomers whose cluster has mostly members of their own group. `score`
+    names the headline; `members` is the headline of the members of the same clusters, weighted by
+    the newcomers in each cluster. Newcomers of the `unseen` group have no right cluster, and count
     only for `recall`.
 
     >>> members = pd.DataFrame({"samples": 1, "group": [4, 4, 5], "cluster": [0, 0, 1],

@@ -15,7 +15,7 @@ __all__ = ["best_round", "last_parts", "last_rounds", "replies", "settled"]
 
 
 def replies(records: Sequence[Record], m: int) -> Int8:
-    """(rounds, m), what became of each client's local update in each round (`Reply`).
+    """(rounds, m), the outcome of each client's local update in each round (`Reply`).
 
     >>> replies([{"clients": {}}, {"clients": {"reply": [0, 1]}}], 2).tolist()
     [[0, 0], [0, 1]]
@@ -36,7 +36,8 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
     means: dict[str, float | None] = {}
     names = scores_of(records[-1]) if records else []
     for key in (*names, "ari", "worst_decile"):
-        values = [each for record in records[-count:] if (each := record.get(key)) is not None]
+        last = [record.get(key) for record in records[-count:]]
+        values = [value for value in last if value is not None]
         means[key] = round(float(np.mean(values)), 12) if values else None
     return means
 
@@ -44,7 +45,7 @@ def last_rounds(records: Sequence[Record], count: int = 3) -> dict[str, float | 
 def best_round(rounds: Sequence[int], scores: Sequence[float | None]) -> tuple[int, float] | None:
     """The round with the highest score, and that score; None if none is known.
 
-    Many papers report it. It is optimistic: the test data choose the round.
+    Many papers report it. It is optimistic, since the test data choose the round.
 
     >>> best_round([1, 2, 3], [0.5, 0.75, None])
     (2, 0.75)
@@ -81,7 +82,7 @@ def last_parts(
 
 
 def settled(records: Sequence[Record]) -> int | None:
-    """The round whose assignment stayed until the end; None while clients still change cluster.
+    """The round since which no client has changed its cluster; None if clients still do.
 
     >>> settled([{"round": t, "churn": churn} for t, churn in enumerate((0.8, 0.1, 0, 0), start=1)])
     2

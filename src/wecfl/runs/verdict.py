@@ -19,11 +19,11 @@ BASELINES = {
     "local": "their own",
     "fedavg-ft": "one model that each fine-tunes",
 }
-"""The methods that others are compared with, and what they give a client."""
+"""The methods with which others are compared, and the model that they give a client."""
 SCORED_ROUNDS = 3
-"""The rounds, from the last, over which the scores of a client are averaged, as in the tables."""
+"""The number of last rounds over which the scores of a client are averaged, as in the tables."""
 SAME_SCORE = 1e-9
-"""Scores that differ by no more are the same."""
+"""Scores that differ by at most this count as the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Verdict:
     """The headline of the task, by which clients are compared."""
     better_is: Better
     clients: int
-    """How many clients have that score."""
+    """The number of clients that have this score."""
     better: dict[str, int]
-    """By baseline how many clients the method serves better."""
+    """For each baseline, the number of clients that the method serves better."""
     alike: dict[str, int]
-    """By baseline how many clients it serves as well."""
+    """For each baseline, the number of clients that the method serves equally well."""
     worst_decile: dict[str, float]
-    """By method, this one and the baselines, the score of the worst-served tenth, as in tables."""
+    """For this method and each baseline, the score of the worst-served tenth, as in the tables."""
     mean: dict[str, float]
-    """By method the mean score of the clients, as in tables."""
+    """For this method and each baseline, the mean score of the clients, as in the tables."""
 
     def __str__(self) -> str:
         """One line: how many clients are served better, the worst tenth, and the means."""
@@ -53,14 +53,14 @@ class Verdict:
             for i, (name, n) in enumerate(self.better.items())
         ]
         kind = kind_of(self.score, self.better_is)
-        tenth = ", ".join(f"{name} {kind.text(each)}" for name, each in self.worst_decile.items())
+        tenth = ", ".join(f"{name} {kind.text(score)}" for name, score in self.worst_decile.items())
         lines = [
             f"{self.method} serves {', '.join(parts)}; {kind.label} of the worst decile of "
             f"clients: {tenth}"
         ]
         own = self.mean[self.method]
         sign = 1 if self.better_is == "higher" else -1
-        others = {name: each for name, each in self.mean.items() if name != self.method}
+        others = {name: score for name, score in self.mean.items() if name != self.method}
         best = max(others, key=lambda name: sign * others[name])
         if sign * (others[best] - own) >= -SAME_SCORE:
             lines.append(
@@ -71,9 +71,9 @@ class Verdict:
 
 
 def verdict(results: Sequence[Result]) -> list[Verdict]:
-    """A verdict about each method that is no baseline, beside the baselines among the results.
+    """A verdict about each method that is not a baseline, compared with the baselines in the list.
 
-    All must be of the same clients. A client counts if all methods tested it.
+    All results must be of the same clients. A client counts if all methods tested it.
 
     >>> import wecfl
     >>> from wecfl import Config, run_config
@@ -85,23 +85,25 @@ def verdict(results: Sequence[Result]) -> list[Verdict]:
     """
     names = [result.method.name for result in results]
     if len(set(names)) < len(names):
-        raise ConfigError(f"give one result of each method, got {', '.join(names)}")
+        raise ConfigError(f"give only one result of each method, got {', '.join(names)}")
     if len({tuple(result.federation.names) for result in results}) != 1:
         raise ConfigError("give results of the same clients: their names differ")
     headlines = [next(iter(result.better)) for result in results]
     if len(set(headlines)) != 1:
-        raise ConfigError(f"give results of one task: they are judged by {', '.join(headlines)}")
+        raise ConfigError(
+            f"give results of the same task: these are judged by {', '.join(headlines)}"
+        )
     baselines = [name for name in BASELINES if name in names]
     if not baselines:
-        raise ConfigError(f"give the result of a baseline too: {', '.join(BASELINES)}")
+        raise ConfigError(f"give also the result of a baseline: {' or '.join(BASELINES)}")
     by_name = dict(zip(names, results, strict=True))
     scores = {name: _scores(result, headlines[0]) for name, result in by_name.items()}
     scored = ~np.isnan(list(scores.values())).any(axis=0)
     if not scored.any():
         return []
-    kept = {name: each[scored] for name, each in scores.items()}
+    kept = {name: values[scored] for name, values in scores.items()}
     return [
-        _verdict(name, headlines[0], kept, [by_name[each] for each in (name, *baselines)])
+        _verdict(name, headlines[0], kept, [by_name[shown] for shown in (name, *baselines)])
         for name in names
         if name not in BASELINES
     ]
@@ -122,8 +124,8 @@ def _verdict(name: str, score: str, scores: dict[str, F64], shown: Sequence[Resu
         len(scores[name]),
         {other: int((gap > SAME_SCORE).sum()) for other, gap in gaps.items()},
         {other: int((np.abs(gap) <= SAME_SCORE).sum()) for other, gap in gaps.items()},
-        {each: summary["worst_decile"] for each, summary in summaries.items()},
-        {each: summary[score] for each, summary in summaries.items()},
+        {method: summary["worst_decile"] for method, summary in summaries.items()},
+        {method: summary[score] for method, summary in summaries.items()},
     )
 
 

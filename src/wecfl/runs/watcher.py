@@ -17,8 +17,8 @@ __all__ = ["AfterRound", "OnRound", "Watcher"]
 
 OnRound = Callable[[Record, Sequence[State]], str | None]
 """Called after each round with its record and the states (one for each run of a soft vote). If it
-returns a text, the reason, the run ends: after this round, or the next one with a test of clients.
-Of more than 256 MB of clients' memory the next round overwrites what is in these states.
+returns a text, the run ends for this reason, after this round or the next one in which clients are
+tested. If the clients' memory is larger than 256 MB, the next round overwrites it in these states.
 """
 
 
@@ -26,24 +26,24 @@ Of more than 256 MB of clients' memory the next round overwrites what is in thes
 class Watcher(Protocol):
     """An object that is called when a run begins, after each round, and when the run ends.
 
-    It is called at the end even after an error. Watchers are called in their order, after the run
+    It is also called at the end after an error. Watchers are called in their order, after the run
     folder.
     """
 
     def begin(self, config: Mapping[str, Any], env: Mapping[str, Any], clients: Clients) -> None:
-        """Before the first round: what goes into `config.toml` and `env.json`, and the clients.
+        """Called before the first round with `config.toml`, `env.json` and the clients.
 
         `config` always holds `method` and `rounds`.
         """
 
     def round(self, record: Record, states: Sequence[State]) -> str | None:
-        """After a round: its line of `metrics.jsonl`, and the states (one per soft-voted run).
+        """Called after a round with its line of `metrics.jsonl`, and the states (one for each run).
 
         It may return a text, the reason to end the run here (`OnRound`).
         """
 
     def end(self, result: Result) -> None:
-        """After the last complete round; `result.status` says how the run ended."""
+        """Called after the last complete round; `result.status` says how the run ended."""
 
 
 @dataclass(frozen=True, slots=True)

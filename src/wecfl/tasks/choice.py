@@ -1,4 +1,4 @@
-"""Which task it is: by name and options, as a configuration writes it, or by the data themselves.
+"""Chooses the task: by name and options, as a configuration writes it, or by the data themselves.
 
 A task is written as `regression` or `regression(loss=huber, delta=2)`. `auto` looks at the targets:
 
@@ -7,10 +7,10 @@ A task is written as `regression` or `regression(loss=huber, delta=2)`. `auto` l
   classification. With more distinct values it is an error, since they may be numbers as well;
 - several columns of zeros and ones are multi-label.
 
-The headline of a classification follows the balance of its classes. They count as imbalanced if
-naming the most frequent class every time would be right more than half of the way from chance, 1/C,
-to always; of two classes, if one has more than three quarters of the training samples. Then the
-headline is the AUC of two classes, and the balanced accuracy of more.
+The headline of a classification, its first score, follows the balance of its classes. Classes count
+as imbalanced if the share of the most frequent one is more than half of the way from 1/C (chance)
+to 1; with two classes, if one has more than three quarters of the training samples. Then the
+headline is the AUC for two classes, and the balanced accuracy for more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "asked_for", "des
            "fitted", "for_outputs", "named", "parsed", "register"]  # fmt: skip
 
 MAX_CLASSES = 50
-"""Distinct whole numbers that are taken for labels without being told so."""
+"""Up to this number of distinct values, whole numbers are taken for labels by `auto`."""
 
 TASKS: dict[str, type[Any]] = {
     kind.name: kind for kind in (Classification, Binary, MultiLabel, Regression)
@@ -54,18 +54,18 @@ class FittedTask:
 
     task: Task
     clients: Federation | Clients
-    """With the targets in the form that the task needs, where they are here."""
+    """The clients, with the targets in the form that the task needs, if their data are here."""
     text: str
-    """The task by name and options, without what follows from the data."""
+    """The task by name and options, without options that follow from the data."""
     reason: str = ""
     """Why it is this task, in one line; empty if the user named it."""
 
 
 def register(name: str, task: Custom) -> Custom:
-    """Make a task of your own known by a name, for a configuration or a run over a network.
+    """Register a task of your own under a name, for a configuration or a run over a network.
 
-    Over a network, do it in the code of the server and of every client, with the same name: only
-    the name travels.
+    Over a network, register it in the code of the server and of every client, under the same name:
+    only the name is sent.
 
     >>> from wecfl.tasks.custom import Metric
     >>> metric = Metric("zero", lambda outputs, targets: 0.0)
@@ -74,7 +74,9 @@ def register(name: str, task: Custom) -> Custom:
     (True, 'doctest')
     """
     if not name.isidentifier() or name in (*TASKS, "auto", Custom.name):
-        raise ConfigError(f"a task of your own needs a name of one new word, got {name!r}")
+        raise ConfigError(
+            f"the name of a task of your own must be one word that is not used yet, got {name!r}"
+        )
     REGISTERED[name] = replace(task, label=name)
     return REGISTERED[name]
 
@@ -89,8 +91,8 @@ def named(name: str, **options: Any) -> Task:
         return REGISTERED[name]
     if name == Custom.name:
         raise ConfigError(
-            "a task with code of your own can't be read from a text: give it in Python, or "
-            "register it under a name (wecfl.tasks.register)"
+            "a custom task has code of your own, which a text can't give: give the task in Python, "
+            "or register it under a name (wecfl.tasks.register)"
         )
     if name not in TASKS:
         raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED}))
@@ -116,21 +118,22 @@ def parsed(text: str) -> Task:
 
 
 def described(task: Task) -> str:
-    """The text that names a task: `parsed` reads it back. Options with default values are left out.
+    """The text that names a task, from which `parsed` makes it; without options that have defaults.
 
     >>> described(Regression(loss="huber", delta=2.0)), described(Classification())
     ('regression(loss=huber, delta=2.0)', 'classification')
     """
     if isinstance(task, Custom):
         loss = [] if task.loss is None else [f"loss={_name_of(task.loss)}"]
-        names = [f"metrics=[{', '.join(each.name for each in task.metrics)}]"] * bool(task.metrics)
+        listed = ", ".join(metric.name for metric in task.metrics)
+        names = [f"metrics=[{listed}]"] * bool(task.metrics)
         parts = ", ".join([f"of={described(task.of)}", *loss, *names])
         return task.label or f"{task.name}({parts})"
     return write_value(task)
 
 
 def for_outputs(task: Task, outputs: int) -> Task:
-    """The task of a model with this number of outputs, where the task leaves it open.
+    """The task with this number of outputs, if the task does not say it.
 
     >>> for_outputs(Regression(), 3).outputs, for_outputs(Classification(2), 3).outputs
     (3, 2)
@@ -168,7 +171,7 @@ def fitted(task: Task | str, federation: Federation) -> FittedTask:
 
 
 def _headline(federation: Federation) -> ClassHeadline:
-    """The first score for classes as they are held by the clients."""
+    """The first score, by the balance of the classes among the clients."""
     held = np.bincount(federation.y[np.concatenate(federation.train)])
     classes = max(int(np.count_nonzero(held)), 2)
     if held.max() / held.sum() <= (1 / classes + 1) / 2:
@@ -177,9 +180,9 @@ def _headline(federation: Federation) -> ClassHeadline:
 
 
 def asked_for(task: Task | str, y: Targets, names: Sequence[str] | None = None) -> tuple[Task, str]:
-    """The task, before it is fitted; for `auto` the one that the targets suggest, and why.
+    """The task before it is fitted, and for `auto` the reason why the targets suggest it.
 
-    `names` are those of the classes, if the targets were texts.
+    `names` are the names of the classes, if the targets were texts.
 
     >>> asked_for("auto", np.array([0, 1, 1]))[1]
     'classification of 2 distinct whole numbers (if quantities: regression)'
@@ -200,15 +203,15 @@ def _chosen(y: Targets, names: Sequence[str] | None) -> tuple[Task, str]:
     if y.ndim == 2:
         if not np.isin(distinct, (0, 1)).all():
             raise ConfigError(
-                f"the targets are {y.shape[1]} whole numbers for each sample, which are not all 0 "
-                "or 1: choose task regression, or give one label for each sample"
+                f"the targets are {y.shape[1]} whole numbers for each sample, and not all are 0 or "
+                "1: choose task regression, or give one label for each sample"
             )
         several = f"{y.shape[1]} answers of 0 or 1"
         return MultiLabel(), f"multi-label, since targets are {several} (if quantities: regression)"
     if names is not None and len(distinct) > MAX_CLASSES:
         raise ConfigError(
-            f"the targets are texts with {len(distinct)} distinct values: choose task "
-            f"classification if each of them is a class"
+            f"the targets are texts with {len(distinct)} distinct values, more than "
+            f"{MAX_CLASSES}: choose task classification if each of them is a class"
         )
     if len(distinct) > MAX_CLASSES:
         raise ConfigError(

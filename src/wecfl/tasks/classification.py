@@ -34,8 +34,9 @@ class Classification:
 
         (1 − p_y)^γ · [(1 − s)·w_y·(−log p_y) + s/C · Σ_c w_c·(−log p_c)]
 
-    with the `weights` w, label smoothing s = `smoothing` and γ = `gamma` (focal loss). Without them
-    it is cross-entropy. The mean is over samples, whatever their weights.
+    with the `weights` w, label smoothing s = `smoothing` and γ = `gamma` (focal loss). With the
+    defaults it is cross-entropy. The loss of a batch is the mean over its samples; it is not
+    divided by their weights.
 
     >>> task = Classification()
     >>> outputs, targets = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
@@ -51,14 +52,14 @@ class Classification:
     weights: tuple[float, ...] | Literal["balanced"] | None = None
     """w, one for each class; `balanced`: n / (C·n_c) for the n_c training samples of class c."""
     smoothing: float = 0.0
-    """s, how much of the target is spread over all classes."""
+    """s, the share of the target that is spread over all classes."""
     gamma: float = 0.0
-    """γ, how much less samples count that are already recognized."""
+    """γ; the larger it is, the less do samples count that are already recognized."""
     ignore: int | None = None
-    """A label that is no class: samples with it are left out, of training and of scores."""
+    """A label that is not a class: samples with it are left out of training and of scores."""
     headline: ClassHeadline = "auto"
-    """The first score; `auto` follows the balance of the classes (`wecfl.tasks.choice`). For `auc`
-    clients also count how probable they found each class (`wecfl.tasks.ranking`)."""
+    """The first score; `auto` follows the balance of the classes (`wecfl.tasks.choice`). For `auc`,
+    clients also send histograms of the probabilities of each class (`wecfl.tasks.ranking`)."""
 
     name: ClassVar[str] = "classification"
 
@@ -71,11 +72,16 @@ class Classification:
             raise ConfigError(f"headline must be one of {known}, got {self.headline!r}")
         if isinstance(self.weights, tuple):
             if self.classes and len(self.weights) != self.classes:
-                raise ConfigError(f"weights need one for each of {self.classes} classes")
+                raise ConfigError(
+                    f"weights must have one number for each of the {self.classes} classes, got "
+                    f"{len(self.weights)}"
+                )
             if not all(0 <= weight < np.inf for weight in self.weights):
                 raise ConfigError(f"weights must be finite and not negative, got {self.weights}")
         elif self.weights not in (None, "balanced"):
-            raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
+            raise ConfigError(
+                f"weights must be 'balanced' or a list of numbers, got {self.weights!r}"
+            )
 
     @property
     def _plain(self) -> bool:
@@ -83,7 +89,7 @@ class Classification:
 
     @property
     def kernel(self) -> Mapping[str, Any] | None:
-        """How the native engine is told the loss; it has no focal loss."""
+        """The loss, described for the native engine, which has no focal loss."""
         if self._plain:
             return {"loss": "cross-entropy"}
         if self.gamma or self.weights == "balanced":
@@ -99,7 +105,7 @@ class Classification:
         return self.classes
 
     def fit(self, federation: Federation) -> tuple[Classification, Federation]:
-        """With labels 0 … C − 1, the weights of the classes, and no sample that is ignored."""
+        """Find C and the weights; make labels 0 … C − 1, and leave out samples to ignore."""
         known = self.classes
         if not known and self.ignore is None and may_be_labels(federation.y):
             known = federation.classes
@@ -108,7 +114,7 @@ class Classification:
         return replace(self, classes=held.classes, weights=weights), held
 
     def shape(self, outputs: int) -> tuple[int, ...]:
-        """(C, C), counts by true and predicted class; for the AUC in one row with histograms."""
+        """(C, C), counts by true and predicted class; with AUC, one row that ends in histograms."""
         if self.headline != "auc":
             return outputs, outputs
         return (outputs**2 + _questions(outputs) * 4 * ranking.BIN_COUNT,)
@@ -138,17 +144,17 @@ class Classification:
         if self._plain:
             return cross_entropy(outputs, targets, reduction=reduction)
         weights = None if self.weights is None else outputs.new_tensor(self.weights)
-        each = cross_entropy(
+        losses = cross_entropy(
             outputs, targets, weight=weights, label_smoothing=self.smoothing, reduction="none"
         )
         if self.gamma:
-            right = -cross_entropy(outputs, targets, reduction="none").neg().expm1()
+            missed = -cross_entropy(outputs, targets, reduction="none").neg().expm1()
             # At 0 the power has no derivative for γ < 1.
-            each = right.clamp_min(finfo(right.dtype).tiny) ** self.gamma * each
-        return each.sum() if reduction == "sum" else each.mean()
+            losses = missed.clamp_min(finfo(missed.dtype).tiny) ** self.gamma * losses
+        return losses.sum() if reduction == "sum" else losses.mean()
 
     def tally(self, outputs: F64, targets: Int, owners: Int, clients: int) -> F64:
-        """(m, C, C), how often each class was predicted as each class; for the AUC in one row."""
+        """(m, C, C), counts by true and predicted class; with AUC, one row for each client."""
         classes = outputs.shape[1]
         cells = (owners * classes + targets) * classes + outputs.argmax(axis=1)
         shape = (clients, classes, classes)
@@ -176,7 +182,7 @@ class Classification:
 
     @property
     def lower(self) -> frozenset[str]:
-        """What measures errors of probabilities."""
+        """The scores that measure errors of probabilities."""
         return frozenset({"brier", "ece"}) if self.headline == "auc" else frozenset()
 
     def complaint(self, tally: F64, most: int) -> str:
@@ -198,11 +204,11 @@ class Classification:
         return shares
 
     def scores(self, tallies: F64) -> dict[str, Any]:
-        """`accuracy` (m,) and `macro_f1` (m,) and, if the headline asks for them, others.
+        """`accuracy` (m,) and `macro_f1` (m,), and others if the headline needs them.
 
         NaN for a client without a tally.
         """
-        from wecfl import metrics  # noqa: PLC0415  (with scikit-learn, which clients do without)
+        from wecfl import metrics  # noqa: PLC0415  (loads scikit-learn, which clients do not need)
 
         parts, found = self._parts(tallies)
         counts = parts.astype(np.int64)
@@ -223,7 +229,7 @@ class Classification:
 
 
 def check_loss(smoothing: float, gamma: float) -> None:
-    """Refuse a smoothing or a focus that makes no loss."""
+    """Refuse a smoothing or a γ with which there is no loss."""
     if not 0 <= smoothing < 1:
         raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing}")
     check_not_negative(gamma=gamma)
@@ -242,7 +248,7 @@ def class_weights(federation: Federation) -> tuple[float, ...]:
 
 
 def _questions(classes: int) -> int:
-    """Of two classes one is the opposite of the other, so one histogram is enough."""
+    """The number of histograms; with two classes one is enough, since they are opposites."""
     return 1 if classes == 2 else classes
 
 

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["Custom", "Loss", "Metric"]
 
 Loss = Callable[[Any, Any], Any]
-"""Gets the outputs (n, d) and the targets of n samples as torch tensors; returns n losses."""
+"""A function of the outputs (n, d) and the targets of n samples, as torch tensors; it returns n
+losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A score of your own: a function of the outputs (n, d) and the targets of a client's samples.
 
-    Both are NumPy arrays. What leaves the client is the number that the function returns, and n.
-    The score of a cluster is the mean over its clients, weighted by n.
+    Both are NumPy arrays. The client sends only the number that the function returns, and n. The
+    score of a cluster is the mean over its clients, weighted by n.
     """
 
     name: str
@@ -38,18 +39,18 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ConfigError(f"the name of a metric is one word, got {self.name!r}")
+            raise ConfigError(f"the name of a metric must be one word, got {self.name!r}")
         if self.better not in ("higher", "lower"):
             raise ConfigError(f"better must be 'higher' or 'lower', got {self.better!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """Another task with your own `loss`, or with `metrics` in front of its scores, or with both.
+    """Another task with your own `loss`, with `metrics` before its scores, or with both.
 
-    The task `of` says what targets look like and how many outputs a model has. Your loss is
-    computed by torch; without one, the loss is that of `of`, on any engine. Over a network code
-    never travels: there the task must be known by a name at both ends (`wecfl.tasks.register`).
+    The task `of` defines the form of the targets and the number of outputs of a model. Your loss is
+    computed by torch; without one, the loss is that of `of`, on any engine. Code is never sent over
+    a network: there the task must be registered under a name at both ends (`wecfl.tasks.register`).
 
     >>> from wecfl.tasks import Regression
     >>> def within_one(outputs, targets): return np.mean(abs(outputs - targets) < 1)
@@ -69,23 +70,25 @@ class Custom:
 
     def __post_init__(self) -> None:
         if self.loss is None and not self.metrics:
-            raise ConfigError("a custom task needs a loss or metrics of its own")
+            raise ConfigError("a custom task needs a loss or metrics: give at least one of them")
         names = [metric.name for metric in self.metrics]
         if len(set(names)) < len(names):
-            raise ConfigError(f"two metrics have the same name: {', '.join(names)}")
+            raise ConfigError(
+                f"the names of metrics must differ, got {', '.join(names)}: rename one"
+            )
 
     @property
     def kernel(self) -> Mapping[str, Any] | None:
-        """That of the other task, unless the loss is your own."""
+        """The description of the other task's loss; None if the loss is your own."""
         return self.of.kernel if self.loss is None else None
 
     @property
     def outputs(self) -> int:
-        """As many as the other task has."""
+        """The number of outputs of the other task."""
         return self.of.outputs
 
     def fit(self, federation: Federation) -> tuple[Custom, Federation]:
-        """As the other task."""
+        """Fit the other task."""
         of, held = self.of.fit(federation)
         return replace(self, of=of), held
 
@@ -100,18 +103,18 @@ class Custom:
         from torch import from_numpy, no_grad  # noqa: PLC0415
 
         with no_grad():
-            found: F64 = self._each(from_numpy(outputs), from_numpy(targets)).double().numpy()
+            found: F64 = self._own_losses(from_numpy(outputs), from_numpy(targets)).double().numpy()
         return found
 
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _own_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self.loss is not None
-        each: Tensor = self.loss(outputs, targets)
-        if getattr(each, "shape", None) != (len(outputs),):
+        losses: Tensor = self.loss(outputs, targets)
+        if getattr(losses, "shape", None) != (len(outputs),):
             raise ConfigError(
-                f"a loss must give one number per sample, ({len(outputs)},), got "
-                f"{tuple(getattr(each, 'shape', ())) or each!r}"
+                f"a loss must return one number per sample, ({len(outputs)},), got "
+                f"{tuple(getattr(losses, 'shape', ())) or losses!r}"
             )
-        return each
+        return losses
 
     def objective(
         self, outputs: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
@@ -119,8 +122,8 @@ class Custom:
         """The mean or sum of the losses as a torch tensor, which can be differentiated."""
         if self.loss is None:
             return self.of.objective(outputs, targets, reduction)
-        each = self._each(outputs, targets)
-        return each.sum() if reduction == "sum" else each.mean()
+        losses = self._own_losses(outputs, targets)
+        return losses.sum() if reduction == "sum" else losses.mean()
 
     def mixed(self, outputs: F64, mixture: F64) -> F64:
         """(n, C), as the other task mixes them."""
@@ -140,7 +143,7 @@ class Custom:
 
     @property
     def lower(self) -> frozenset[str]:
-        """Those of the other task, and your own that are better low."""
+        """The names of the other task, and of your own metrics for which lower is better."""
         own = {metric.name for metric in self.metrics if metric.better == "lower"}
         return (self.of.lower - {metric.name for metric in self.metrics}) | own
 
@@ -152,11 +155,11 @@ class Custom:
         ), most)  # fmt: skip
 
     def predictions(self, outputs: F64) -> Any:
-        """As the other task."""
+        """The predictions of the other task."""
         return self.of.predictions(outputs)
 
     def probabilities(self, outputs: F64) -> F64 | None:
-        """As the other task."""
+        """The probabilities of the other task."""
         return self.of.probabilities(outputs)
 
     def scores(self, tallies: F64) -> dict[str, F64]:

@@ -4,14 +4,14 @@ For each of c yes-or-no questions the samples are sorted into bins by the logit 
 of the predicted probability p. The edges are −12, −11.9, …, 12, and the logits of 0.1, 0.2, …, 0.9.
 A bin holds four sums: samples whose answer is no, samples whose answer is yes, Σp, and Σ(p − y)².
 
-What follows from them, and how exactly:
+The scores that follow from them, and how exact they are:
 
 - *Brier score*, mean (p − y)²: exact.
 - *Calibration error* (ECE) over the ten bins of p between tenths, Σ_b |Σp − Σy| / n: exact.
-- *AUC*, the probability that a yes is ranked above a no, where a pair within a bin counts ½: off by
-  at most ½ Σ_b yes_b·no_b / (yes·no), which `auc` returns beside it.
+- *AUC*, the probability that a yes is ranked above a no, where a pair within a bin counts ½. Its
+  error is at most ½ Σ_b yes_b·no_b / (yes·no), which `auc` also returns.
 - *Average precision*: the middle between its values for the best and the worst order within the
-  bins; `average_precision` returns the most it can be off beside it, ties included.
+  bins. `average_precision` also returns the largest possible error, ties included.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ TENTHS = np.log(np.arange(1, 10) / np.arange(9, 0, -1))
 EDGES: F64 = np.unique(np.concatenate([np.round(np.arange(-120, 121) / 10, 1), TENTHS]))
 """The edges of the bins of the logits; a logit on an edge belongs to the bin above it."""
 BIN_COUNT = len(EDGES) + 1
-"""Bins of a histogram; the first and the last one have no end."""
+"""The number of bins of a histogram; the first and the last one are unbounded."""
 TENTH_OF_BIN: Int = np.searchsorted(TENTHS, np.append(-np.inf, EDGES), side="right")
-"""(bins,), in which tenth of p each bin lies."""
+"""(bins,), the tenth of p to which each bin belongs."""
 ROUNDING_SLACK = 1e-9
-"""Relative to a count: sums of so many rounded numbers may be off by as much."""
+"""The allowed error of a sum by rounding, relative to the number of its terms."""
 
 
 def histograms(logits: F64, truth: F64, owners: Int, clients: int) -> F64:
@@ -63,7 +63,7 @@ def histograms(logits: F64, truth: F64, owners: Int, clients: int) -> F64:
 
 
 def auc(found: F64) -> tuple[F64, F64]:
-    """(…,), the area under the ROC curve and the most it can be off; NaN without yes or no."""
+    """(…,), the area under the ROC curve and its largest error; NaN if all answers are alike."""
     no, yes = found[..., 0, :], found[..., 1, :]
     below = no.cumsum(axis=-1) - no
     pairs = no.sum(axis=-1) * yes.sum(axis=-1)
@@ -72,17 +72,17 @@ def auc(found: F64) -> tuple[F64, F64]:
 
 
 def average_precision(found: F64) -> tuple[F64, F64]:
-    """(…,), Σ (R_k − R_{k−1})·P_k over falling thresholds, and the most it can be off."""
-    from scipy.special import digamma  # noqa: PLC0415  (clients, who only count, do without)
+    """(…,), Σ (R_k − R_{k−1})·P_k over falling thresholds, and its largest error."""
+    from scipy.special import digamma  # noqa: PLC0415  (clients only count, and do not need it)
 
     no, yes = found[..., 0, ::-1], found[..., 1, ::-1]
-    no_above, yes_above = (each.cumsum(axis=-1) - each for each in (no, yes))
+    no_above, yes_above = (counts.cumsum(axis=-1) - counts for counts in (no, yes))
 
     def gained(wrong: F64) -> F64:
         """Σ_j (t + j) / (t + j + wrong), j = 1 … yes: the precisions at the yeses of a bin."""
         start = yes_above + wrong
-        each: F64 = yes - wrong * (digamma(start + yes + 1) - digamma(start + 1))
-        total: F64 = each.sum(axis=-1)
+        in_bins: F64 = yes - wrong * (digamma(start + yes + 1) - digamma(start + 1))
+        total: F64 = in_bins.sum(axis=-1)
         return total
 
     middle, worst = (gained(no_above) + gained(no_above + no)) / 2, gained(no_above + no)
@@ -113,7 +113,7 @@ def answers(found: F64) -> F64:
 
 def probability_scores(found: F64) -> dict[str, F64]:
     """(m,) each, from (m, c, 4, bins): the mean over the questions for which a score is defined."""
-    each = {
+    of_questions = {
         "auc": auc(found)[0],
         "average_precision": average_precision(found)[0],
         "brier": brier(found),
@@ -121,12 +121,12 @@ def probability_scores(found: F64) -> dict[str, F64]:
     }
     return {
         name: _over(np.nansum(values, axis=1), (~np.isnan(values)).sum(axis=1).astype(np.float64))
-        for name, values in each.items()
+        for name, values in of_questions.items()
     }
 
 
 def wrong_histograms(found: F64, most: int) -> str:
-    """What is wrong with the histograms (c, 4, bins) of one client, who has at most `most` samples.
+    """What is wrong with the histograms (c, 4, bins) of a client with at most `most` samples.
 
     Empty if nothing is wrong.
     """
@@ -144,6 +144,6 @@ def wrong_histograms(found: F64, most: int) -> str:
 
 
 def _over(part: F64, whole: F64, otherwise: float = np.nan) -> F64:
-    """Part / whole; where the whole is 0, something else."""
+    """Part / whole; `otherwise` where the whole is 0."""
     share: F64 = np.divide(part, whole, out=np.full(part.shape, otherwise), where=whole > 0)
     return share

@@ -23,7 +23,7 @@ RegressionLoss = Literal["mse", "mae", "huber", "quantile"]
 """The losses of a regression."""
 
 LARGEST_SUM = 1e100
-"""No honest sum of squares of float32 numbers comes near it, and its own square is finite."""
+"""No honest sum of squares of float32 numbers is nearly as large, and its own square is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Regression:
     - `huber`: e²/2 for |e| ≤ δ, else δ·(|e| − δ/2), with δ = `delta`;
     - `quantile`: max(−q·e, (1 − q)·e), with q = `quantile`, whose minimum is the q-quantile.
 
-    Scores are `rmse`, `r2` and `mae`. For `quantile` the headline is `pinball`, that same loss, and
-    `coverage` is the share of targets that are not above the output.
+    Scores are `rmse`, `r2` and `mae`. For `quantile` the headline is `pinball`, which is the same
+    loss, and `coverage` is the share of targets that are not above the output.
 
     >>> task = Regression()
     >>> outputs, targets = np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])
@@ -51,17 +51,17 @@ class Regression:
 
     loss: RegressionLoss = "mse"
     delta: float = 1.0
-    """Where the Huber loss turns from a square into a line."""
+    """The |e| at which the Huber loss changes from a square to a line."""
     quantile: float = 0.5
     outputs: int = 0
-    """d; 0: as many as the targets have."""
+    """d; 0: it follows from the targets."""
 
     name: ClassVar[str] = "regression"
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(RegressionLoss):
             known = ", ".join(get_args(RegressionLoss))
-            raise ConfigError(f"the loss of a regression is one of {known}, got {self.loss!r}")
+            raise ConfigError(f"the loss of a regression must be one of {known}, got {self.loss!r}")
         check_positive(delta=self.delta)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"quantile must lie in (0, 1), got {self.quantile}")
@@ -70,11 +70,11 @@ class Regression:
 
     @property
     def kernel(self) -> Mapping[str, Any] | None:
-        """How the native engine is told the loss, which has that of `mse`."""
+        """The loss, described for the native engine, which has only `mse`."""
         return {"loss": "squares"} if self.loss == "mse" else None
 
     def fit(self, federation: Federation) -> tuple[Regression, Federation]:
-        """With float32 targets (n, d)."""
+        """Find d, and make float32 targets (n, d)."""
         held = forms.numbers(federation, self.outputs or None)
         return replace(self, outputs=held.classes), held
 
@@ -87,15 +87,15 @@ class Regression:
         error = outputs - targets
         far = np.abs(error)
         if self.loss == "mse":
-            each = error**2
+            of_outputs = error**2
         elif self.loss == "mae":
-            each = far
+            of_outputs = far
         elif self.loss == "huber":
             line = self.delta * (far - self.delta / 2)
-            each = np.where(far <= self.delta, error**2 / 2, line)
+            of_outputs = np.where(far <= self.delta, error**2 / 2, line)
         else:
-            each = self._pinball(error)
-        mean: F64 = each.mean(axis=1)
+            of_outputs = self._pinball(error)
+        mean: F64 = of_outputs.mean(axis=1)
         return mean
 
     def _pinball(self, error: F64) -> F64:
@@ -111,8 +111,8 @@ class Regression:
         targets = targets.to(outputs.dtype)
         if self.loss == "quantile":
             error = outputs - targets
-            each = maximum(-self.quantile * error, (1 - self.quantile) * error)
-            whole = each.sum() if reduction == "sum" else each.mean()
+            of_outputs = maximum(-self.quantile * error, (1 - self.quantile) * error)
+            whole = of_outputs.sum() if reduction == "sum" else of_outputs.mean()
         else:
             options: dict[str, Any] = {"delta": self.delta} if self.loss == "huber" else {}
             named = {"mse": "mse_loss", "mae": "l1_loss", "huber": "huber_loss"}[self.loss]
@@ -136,7 +136,7 @@ class Regression:
 
     @property
     def lower(self) -> frozenset[str]:
-        """All errors."""
+        """The scores that measure errors."""
         return frozenset({"rmse", "mae", "pinball"})
 
     def complaint(self, tally: F64, most: int) -> str:
@@ -166,10 +166,10 @@ class Regression:
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     def probabilities(self, outputs: F64) -> None:
-        """None: a number has no probability."""
+        """None: a regression has no probabilities."""
 
     def scores(self, tallies: F64) -> dict[str, F64]:
-        """(m,) each; R² is the mean over the outputs, NaN where a target does not vary."""
+        """The scores, (m,) each. R² is the mean over the outputs; NaN if a target does not vary."""
         count = tallies[:, 0, 0]
 
         def mean(column: int) -> F64:
@@ -178,7 +178,7 @@ class Regression:
 
         squares, total, square_total = (tallies[:, :, column] for column in (1, 3, 4))
         spread = square_total - _over(total**2, count[:, None])
-        # Below, the spread is the rounding error of its terms, not a spread of the targets.
+        # A smaller spread is only the rounding error of its terms.
         varies = spread > 1e-12 * square_total
         r2 = np.where(varies, 1 - _over(squares, np.where(varies, spread, 0)), np.nan)
         found = {"rmse": np.sqrt(mean(1)), "r2": r2.mean(axis=1), "mae": mean(2)}

@@ -1,4 +1,4 @@
-"""The targets of a federation in the form that a task needs; an error names client and sample."""
+"""Brings the targets of a federation into the form of a task; errors name client and sample."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ __all__ = ["labels", "numbers", "without_samples", "wrong_counts", "yes_or_no"]
 
 
 def labels(federation: Federation, classes: int | None, ignore: int | None = None) -> Federation:
-    """With int64 labels 0 … classes − 1, by default up to the largest; `ignore` is no class."""
+    """The federation with int64 labels 0 … classes − 1, without samples with the label `ignore`.
+
+    By default, `classes` is the largest label + 1.
+    """
     y = federation.y
     if y.ndim != 1:
         raise DataError(
-            f"a target has {y.shape[1]} numbers, expected one label: for several labels use the "
-            "task multi-label, for numbers regression"
+            f"a target has {y.shape[1]} numbers, expected one label: choose task multi-label for "
+            "several labels, or regression for numbers"
         )
     if ignore is not None:
         federation = without_samples(federation, y == ignore)
@@ -48,7 +51,7 @@ def labels(federation: Federation, classes: int | None, ignore: int | None = Non
 
 
 def numbers(federation: Federation, columns: int | None) -> Federation:
-    """With float32 targets (n, d); all samples have that many `columns`, by default any number."""
+    """The federation with float32 targets (n, d), where d must be `columns` if that is given."""
     y = federation.y if federation.y.ndim == 2 else federation.y[:, None]
     _check_columns(y, columns)
     if y is federation.y and y.dtype == np.float32:
@@ -57,7 +60,7 @@ def numbers(federation: Federation, columns: int | None) -> Federation:
 
 
 def yes_or_no(federation: Federation, columns: int | None) -> Federation:
-    """With float32 targets (n, d) that are 0 or 1."""
+    """The federation with float32 targets (n, d) that are 0 or 1."""
     y = federation.y if federation.y.ndim == 2 else federation.y[:, None]
     _check_columns(y, columns)
     _refuse(federation, ((y != 0) & (y != 1)).any(axis=1), "target", "must be 0 or 1")
@@ -76,7 +79,7 @@ def without_samples(federation: Federation, left_out: Bool) -> Federation:
 
 
 def wrong_counts(counts: F64, most: int) -> str:
-    """What is wrong with the counts of one client, who can't hold more than `most` samples."""
+    """What is wrong with the counts of a client with at most `most` samples; empty: nothing."""
     if (counts < 0).any() or (counts != np.floor(counts)).any():
         return "counts must be whole numbers and not negative"
     too_many = (counts > most).any() or counts.sum() > most  # single counts first: no overflow
@@ -86,7 +89,10 @@ def wrong_counts(counts: F64, most: int) -> str:
 def _check_columns(y: NDArray[Any], columns: int | None) -> None:
     """Refuse targets with another number of columns."""
     if columns is not None and y.shape[1] != columns:
-        raise DataError(f"a target has {y.shape[1]} numbers, expected {columns} for each sample")
+        raise DataError(
+            f"a target has {y.shape[1]} numbers, expected {columns} for each sample: change the "
+            "outputs or classes of the task, or the targets"
+        )
 
 
 def _used(federation: Federation) -> Bool:

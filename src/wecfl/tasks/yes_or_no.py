@@ -38,7 +38,7 @@ class _YesOrNo:
 
     @property
     def lower(self) -> frozenset[str]:
-        """What measures errors of probabilities."""
+        """The scores that measure errors of probabilities."""
         return frozenset({"brier", "ece"})
 
     def complaint(self, tally: F64, most: int) -> str:
@@ -63,13 +63,13 @@ class Binary(_YesOrNo):
     """
 
     weight: float | Literal["balanced"] = 1.0
-    """w of a yes; `balanced`: as many as there are noes for each yes in the training data."""
+    """w, the weight of a yes; `balanced`: the number of noes for each yes in the training data."""
     smoothing: float = 0.0
-    """s, how much of the target is spread over both answers."""
+    """s, the share of the target that is spread over both answers."""
     gamma: float = 0.0
     """γ of the focal loss."""
     ignore: int | None = None
-    """A label that is neither: samples with it are left out, of training and of scores."""
+    """A label that is neither yes nor no: samples with it are left out of training and scores."""
     headline: ClassHeadline = "auto"
     """The first score; `auto` follows the balance of the answers (`wecfl.tasks.choice`)."""
 
@@ -79,7 +79,9 @@ class Binary(_YesOrNo):
         check_loss(self.smoothing, self.gamma)
         _check_headline(self.headline)
         if self.weight != "balanced" and not 0 < self.weight < np.inf:
-            raise ConfigError(f"weight must be balanced or positive, got {self.weight!r}")
+            raise ConfigError(
+                f"weight must be 'balanced' or a positive number, got {self.weight!r}"
+            )
 
     @property
     def outputs(self) -> int:
@@ -87,7 +89,7 @@ class Binary(_YesOrNo):
         return 1
 
     def fit(self, federation: Federation) -> tuple[Binary, Federation]:
-        """With labels 0 and 1, the weight, and no sample that is ignored."""
+        """Find the weight, check that labels are 0 or 1, and leave out samples to ignore."""
         held = forms.labels(federation, 2, self.ignore)
         if self.weight != "balanced":
             return self, held
@@ -119,7 +121,7 @@ class Binary(_YesOrNo):
         return ranking.histograms(outputs, targets[:, None].astype(np.float64), owners, clients)
 
     def predictions(self, outputs: F64) -> Int:
-        """(n,), 1 for a probability from ½, else 0."""
+        """(n,), 1 for a probability of at least ½, otherwise 0."""
         return _answers(outputs)[:, 0]
 
     def probabilities(self, outputs: F64) -> F64:
@@ -136,16 +138,17 @@ class Binary(_YesOrNo):
 class MultiLabel(_YesOrNo):
     """Every sample has a yes or a no for each of C labels; a model gives C logits.
 
-    Targets are (n, C) of 0 and 1. The loss of a sample is the mean over its labels of that of
-    `Binary`; scores are means over the labels for which they are defined.
+    Targets are (n, C) of 0 and 1. The loss of a sample is the mean over its labels of the loss of
+    `Binary`. Scores are means over the labels for which they are defined.
     """
 
     classes: int = 0
-    """C; 0: as many as the targets have."""
+    """C; 0: it follows from the targets."""
     weights: tuple[float, ...] | Literal["balanced"] | None = None
-    """w of a yes, for each label; `balanced`: noes for each yes in the training data."""
+    """w, the weight of a yes, for each label; `balanced`: the numbers of noes for each yes in the
+    training data."""
     smoothing: float = 0.0
-    """s, how much of the target is spread over both answers."""
+    """s, the share of the target that is spread over both answers."""
     gamma: float = 0.0
     """γ of the focal loss."""
     headline: ClassHeadline = "auc"
@@ -160,11 +163,16 @@ class MultiLabel(_YesOrNo):
             raise ConfigError(f"classes must not be negative, got {self.classes}")
         if isinstance(self.weights, tuple):
             if self.classes and len(self.weights) != self.classes:
-                raise ConfigError(f"weights need one for each of {self.classes} labels")
+                raise ConfigError(
+                    f"weights must have one number for each of the {self.classes} labels, got "
+                    f"{len(self.weights)}"
+                )
             if not all(0 < weight < np.inf for weight in self.weights):
                 raise ConfigError(f"weights must be positive and finite, got {self.weights}")
         elif self.weights not in (None, "balanced"):
-            raise ConfigError(f"weights must be balanced or a list, got {self.weights!r}")
+            raise ConfigError(
+                f"weights must be 'balanced' or a list of numbers, got {self.weights!r}"
+            )
 
     @property
     def outputs(self) -> int:
@@ -172,7 +180,7 @@ class MultiLabel(_YesOrNo):
         return self.classes
 
     def fit(self, federation: Federation) -> tuple[MultiLabel, Federation]:
-        """With float32 targets (n, C) of 0 and 1, and the weights."""
+        """Find C and the weights, and make float32 targets (n, C) of 0 and 1."""
         held = forms.yes_or_no(federation, self.classes or None)
         weights = self.weights
         if weights == "balanced":
@@ -205,7 +213,7 @@ class MultiLabel(_YesOrNo):
         return ranking.histograms(outputs, targets.astype(np.float64), owners, clients)
 
     def predictions(self, outputs: F64) -> Int:
-        """(n, C), 1 for a probability from ½, else 0."""
+        """(n, C), 1 for a probability of at least ½, otherwise 0."""
         return _answers(outputs)
 
     def probabilities(self, outputs: F64) -> F64:

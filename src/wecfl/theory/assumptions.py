@@ -1,4 +1,4 @@
-"""Whether the assumptions of the lemmas are met, not met or unknown, by what a run folder says."""
+"""Whether the assumptions of the lemmas are met, not met or unknown, as a run folder shows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["RunEvidence", "assumptions"]
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """What a run folder says about the lemmas and their assumptions."""
+    """What a run folder shows about the lemmas and their assumptions."""
 
     title: str
     records: list[Record]
     model: str
     task: str
-    """The task by name and options."""
+    """The name and the options of the task."""
     steps: int
     """Q, the number of local steps in a round."""
     plan: dict[str, Any]
@@ -39,7 +39,7 @@ class RunEvidence:
     tensors: list[str]
     """The names of the model's tensors."""
     fleet: bool
-    """Whether other clients take part in each round, and F is theirs."""
+    """Whether it is a fleet: each round has other clients, and F is that of these clients."""
 
     @classmethod
     def read(cls, folder: Path) -> RunEvidence:
@@ -53,7 +53,9 @@ class RunEvidence:
             method = method_of(chosen)
             plan, words, values = chosen.model_dump(), components(method), structure(method)
         if not records:
-            raise RunFolderError(f"{folder} holds no complete round: there is nothing to check")
+            raise RunFolderError(
+                f"nothing to check: {folder} holds no complete round; resume the run"
+            )
         return cls(
             title=f"{summary['method']}, K = {summary['k']}, {len(records)} rounds, "
             f"seed {summary['seed']}",

@@ -49,7 +49,7 @@ UNKNOWN_OF_A_FLEET = {
 def check_run(folder: Path, epsilon: float | None = None) -> Check:
     """Judge every lemma and theorem on the record of a run.
 
-    `epsilon` asks how many rounds T Theorem 3 needs for a mean ‖∇L‖² of ε.
+    With `epsilon`, the result also says how many rounds T Theorem 3 needs for a mean ‖∇L‖² of ε.
     """
     run = RunEvidence.read(folder)
     unmeasured = not any("theory" in record for record in run.records)
@@ -141,7 +141,7 @@ def _smooth_enough(record: Record) -> bool:
 
 
 def _began_together(run: RunEvidence, record: Record) -> bool:
-    """Whether all clients had one rate, and those of a cluster began from one model."""
+    """Whether all clients had the same η, and those of each cluster began with the same model."""
     return bool(record["theory"]["together"]) and run.rate(record) is not None
 
 
@@ -159,7 +159,7 @@ def _steady(run: RunEvidence, before: Record, record: Record) -> bool:
 
 
 def _convergence(run: RunEvidence) -> Iterator[Inequality]:
-    """Theorem 3 after T rounds, where it promises something."""
+    """Theorem 3 after each number of rounds T for which it gives a bound."""
     always = True
     found = mean_gradients(run.records, run.steps)
     for (before, record), (mean, promised) in zip(pairwise(run.records), found, strict=True):

@@ -61,7 +61,7 @@ class Statement:
     rounds: Sequence[Inequality]
     assumptions: Sequence[Assumption]
     condition: str = ""
-    """What it asks of the learning rate, in words; empty if nothing."""
+    """Its condition on the learning rate, in words; empty if it has none."""
     missing: str = ""
     """Why there is no round to judge; empty if there is one."""
 

@@ -1,4 +1,4 @@
-"""FedAtt: an aggregation that weighs clients layer by layer, by how far they went."""
+"""FedAtt: an aggregation that weighs clients layer by layer, by how far their models have moved."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Attentive:
 
         s_i = ‖Ω^l − ω_i^l‖,   a = softmax(s),   Ω^l ← Ω^l − step · Σ a_i (Ω^l − ω_i^l).
 
-    The softmax is of plus the distance, so a client that went farther counts more, as published. λ
-    has no part in it. BatchNorm statistics are averaged by λ.
+    A client whose model has moved farther counts more: the softmax has a plus before the distance,
+    as published. λ is not used, except that BatchNorm statistics are averaged by λ.
 
     >>> models = {"model": np.array([[0.0], [4.0]], np.float32)}
     >>> state = State(1, models, np.full((1, 1), 2, np.float32), labels=np.array([0, 0]))
@@ -47,10 +47,10 @@ class Attentive:
         width, centers = state.centers.shape[1], mean.centers.copy()
         stops = [width] if layout is None else layout.trained_stops
         for k in np.unique(state.labels):
-            here = np.flatnonzero(state.labels == k)
+            members = np.flatnonzero(state.labels == k)
             for start, stop in zip([0, *stops[:-1]], stops, strict=True):
                 before = state.centers[k, start:stop].astype(np.float64)
-                gap = before - state.models[here, start:stop]
+                gap = before - state.models[members, start:stop]
                 score = np.sqrt(np.einsum("ip,ip->i", gap, gap))
                 share = np.exp(score - score.max())
                 share /= share.sum()

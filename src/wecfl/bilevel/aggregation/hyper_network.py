@@ -34,14 +34,15 @@ from wecfl.limits import check_positive
 __all__ = ["Apart", "FitsInMemory", "HyperNetwork", "Parameters", "hyper_update"]
 
 HIDDEN_LAYERS = 4
-"""Linear layers before the last one."""
+"""The number of linear layers before the last one."""
 MOMENTUM, DECAY, MAX_GRADIENT = 0.9, 1e-3, 50.0
-"""Of the server's SGD; a longer gradient is shortened to this length (the authors' code)."""
+"""The momentum and the weight decay of the server's SGD, and the largest length of its gradient: a
+longer one is shortened to it. The values are those of the authors' code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Every client is a cluster of its own.
+    """A clustering in which every client is a cluster of its own.
 
     >>> view = View(np.zeros((3, 1)), np.zeros((1, 1)), np.ones(3), labels=np.zeros(3, int))
     >>> Apart()(view, lambda points, centers: points, np.random.default_rng(0)).labels.tolist()
@@ -86,8 +87,8 @@ class HyperNetwork:
         labels, m, n = after.labels, len(after.labels), setting.engine.layout.trainable
         if len(np.unique(labels)) < m:
             raise ConfigError(
-                "a hyper-network makes one model for each client, and here clients share a "
-                "cluster: leave out min_cluster, or set clustering to Apart() and steps without E"
+                "a hyper-network makes a model for each client, but some clients share a cluster: "
+                "leave out min_cluster, or set clustering to Apart() and leave E out of the steps"
             )
         heard = after.heard
         heard &= setting.enough(labels[heard], len(after.centers))[labels]
@@ -109,7 +110,7 @@ class HyperNetwork:
         )
 
     def _begun(self, state: State, setting: Setting) -> tuple[Parameters, Parameters]:
-        """Parameters and their momentum as copies, or those at the start."""
+        """Copies of the parameters and of their momentum; in the first round, their start."""
         if "embedding" in state.known:
             return _copied(state, "hyper.", "embedding"), _copied(
                 state, "hyper.momentum.", "embedding.momentum"
@@ -151,7 +152,7 @@ class FitsInMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """What the server learns, or its momentum; a step overwrites it.
+    """The numbers that the server learns, or their momentum; a step overwrites them.
 
     >>> len(Parameters([np.zeros((2, 1))], np.zeros((3, 1))).arrays)
     2
@@ -164,7 +165,7 @@ class Parameters:
 
     @property
     def arrays(self) -> list[F32]:
-        """All of them."""
+        """The layers, and then the vectors."""
         return [*self.layers, self.vectors]
 
 
@@ -174,7 +175,7 @@ def _copied(state: State, prefix: str, vectors: str) -> Parameters:
 
 
 def _values(network: Parameters, clients: slice) -> list[F32]:
-    """What goes into each layer for these clients, (n, inputs), and last their models (n, P)."""
+    """The inputs (n, inputs) of each layer for these clients, and last their models (n, P)."""
     values = [network.vectors[clients]]
     for j, layer in enumerate(network.layers):
         if 0 < j < HIDDEN_LAYERS:
@@ -208,7 +209,7 @@ def _step(now: Parameters, speed: Parameters, client: int, target: F32, lr: floa
 
 
 def hyper_update(network: HyperNetwork) -> Ask:
-    """A local update after which the server teaches its hyper-network, in the place of "L".
+    """A local update after which the server trains its hyper-network; it takes the place of "L".
 
     >>> str(hyper_update(HyperNetwork()))
     'L(HyperNetwork(embedding=None, hidden=100, lr=0.01))'

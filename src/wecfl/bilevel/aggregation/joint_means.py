@@ -21,10 +21,10 @@ __all__ = ["CommonColumns", "PeerGroups", "PeerMeans"]
 
 @dataclass(frozen=True, slots=True)
 class CommonColumns:
-    """Some columns are averaged over the clients of all clusters, the others in each cluster.
+    """Averages some columns over the clients of all clusters, and the others in each cluster.
 
-    IFCA's weight sharing: the body of the model is common, and each cluster has a head of its own.
-    `of` is the aggregation of each cluster.
+    This is IFCA's weight sharing: the body of the model is common, and each cluster has a head of
+    its own. `of` is the aggregation that makes both means.
 
     >>> models = {"model": np.array([[0.0, 1.0], [4.0, 3.0]], np.float32)}
     >>> state = State(1, models, np.zeros((2, 2), np.float32), labels=np.array([0, 1]))
@@ -41,7 +41,7 @@ class CommonColumns:
     ) -> State:
         """The state with new centers, which are equal in the common columns."""
         after = self.of(state, importance, sizes, layout)
-        if not len(state.labels):  # nobody was heard
+        if not len(state.labels):  # no client was heard
             return after
         columns = np.arange(state.centers.shape[1])[layout.columns(self.which) if layout else ...]
         one = state.replace(labels=np.zeros_like(state.labels))
@@ -53,9 +53,9 @@ class CommonColumns:
 
 @dataclass(frozen=True, slots=True)
 class PeerGroups:
-    """FedP2P, the server's part before a round: it draws peer groups of equal size.
+    """FedP2P, the server's part: it divides the clients of a round into peer groups of equal size.
 
-    It is what an `Ask` learns. Client i finds the number of its group in `state.known["peers"]`.
+    It is the `learn` of an `Ask`. `state.known["peers"]` holds the number of each client's group.
 
     >>> PeerGroups(groups=3).groups
     3
@@ -68,11 +68,11 @@ class PeerGroups:
             raise ConfigError(f"peer_groups must be at least 1, got {self.groups}")
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
-        """The state with the groups of the clients that took part; the others are in none, −1."""
+        """The state with the groups of the clients that took part; −1 for the others."""
         m = len(after.labels)
         draws = setting.channel.draws("peers", m, before.round)
-        there = np.flatnonzero(setting.channel.present(m, before.round))
-        order = there[np.argsort(draws[there], kind="stable")]
+        present = np.flatnonzero(setting.channel.present(m, before.round))
+        order = present[np.argsort(draws[present], kind="stable")]
         peers = np.full(m, -1, np.int64)
         peers[order] = np.arange(len(order)) % self.groups
         return after.replace(known={**after.known, "peers": peers})
@@ -82,8 +82,8 @@ class PeerGroups:
 class PeerMeans:
     """FedP2P: the mean of the means of the peer groups, in each cluster.
 
-    Inside a group, members count by λ; then all groups with a member that was heard count alike
-    (Chou et al., 2021).
+    Inside a group, members count by λ. Then all groups with a member that was heard have the same
+    weight (Chou et al., 2021).
 
     >>> models = {"model": np.array([[0.0], [2.0], [9.0]], np.float32)}
     >>> state = State(1, models, np.zeros((1, 1), np.float32), labels=np.zeros(3, int),

@@ -19,8 +19,9 @@ __all__ = ["Mean", "Stay", "own_importance"]
 class Mean:
     """The weighted mean of each cluster, Ω_k = Σ_{i∈k} λ_i ω_i / Σ_{i∈k} λ_i (Lemma 2).
 
-    The aggregation may weigh clients differently from the clustering: FeSEM clusters them uniformly
-    and averages by data size. So `importance`, if it is given, replaces the method's λ here.
+    The aggregation may weigh clients differently from the clustering: FeSEM clusters them with
+    equal weights and averages them by data size. So `importance`, if given, replaces the method's
+    λ here.
 
     >>> models = {"model": np.array([[0.0], [4.0]], np.float32)}
     >>> state = State(1, models, np.full((2, 1), 9, np.float32), labels=np.array([0, 0]))

@@ -1,8 +1,9 @@
 """FedNova: a client that takes more steps does not count more for it.
 
-A mean of models moves towards the clients that take many steps, so that the run minimizes another
-objective than R. FedNova divides each update by the effort a_i that it took (Wang et al., *Tackling
-the Objective Inconsistency Problem in Heterogeneous Federated Optimization*, NeurIPS 2020):
+The plain mean of models moves towards the clients that take many steps, so that the run does not
+minimize R but another objective. FedNova divides each update by the effort a_i that it took (Wang
+et al., *Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization*,
+NeurIPS 2020):
 
     Ω_k ← Ω_k + (Σ p_i a_i) · Σ p_i (ω_i − Ω_k) / a_i,   p_i = λ_i / Σ λ.
 
@@ -29,7 +30,7 @@ __all__ = ["COUNTED", "Normalized", "check_effort", "effort", "learn_effort"]
 
 
 def effort(steps: Int, momentum: float) -> F64:
-    """(n,), a_i of so many steps with this momentum.
+    """(n,), the effort a_i of these numbers of steps with this momentum.
 
     >>> effort(np.array([0, 1, 3]), 0.0).tolist(), effort(np.array([0, 1, 2]), 0.5).tolist()
     ([0.0, 1.0, 3.0], [0.0, 1.0, 2.5])
@@ -50,11 +51,14 @@ def check_effort(plan: LocalPlan, layout: Layout) -> None:
     if other := plan.not_plain("momentum", "weight_decay", "max_gradient"):
         raise ConfigError(f"FedNova needs steps of SGD: set optimizer to sgd, got {other}")
     if plan.momentum and plan.keep_momentum:
-        raise ConfigError("FedNova needs momentum that starts from 0: set keep_momentum to false")
+        raise ConfigError(
+            "FedNova needs momentum that starts from 0 in every round: set keep_momentum to false, "
+            "or momentum to 0"
+        )
 
 
 COUNTED = Ask(learn=learn_effort, check=check_effort)
-"""A local update whose steps are counted, in the place of "L"."""
+"""A local update whose steps are counted; it takes the place of "L"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,10 @@ class Normalized:
         n, efforts = width if layout is None else layout.trainable, state.known["effort"]
         centers = mean.centers.copy()
         for k in np.unique(state.labels):
-            here = np.flatnonzero((state.labels == k) & (efforts > 0))
+            members = np.flatnonzero((state.labels == k) & (efforts > 0))
             before = state.centers[k, :n].astype(np.float64)
-            share = importance[here] / importance[here].sum()
-            weight = (share @ efforts[here]) * share / efforts[here]
-            gap = state.models[here, :n] - before
+            share = importance[members] / importance[members].sum()
+            weight = (share @ efforts[members]) * share / efforts[members]
+            gap = state.models[members, :n] - before
             centers[k, :n] = before + np.einsum("i,ip->p", weight, gap)
         return mean.replace(centers=centers)

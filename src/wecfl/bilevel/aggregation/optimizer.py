@@ -2,8 +2,9 @@
 
 The pseudo-gradient of a cluster is Δ_k = mean of its members' ω_i − Ω_k, so that a plain step of
 length 1 is the mean itself (Reddi et al., *Adaptive Federated Optimization*, ICLR 2021; FedAvgM:
-Hsu et al., 2019). There is no bias correction. A cluster of which no client was heard takes no
-step. If a cluster is split, both parts get its moments. BatchNorm statistics are averaged.
+Hsu et al., 2019). There is no bias correction. A cluster takes no step in a round in which none of
+its clients was heard. If a cluster is split, both parts get its moments. BatchNorm statistics are
+averaged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Aggregations that limit what a minority of a cluster can do, and all aggregations by name.
 
-`Mean` is the paper's aggregation, and a single member can move it anywhere. These limit what a
-minority can do. They do so inside each cluster, where honest clients are alike, and not over all
-clients. A member of a cluster is a client with its label and λ_i > 0. A cluster without members
-keeps its center, and a cluster with one member takes that member's model. Up to rounding, the
-center does not depend on the order of the clients.
+`Mean` is the paper's aggregation, and a single member can move it anywhere. The aggregations in
+this file limit what a minority can do. They do so inside each cluster, where honest clients are
+alike, and not over all clients. A member of a cluster is a client with its label and λ_i > 0. A
+cluster without members keeps its center, and a cluster with one member takes that member's model.
+Up to rounding, the center does not depend on the order of the clients.
 
 A dishonest client can also lie about |D_i|. Where an aggregation uses λ, "a minority" means members
 that hold less than half of λ.
@@ -122,9 +122,8 @@ class TrimmedMean(_OneByOne):
         center = np.empty(rows.shape[1], np.float32)
         for columns, values, reached in in_order(rows, weight):
             kept = np.diff(np.clip(reached, low, high), axis=0, prepend=low)
-            kept[kept <= EQUAL_SHARE * total] = (
-                0  # what rounding leaves of members that are cut off
-            )
+            # Rounding may leave a little of members that are cut off.
+            kept[kept <= EQUAL_SHARE * total] = 0
             center[columns] = np.einsum("ip,ip->p", kept, values) / kept.sum(axis=0)
         return center
 
@@ -137,9 +136,9 @@ class Krum(_OneByOne):
     its squared distances to the n − f − 2 members nearest to it, and the model of the member with
     the smallest score becomes the center. The proof counts members, so λ is not used. It also needs
     n ≥ 2f + 3, so f is at most ⌊(n − 3)/2⌋: a small cluster is protected from fewer attackers than
-    were asked for. Of two members both score 0, and nothing is promised. Of three members, one of
-    the nearest pair is taken. Between equal scores the bytes of the models decide, which do not
-    depend on the order of the clients.
+    were asked for. With two members, both score 0, and there is no protection. With three members,
+    one of the nearest pair is taken. If scores are equal, the bytes of the models decide, which do
+    not depend on the order of the clients.
 
     With `several`, the center is the λ-mean of the n − f members with the smallest scores
     (multi-Krum). By default f = 0 for fewer than five members, where this is the mean of all.
@@ -208,7 +207,7 @@ class GeometricMedian(_OneByOne):
 
     def _center(self, rows: F32, weight: F64) -> F32:
         """(P,), the center of the members' rows."""
-        # Relative to the most central member, so that far outliers cost the others no digits.
+        # Models are taken relative to the most central one, so that outliers cost them no digits.
         origin = (np.sqrt(_squared_distances(rows)) @ weight).argmin()
         gap = np.subtract(rows, rows[origin], dtype=np.float64)
         gram = gap @ gap.T
@@ -221,7 +220,7 @@ class GeometricMedian(_OneByOne):
             after = pull / pull.sum()
             step = after - mixture
             mixture = after
-            # The change of the sum would not do: a far outlier makes up nearly all of it.
+            # The change of the sum would be no good test: a far outlier makes up nearly all of it.
             moved = np.sqrt(max(step @ gram @ step, 0))
             if moved <= self.tolerance * weighted_median(away[:, None], weight)[0]:
                 break

@@ -34,32 +34,33 @@ from wecfl.errors import ConfigError
 __all__ = ["Recluster", "UntilSettled", "Watch", "WatchedBy", "has_settled", "rescheduled"]
 
 Recluster = Literal["every", "settled", "drift"]
-"""When clients are clustered: in every round; in every round until it has settled; or so, and then
-those clients again whose data have drifted."""
+"""When clients are clustered: in every round; in every round until the assignment has settled; or
+until it has settled, and after that again the clients whose data have drifted."""
 
 WatchedBy = Literal["loss", "distance"]
-"""What tells that a client's data have drifted."""
+"""The quantity that shows whether a client's data have drifted."""
 
 PATIENCE = 3
 """The number of rounds without a change after which an assignment has settled."""
 WATCHED_ROUNDS = 5
 """The number of rounds in which a client whose data have drifted chooses its cluster."""
 HISTORY = 10
-"""The number of rounds with which a rise of the loss is compared, or more of few clients."""
+"""The number of earlier rounds with which a rise of the loss is compared; more if clients are few.
+"""
 CAUTION = 2
-"""By how much less than the asked rate of false alarms is aimed at: rounds without drift are not
-quite alike, since losses fall (docs/drift.md)."""
+"""The limit aims at the asked rate of false alarms divided by this number, since rounds without
+drift are not quite alike: losses fall (docs/drift.md)."""
 WAYS: Mapping[WatchedBy, Watched] = {"loss": ByLoss(), "distance": ByDistance()}
-"""What a client is watched by."""
+"""The ways to watch a client, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class UntilSettled:
     """A clustering in every round, until no client has changed its cluster for `patience` rounds.
 
-    From then on clients keep their clusters, and those that are heard for the first time join the
-    nearest. If the clustering chooses K, this must have settled first. Its note `unchanged` is the
-    number of rounds in a row without a change.
+    From then on, clients keep their clusters, and a client that is heard for the first time joins
+    the nearest one. If the clustering chooses K, K must have settled first. The note `unchanged` is
+    the number of rounds in a row without a change.
 
     >>> from wecfl.bilevel.clustering import KMeans
     >>> UntilSettled(KMeans()).patience
@@ -70,7 +71,7 @@ class UntilSettled:
     patience: int = PATIENCE
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The clusters found, or those that there are."""
+        """The clusters found; once the assignment has settled, the clusters as they are."""
         if has_settled(view.notes, self.patience):
             return Clusters(view.labels, view.centers, view.notes)
         found = self.clustering(view, distance, rng)
@@ -85,26 +86,28 @@ class UntilSettled:
 class Watch:
     """Finds drift: what is watched of a client has risen more than it does in rounds without drift.
 
-    By `loss`, it is the loss L_i of the model that the client is about to train, for which it is
-    asked (`Ask` for `Risk`). By `distance`, it is L_i = ‖g_i − G_k‖, the length of its local update
-    in the representation, which the server has anyway; so drift is found after the update.
+    What is watched is called L_i. By `loss`, it is the loss of the model that the client is about
+    to train, for which the client is asked (`Ask` for `Risk`). By `distance`, it is ‖g_i − G_k‖,
+    the length of its local update in the representation, which the server has anyway; so drift is
+    found after the update.
 
-    The rise is r_i = log L_i(t) − log L_i(t−1).
-    What all clients have in common is taken away: e_i = (r_i − q₁) / (q₂ − q₁), where q₁ and q₂ are
-    the first and second quartile of all r; so at most half of the clients may drift in a round.
-    Drift is found if e_i is larger than all but a share `alarm` / 2 of those in earlier rounds. If
-    rounds without drift were alike, this would be the rate of false alarms; so `alarm` is one.
+    The rise is r_i = log L_i(t) − log L_i(t−1). What all clients have in common is taken away:
+    e_i = (r_i − q₁) / (q₂ − q₁), where q₁ and q₂ are the first and second quartile of all r. So at
+    most half of the clients may drift in a round. Drift is found if e_i is larger than all but a
+    share `alarm` / 2 of the e in earlier rounds. If rounds without drift were alike, the rate of
+    false alarms would be `alarm` / 2. They are not quite alike, hence the factor 2 (`CAUTION`).
 
-    A client that is found, and every one that was in the last `patience` rounds, is asked for the
-    losses of all clusters' models, and joins the cluster with the smallest. An update that began
-    elsewhere is dropped. A client is *new* if its smallest loss is larger than that of every client
-    that was not found, and, by loss, takes back less than half of the rise. Two or more new clients
-    make a cluster of their own, if K is "auto" and the
-    assignment had settled, or all clients were in one cluster; then it has settled.
+    A client whose data are found to have drifted, now or in the last `patience` rounds, is asked
+    for the losses of all clusters' models, and joins the cluster with the smallest loss. If it
+    changes its cluster, the update that it made before is dropped. A client is *new* if its
+    smallest loss is larger than that of every client without drift and, by `loss`, undoes less
+    than half of the rise. Two or more new clients make a cluster of their own, if K is "auto" and
+    the assignment had settled, or all clients were in one cluster. Then the assignment counts as
+    settled.
 
-    In `State.known` are `loss`, the last L_i of each client; `usual`, the one before its
-    drift; `rises` (m, rounds), the e of the last rounds; `drifted`, who was found in this round;
-    and `watched`, for how many rounds more a client is asked.
+    `State.known` holds `loss`, the last L_i of each client; `usual`, its L_i before the drift;
+    `rises` (m, rounds), the e of the last rounds; `drifted`, whether drift was found in this round;
+    and `watched`, for how many more rounds the client is asked.
 
     >>> Watch(alarm=0.05)
     Watch(alarm=0.05, patience=5, by='loss')
@@ -123,11 +126,11 @@ class Watch:
             raise ConfigError(f"watch must be loss or distance, got {self.by!r}")
 
     def step(self, local: str | Ask) -> Steps:
-        """The local update `local` with what is asked before it, or learnt from it."""
+        """The local update `local`, and what the server asks before it or learns from it."""
         return WAYS[self.by].step(local, self)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
-        """The state with what is known of drift, and clients that were found in other clusters."""
+        """The state with what is known of drift; clients whose data have drifted may have moved."""
         way = WAYS[self.by]
         state = way.begun(before, after)
         m, heard = len(state.labels), after.heard
@@ -146,10 +149,11 @@ class Watch:
             seen = Seen(state.labels, heard, asked, first, now, usual, last)
             choice = way.choose(seen, before, setting)
         labels, new = choice.labels.copy(), choice.new
-        # A drift says nothing about rounds without one. Left out, the limit would sink.
+        # A rise by drift says nothing about rounds without drift, so the limit stands in its place.
+        # If it were left out, the limit would sink.
         excess = np.where(((labels != state.labels) | new) & found, limit, excess)
         opens = self._opens(new, state, setting)
-        if opens:  # what is usual in a new cluster is what it begins with, if that is known
+        if opens:  # in a new cluster, the usual value is the one it begins with, if that is known
             usual = np.where(new & np.isfinite(choice.last), choice.last, usual)
         kept = {
             "loss": choice.last, "usual": usual, "drifted": found,
@@ -168,7 +172,7 @@ class Watch:
         return grows and (has_settled(state.notes) or len(state.centers) == 1)
 
     def _known(self, state: State, m: int) -> dict[str, Any]:
-        """What is known of each client, or the start of it."""
+        """What is known of each client; in the first round, nothing is."""
         rounds = max(HISTORY, ceil(2 * CAUTION / (self.alarm * m)))
         start = {
             "loss": np.full(m, np.nan), "usual": np.full(m, np.nan),
@@ -185,8 +189,8 @@ def rescheduled(
 ) -> Method:
     """The method with clients clustered at other times.
 
-    `alarm` is the rate of false alarms of `drift`: the share of clients that are found in a round
-    without drift; None: 1 %. `watch` says by what they are found; None: by their loss.
+    `alarm` is the rate of false alarms of `drift`: the share of clients for which drift is found in
+    a round without drift; None: 1 %. `watch` says by what drift is found; None: by the loss.
 
     >>> from wecfl import methods
     >>> [getattr(step, "letter", step) for step in methods.wecfl(2, recluster="drift").steps]
@@ -198,7 +202,10 @@ def rescheduled(
     asked = {name: value for name, value in given.items() if value is not None}
     if recluster != "drift" and asked:
         name = next(iter(asked))
-        raise ConfigError(f"{name} is about recluster drift: choose it, or leave out {name}")
+        raise ConfigError(
+            f"{name} is for recluster drift, got recluster {recluster}: set recluster to drift, or "
+            f"leave out {name}"
+        )
     if recluster == "every":
         return method
     changed = method.replace(clustering=UntilSettled(method.clustering))
@@ -210,7 +217,7 @@ def rescheduled(
 
 
 def has_settled(notes: Mapping[str, F64], patience: int = PATIENCE) -> bool:
-    """Whether the notes say that no client has changed its cluster for so many rounds.
+    """Whether the notes say that no client has changed its cluster for `patience` rounds.
 
     >>> has_settled({"unchanged": np.array([3.0])}), has_settled({})
     (True, False)
@@ -219,14 +226,14 @@ def has_settled(notes: Mapping[str, F64], patience: int = PATIENCE) -> bool:
 
 
 def _with_one_more(state: State, origin: np.intp) -> State:
-    """The state with a further cluster, which begins as `origin` is; it has settled."""
+    """The settled state with one more cluster, which begins as a copy of `origin`."""
     origins = np.array([*range(len(state.centers)), origin], np.int64)
     whole = {**state.whole, "notes.unchanged": np.array([float(PATIENCE)])}
     return replace(state.grown(origins), whole=whole)
 
 
 def _excess(now: F64, last: F64) -> F64:
-    """(m,), by how much more each client's value has risen than those of others; NaN: unknown."""
+    """(m,), by how much more each client's value has risen than the others'; NaN if unknown."""
     rise = np.log(now) - np.log(last)
     if np.isnan(rise).all():
         return rise
@@ -235,10 +242,10 @@ def _excess(now: F64, last: F64) -> F64:
 
 
 def _limit(reference: F64, alarm: float) -> float:
-    """What a further value exceeds with probability `alarm` at most, if it is one of the same kind.
+    """The limit that one more value of the same kind exceeds with probability `alarm` at most.
 
-    If all n + 1 values are equally likely to be the largest, the second largest, and so on, it is
-    the ⌊alarm (n + 1)⌋-th largest of the reference; infinite if there is none yet.
+    All n + 1 values are equally likely to be the largest, the second largest, and so on. So it is
+    the ⌊alarm (n + 1)⌋-th largest value of the reference; infinite if that is the 0-th.
     """
     rank = int(alarm * (len(reference) + 1))
     return float(np.sort(reference)[-rank]) if rank else np.inf

@@ -1,6 +1,6 @@
 """k-FED: the server's part, which clusters the centers that clients have found among their samples.
 
-A client tells its local centers, and which share of its samples belongs to each
+A client tells its local centers, and the share of its samples that belongs to each of them
 (`wecfl.bilevel.representation.telling.LocalCenters`).
 """
 
@@ -34,10 +34,11 @@ def to_local_centers(points: Real, centers: Real) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class FarthestCenters:
-    """k-FED: K of the local centers that are far apart, and one step of Lloyd with all of them.
+    """k-FED: takes K local centers that are far apart, and makes one step of Lloyd with all.
 
-    It begins with the centers of the client with most λ. The center that is farthest from those so
-    far is added, until there are K. A client belongs to the cluster of most of its samples.
+    It begins with the centers of the client with the largest λ. Then it adds the center that is
+    farthest from those taken before, until there are K. A client belongs to the cluster that has
+    most of its samples.
 
     >>> told = np.array([[[0.0, 1.0]], [[9.0, 1.0]], [[1.0, 1.0]]])
     >>> view = View(told, np.zeros((2, 1, 2)), np.ones(3), np.full(3, -1))
@@ -46,23 +47,23 @@ class FarthestCenters:
     """
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The clusters; once there are some, only new clients are placed."""
+        """The clusters; after the first clustering, only new clients are placed."""
         if (view.labels >= 0).any():
             return Clusters(joined(view, distance), view.centers)
         n, count, width = view.points.shape
         flat = np.asarray(view.points, np.float64).reshape(-1, width)
         places, shares = flat[:, :-1], flat[:, -1]
-        there = np.flatnonzero(shares > 0)
+        used = np.flatnonzero(shares > 0)
         order = np.lexsort((*places[::count].T[::-1], -view.importance))
         k = len(view.centers)
         chosen = [at for at in order[0] * count + np.arange(count) if shares[at] > 0][:k]
         near = squared_euclidean(places, places[chosen]).min(axis=1)
-        while len(chosen) < k and near[there].max() > 0:
-            chosen.append(int(there[near[there].argmax()]))
+        while len(chosen) < k and near[used].max() > 0:
+            chosen.append(int(used[near[used].argmax()]))
             near = np.minimum(near, squared_euclidean(places, places[chosen[-1:]])[:, 0])
         part = squared_euclidean(places, places[chosen]).argmin(axis=1)
         with one_thread():
-            means = cluster_means(places[there], part[there], np.ones(len(there)), k)
+            means = cluster_means(places[used], part[used], np.ones(len(used)), k)
         votes = np.zeros((n, k))
         np.add.at(votes, (np.repeat(np.arange(n), count), part), shares)
         centers = np.zeros(view.centers.shape)

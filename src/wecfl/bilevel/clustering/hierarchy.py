@@ -25,7 +25,7 @@ __all__ = ["Agglomerative", "Bipartition", "Linkage", "Metric"]
 Linkage = Literal["ward", "complete", "average", "single"]
 """How the distance between two clusters follows from the distances between their clients."""
 Metric = Literal["euclidean", "cosine", "method"]
-"""The distance between two updates; "method": that of the method, between two clients."""
+"""The distance between two updates; "method": the method's own distance between two clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,15 @@ class Bipartition:
     """CFL: a cluster is split in two if it stands still while its clients still move.
 
     With Δ_i the update of client i, cluster k is split if ‖Σ λ_i Δ_i / Σ λ_i‖ < `eps1` and
-    max ‖Δ_i‖ > `eps2`. The two parts are those between which the largest cosine is smallest; single
-    linkage has them before its last step. The part with more λ keeps the number of the cluster, the
-    other part gets the next free number.
+    max ‖Δ_i‖ > `eps2`. It is split so that the largest cosine between the two parts is as small as
+    possible; these are the two parts that single linkage would merge last. The part with more λ
+    keeps the number of the cluster, and the other part gets the next free number.
 
     If `relative`, `eps1` and `eps2` are multiples of the longest update so far, so that the same
-    values suit other models and learning rates. Otherwise they are lengths, as in the
-    paper.
+    values suit other models and learning rates. Otherwise they are lengths, as in the paper.
 
-    Its notes are `mean` and `largest`, the two norms of each cluster (NaN if no client of it was
-    heard), which help to choose `eps1` and `eps2`; and `unit`, the length that they multiply.
+    Its notes are `mean` and `largest`, the two norms of each cluster (NaN if none of its clients
+    was heard), which help to choose `eps1` and `eps2`; and `unit`, the length that these multiply.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-0.9, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int))
@@ -58,11 +57,13 @@ class Bipartition:
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2"):
             if not 0 <= getattr(self, name) < inf:
-                raise ConfigError(f"{name} must be finite and not negative, got {self}")
+                raise ConfigError(
+                    f"{name} must be finite and not negative, got {getattr(self, name)}"
+                )
         if self.relative and self.eps2 >= 1:
             raise ConfigError(
-                f"eps2 is a share of the longest update here, so none exceeds 1: set it lower, "
-                f"for instance to 0.6, got {self.eps2:g}"
+                f"with relative, eps2 is a share of the longest update and must be below 1, got "
+                f"{self.eps2:g}: set it lower, for instance to 0.6"
             )
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
@@ -101,12 +102,13 @@ class Agglomerative:
     """FL+HC: all clients are one cluster until `round`, and are clustered once in that round.
 
     The clients' updates of that round are merged, the nearest first, as long as their distance is
-    below `threshold`. `linkage` defines the distance between two clusters, and `metric` that
-    between two updates: Euclidean, or 1 − cosine. The cluster with most λ keeps its number.
+    below `threshold`. `linkage` defines the distance between two clusters, and `metric` the
+    distance between two updates: Euclidean, or 1 − cosine. The cluster with most λ keeps its
+    number.
 
-    With the metric "method", it is the method's distance d(g_i, g_j) that counts, whatever g is.
-    Then `round` 0 is the opening, and G_k is the medoid: the client from which the others of its
-    cluster are least far.
+    With the metric "method", clients are compared by the method's distance d(g_i, g_j), whatever g
+    is. Then `round` 0 is the opening, and G_k is the medoid: the client with the smallest sum of
+    distances to the other clients of its cluster.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.1]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(4), np.zeros(4, int), round=1)
@@ -122,13 +124,16 @@ class Agglomerative:
     def __post_init__(self) -> None:
         first = 0 if self.metric == "method" else 1
         if self.round < first:
-            raise ConfigError(f"clusters can be formed from round {first} on, got {self.round}")
+            raise ConfigError(
+                f"the round in which clients are clustered must be at least {first}, got "
+                f"{self.round}"
+            )
         check_positive(threshold=self.threshold)
         if self.linkage == "ward" and self.metric != "euclidean":
             raise ConfigError("linkage ward needs Euclidean distances: set metric to euclidean")
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The clusters as they are; in that round, new ones."""
+        """New clusters in the round of the clustering; otherwise the clusters as they are."""
         heard = np.flatnonzero(_heard(view))
         if view.round != self.round or len(heard) < 2:
             return Clusters(joined(view, distance), view.centers)
@@ -147,14 +152,14 @@ class Agglomerative:
     def _by_distance(self, view: View, distance: Distance) -> Clusters:
         """The clusters by the method's distance; each center is a medoid."""
         far = distance(view.points, view.points)
-        far = (far + far.T) / 2  # rounding
+        far = (far + far.T) / 2  # rounding may have made it asymmetric
         np.fill_diagonal(far, 0)
         labels = self._cut(_condensed(far), view.importance)
         middle = view.points[medoids(far, labels, view.importance)]
         return Clusters(labels, np.concatenate([middle, view.centers[len(middle) :]]))
 
     def _cut(self, distances: F64, weight: F64) -> Int:
-        """(n,), the clusters below the threshold; 0 is the one with most λ, and so on."""
+        """(n,), the clusters below the threshold, numbered from the one with most λ."""
         from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415  (slow to load)
 
         parts = fcluster(linkage(distances, self.linkage), self.threshold, "distance")
@@ -168,7 +173,7 @@ def _heard(view: View) -> Bool:
 
 
 def _distances(updates: F64, metric: Metric) -> F64:
-    """All distances, condensed for SciPy; of unit vectors, 1 − cos(a, b) = ‖a − b‖² / 2."""
+    """All distances, condensed for SciPy. For unit vectors, 1 − cos(a, b) = ‖a − b‖² / 2."""
     with one_thread():
         if metric == "cosine":
             norms = np.linalg.norm(updates, axis=1, keepdims=True)
@@ -180,7 +185,7 @@ def _distances(updates: F64, metric: Metric) -> F64:
 
 
 def _condensed(far: F64) -> F64:
-    """Distances (n, n) as SciPy wants them."""
+    """Distances (n, n) as the vector that SciPy expects."""
     from scipy.spatial.distance import squareform  # noqa: PLC0415  (slow to load)
 
     return np.asarray(squareform(far, checks=False))

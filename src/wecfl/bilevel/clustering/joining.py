@@ -1,4 +1,4 @@
-"""Which cluster a client joins when it is heard for the first time: where its update points."""
+"""Which cluster a client joins when it is first heard: the one to which its update points."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ __all__ = ["toward"]
 
 
 def toward(points: Real, sent: Real, centers: Real, ways: F64 | None) -> tuple[Int, F64]:
-    """The clusters to which the updates of new clients point, and the ways to all clusters.
+    """The clusters to which the updates of new clients point, and the directions of all clusters.
 
-    All new clients were sent the same s, the mean of the centers. u_i = g_i − s is what the local
-    update of client i has changed, less the mean over the new clients, and counts by its direction:
-    client i joins argmax_k ⟨u_i, w_k⟩ / ‖u_i‖. The way w_k is a unit vector, G_k − s at first. Then
-    it turns halfway to the mean direction of those that have just joined cluster k.
+    All new clients were sent the same s, the mean of the centers. Let u_i be g_i − s, the change by
+    the local update of client i, less the mean change of the new clients. Only its direction
+    counts: client i joins argmax_k ⟨u_i, w_k⟩ / ‖u_i‖. The direction w_k of cluster k, one row of
+    `ways`, is a unit vector. It begins along G_k − s, and then turns halfway to the mean direction
+    of the clients that have just joined cluster k.
 
-    A local update is short beside the distance between two models of many rounds. So the nearest
-    center would be the one that is least far from s, for nearly all clients alike.
+    Clients do not join the nearest center, because a local update is short compared with the
+    distance between two models of many rounds: the nearest center would be the one that is nearest
+    to s, for almost all clients.
 
     >>> centers = np.array([[9.0, 0.0], [-2.0, 0.0], [0.0, 5.0]])
     >>> near = np.array([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1]])

@@ -1,4 +1,4 @@
-"""K-means and the nearest center, and clusterings around others: done once, of a minimum size."""
+"""K-means, the nearest center, and clusterings that wrap another: done once, or of a least size."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 SAMPLED_ABOVE = 10_000
-"""The number of distinct clients above which the fresh starts of K-means see a sample of them."""
+"""With more distinct clients than this, the fresh starts of K-means use a sample of them."""
 SAMPLE_SIZE = 2000
-"""The number of clients in this sample, if that is at least ten for each cluster."""
+"""The number of clients in this sample; more if that is fewer than ten for each cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """All clients stay in the clusters that they are in.
+    """A clustering in which all clients stay where they are.
 
     >>> view = View(np.zeros((2, 1)), np.ones((2, 1)), np.ones(2), labels=np.array([1, 0]))
     >>> Held()(view, squared_euclidean, np.random.default_rng(0)).labels.tolist()
@@ -75,9 +75,10 @@ class KMeans:
     Above 10,000 distinct clients, fresh starts are made on 2,000 of them, drawn at random, and the
     best one goes on with all.
 
-    Special cases: clients with equal g_i always share a cluster. With at most K distinct clients,
-    each distinct client is a cluster of its own. Clusters that are left over stay empty and keep
-    their center. `warm=False` with `fresh=10` is the authors' choice, a new start in every round.
+    Special cases: clients with equal g_i always share a cluster. If there are at most K distinct
+    clients, each of them is a cluster of its own, and the clusters that are left over stay empty
+    and keep their center. `warm=False` with `fresh=10` is the choice of the paper's authors: new
+    starts in every round.
 
     >>> view = View(points=np.array([[0.0], [0.1], [9.0], [9.1]]), centers=np.array([[8.0], [1.0]]),
     ...             importance=np.array([1.0, 3, 1, 1]), labels=np.zeros(4, int))
@@ -96,7 +97,7 @@ class KMeans:
             )
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """Clusters, which continue the previous ones under their numbers."""
+        """Clusters, which continue the previous ones and keep their numbers."""
         if distance is not squared_euclidean:
             raise ConfigError(
                 "KMeans minimizes squared Euclidean distances: set distance to squared_euclidean"
@@ -126,7 +127,7 @@ class KMeans:
         return np.unique(best.labels_, return_inverse=True)[1]
 
     def _fresh_fit(self, points: F64, k: int, weight: F64, rng: np.random.Generator) -> Any:
-        """The best of the fresh starts; of very many clients, as a sample of them chooses it."""
+        """The best of the fresh starts; if clients are very many, a sample of them chooses it."""
         from sklearn.cluster import KMeans as Lloyd  # noqa: PLC0415  (slow to load)
 
         seed, some, counted = int(rng.integers(2**31)), points, weight
@@ -210,7 +211,7 @@ class AtLeast:
     min_cluster: int
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The clusters found, without small ones: they keep their center, or are not begun."""
+        """The clusters found, without small ones: these keep their center, or are not begun."""
         found = self.clustering(view, distance, rng)
         if self.min_cluster == 1:
             return found
@@ -233,8 +234,8 @@ class AtLeast:
 class Once:
     """A clustering that is done once; from then on, clients keep their clusters.
 
-    Clients that are heard later join the nearest cluster. Its note `clustered` is the round in
-    which it was done.
+    Clients that are first heard later join the nearest cluster. The note `clustered` is the round
+    in which the clustering was done.
 
     >>> view = View(np.array([[0.0], [9.0]]), np.zeros((2, 1)), np.ones(2), np.zeros(2, int))
     >>> found = Once(KMeans())(view, squared_euclidean, np.random.default_rng(0))
@@ -245,7 +246,7 @@ class Once:
     clustering: Clustering
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The clusters found, or those that there are."""
+        """The clusters found the first time; from then on, the clusters as they are."""
         if "clustered" in view.notes:
             return Clusters(joined(view, distance), view.centers, view.notes)
         found = self.clustering(view, distance, rng)
@@ -269,7 +270,7 @@ def joined(view: View, distance: Distance) -> Int:
 
 
 def medoids(far: F64, labels: Int, weight: F64) -> Int:
-    """(K,), the client of each cluster from which the others are least far, by λ and in the sum.
+    """(K,), the client of each cluster with the smallest λ-weighted sum of distances to the others.
 
     >>> far = np.array([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
     >>> medoids(far, np.zeros(3, int), np.ones(3))
@@ -305,7 +306,7 @@ def isometric(points: Real, centers: Real) -> tuple[F64, F64]:
 
 def _distinct(points: Real) -> tuple[Real, Int]:
     """The distinct rows in sorted order, and for each row the number of its distinct row."""
-    for width in (8, 256):  # to compare whole rows is slow; the first few columns usually differ
+    for width in (8, 256):  # comparing whole rows is slow, and the first few columns usually differ
         few = points[:, :width]
         order = np.lexsort(few.T[::-1])
         if not (few[order[1:]] == few[order[:-1]]).all(axis=1).any():
@@ -323,7 +324,7 @@ def spread_seeds(points: F64, k: int, weight: F64, draws: np.random.RandomState)
     norms, trials = (points**2).sum(axis=1), 2 + int(np.log(k))
 
     def distances(which: Int) -> F64:
-        # One matrix product, unlike `squared_euclidean`: a start needs few digits.
+        # One matrix product is enough, unlike in `squared_euclidean`: a start needs few digits.
         apart = norms + norms[which, None] - 2 * points[which] @ points.T
         return np.asarray(np.maximum(apart, 0))
 
@@ -343,7 +344,7 @@ def _by_first_client(found: Int, inverse: Int) -> Int:
     """The same clusters, numbered in the order in which they occur among the clients.
 
     Usually the previous centers decide the numbers (`_matched`). At the first clustering all
-    centers are equal, and then rounding must not decide.
+    centers are equal, and rounding would decide; so the clusters are numbered before.
     """
     _, first, again = np.unique(found[inverse], return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))

@@ -28,10 +28,10 @@ __all__ = ["LossSpread", "LossVectors", "needs_body"]
 class LossVectors:
     """CLoVE: K-means of the loss vectors; then each cluster gets the model that suits it best.
 
-    Clusters c and models k are matched one to one, so that Σ_c Σ_{i∈c} λ_i L(Ω_{k(c)}, D_i) is
-    least (an assignment problem, solved by the Hungarian method). So one model that is the best for
-    all clients does not win all of them, which it does where each client chooses for itself (IFCA).
-    K-means makes `fresh` starts.
+    Clusters c and models k are matched one to one, so that Σ_c Σ_{i∈c} λ_i L(Ω_{k(c)}, D_i) is as
+    small as possible (an assignment problem, solved by the Hungarian method). So a model that is
+    the best for all clients does not get all of them, as it does if each client chooses for itself
+    (IFCA). K-means makes `fresh` starts.
 
     >>> points = np.array([[0.1, 0.5], [0.2, 0.5], [0.4, 0.9], [0.5, 0.9]])    # model 0 is best
     >>> view = View(points, np.eye(2), np.ones(4), np.zeros(4, int))
@@ -61,12 +61,14 @@ class LossVectors:
 
 @dataclass(frozen=True, slots=True)
 class LossSpread:
-    """Learns K models to start from: k-means++, with losses in the place of squared distances.
+    """Finds K models to start from: k-means++, with losses in the place of squared distances.
 
-    All clients have trained the initial model for themselves. The first model is that of a client
-    drawn by λ. Each further one is that of a client drawn by λ_i times the least loss of the models
-    so far on D_i, so that clients which no model suits are likely to be chosen (as in FedJAX's
-    HypCluster). Of `restarts` such draws the one with the least Σ_i λ_i min_k L(Ω_k, D_i) is taken.
+    Before, each client has trained the initial model on its own data. The first of the K models is
+    that of a client drawn with probability proportional to λ_i. Each further one is that of a
+    client drawn with probability proportional to λ_i times the smallest loss on D_i of the models
+    chosen before. So clients that no model suits are likely to be drawn (as in FedJAX's
+    HypCluster). Of `restarts` such draws, the one with the smallest Σ_i λ_i min_k L(Ω_k, D_i) is
+    taken.
 
     The columns `common` are the same in all K models: the λ-mean of all clients' columns.
 
@@ -83,7 +85,7 @@ class LossSpread:
             raise ConfigError(f"restarts must be at least 1, got {self.restarts}")
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
-        """The state with these models as centers; with fewer clients than K, the rest stay."""
+        """The state with these models as centers; if clients are fewer than K, the others stay."""
         heard = np.flatnonzero(after.heard)
         weight, models = setting.importance[heard], after.models[heard]
         if self.common and len(heard):
@@ -104,7 +106,7 @@ class LossSpread:
                 setting.engine, models[chosen[:, j]], batches=self.batches, seed=setting.seed,
                 round=before.round, who=heard,
             )  # fmt: skip
-            near = np.fmin(near, found.T)  # a client that does not answer keeps what is known
+            near = np.fmin(near, found.T)  # of a client that does not answer, the old loss stays
         centers = before.centers.copy()
         if k:
             best = np.where(np.isfinite(near), near, 0.0) @ weight
@@ -125,7 +127,7 @@ def needs_body(plan: LocalPlan, layout: Layout) -> None:
 def _drawn(odds: F64, draws: F64) -> int:
     """One of the clients, drawn by these odds; the draw does not depend on their order.
 
-    Each client waits for an exponential time with its odds as rate, and the first one is taken.
+    Each client gets an exponential waiting time with its odds as rate. The shortest one wins.
     """
     with np.errstate(divide="ignore"):
         times = np.where(odds > 0, -np.log1p(-draws) / odds, np.inf)

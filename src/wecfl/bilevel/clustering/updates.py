@@ -1,7 +1,7 @@
 """Clusterings of the clients' updates of one fixed model: FedGroup's and StoCFL's.
 
-Clients tell the update once (`wecfl.bilevel.representation.telling.InitialUpdate`), so that updates
-of clients that come at different times can be compared.
+Each client tells its update once (`wecfl.bilevel.representation.telling.InitialUpdate`). So the
+updates of clients that come at different times can be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["BetweenGroups", "DecomposedCosines", "Merging", "PulledSteps", "keep
 
 
 def keep_updates(before: State, after: State, sent: Table, setting: Setting) -> State:
-    """Learns what clients would tell about a trial: how it changed the model that they were sent.
+    """Learns what clients would tell: how a trial has changed the model that they were sent.
 
     >>> before = State(0, None, np.ones((1, 2), np.float32), np.zeros(2, int))
     >>> after = before.replace(replies={"model": np.array([[1, 3], [2, 1]], np.float32)})
@@ -54,8 +54,8 @@ class DecomposedCosines:
     """FedGroup: K-means of each update's cosines to the K main directions of all updates (EDC).
 
     The directions are the first K singular vectors of the updates of `per_group`·K clients, which
-    are drawn at random. The other clients join the group with the nearest mean update, by the
-    method's distance; so do those that come later.
+    are drawn at random. The other clients join the group whose mean update is nearest by the
+    method's distance; so do clients that come later.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-0.1, 1.0], [0.1, 1.0]])
     >>> view = View(points, np.zeros((2, 2)), np.ones(4), np.full(4, -1))
@@ -70,7 +70,7 @@ class DecomposedCosines:
             raise ConfigError(f"per_group must be at least 1, got {self.per_group}")
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
-        """The groups; once there are some, only new clients are placed."""
+        """The groups; after the first clustering, only new clients are placed."""
         if (view.labels >= 0).any():
             return Clusters(joined(view, distance), view.centers)
         clients, k = DistinctClients.of(view), len(view.centers)
@@ -141,8 +141,9 @@ class BetweenGroups:
 class Merging:
     """StoCFL: clusters are merged while the cosine of their mean updates is at least `tau`.
 
-    A client that is new begins as a cluster of its own. The two clusters with the largest cosine
-    are merged first, and keep the number of the older one with more λ. No cluster is ever split.
+    A new client begins as a cluster of its own. The two clusters with the largest cosine are merged
+    first. The union keeps the number of the old cluster that has most λ in it. No cluster is ever
+    split.
 
     >>> points = np.array([[1.0, 0.1], [1.0, -0.1], [-0.1, 1.0]])
     >>> view = View(points, np.zeros((1, 2)), np.ones(3), np.full(3, -1))
@@ -154,7 +155,7 @@ class Merging:
 
     def __post_init__(self) -> None:
         if not -1 < self.tau <= 1:
-            raise ConfigError(f"tau is a cosine, above -1 and at most 1, got {self.tau}")
+            raise ConfigError(f"tau is a cosine and must lie in (-1, 1], got {self.tau}")
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """The clusters after all merges."""
@@ -192,9 +193,10 @@ class Merging:
 
 
 def _merged(products: F64, tau: float) -> Int:
-    """(c,), for each of c clusters the one it is merged into; `products` (c, c) are of their sums.
+    """(c,), for each of c clusters the one that it is merged into.
 
-    The cosine of two means is that of two sums, and the products of a sum of sums are sums.
+    `products` (c, c) are the inner products of the clusters' sums of updates. The cosine between
+    two means is that between the two sums; and if clusters are merged, their products are added.
     """
     into = np.arange(len(products))
     alive = np.ones(len(products), np.bool_)
@@ -219,9 +221,9 @@ def _merged(products: F64, tau: float) -> Int:
 class PulledSteps(BesideCommonModel):
     """StoCFL: trains a common model, and the cluster's model with a pull mu towards the common one.
 
-    ω ← Q steps on L(ω, D_i), and θ ← Q steps on L(θ, D_i) + mu/2·‖θ − Ω‖², where Ω is the common
-    model as it was received. So clients train the common model side by side, each from the same
-    Ω, and the server averages what they make of it.
+    The common model ω takes Q steps on L(ω, D_i), and the cluster's model θ takes Q steps on
+    L(θ, D_i) + mu/2·‖θ − Ω‖², where Ω is the common model as it was received. All clients begin
+    with the same Ω, and the server averages their ω.
 
     >>> list(PulledSteps().replies)
     ['model', 'common']
@@ -237,7 +239,7 @@ class PulledSteps(BesideCommonModel):
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train both models on the same mini-batches."""
         rows = sent.own["model"]
-        # A newcomer is sent the initial model alone, which is also the first common one.
+        # A newcomer is sent the initial model only, which is also the first common model.
         received = sent.own["common"] if "common" in sent.own else rows.copy()
         common, drift = site.train(received, plan, velocity=memory.get("common_momentum"))
         rows, velocity = site.train(

@@ -12,10 +12,10 @@ __all__ = ["silhouettes", "weighted_ward"]
 def weighted_ward(far: F64, weight: F64, levels: int) -> Int:
     """(levels, n), the node of each client when the clients are divided into 1, 2, … clusters.
 
-    At each step the two clusters are merged whose union adds least to Σ_i λ_i ‖g_i − G_k‖². For two
-    clusters of weights a and b whose means are d apart, it adds ab/(a + b)·d². With equal weights
-    it is Ward's method. `far` (n, n) are the distances of the clients. A cluster that is not
-    divided from one level to the next keeps its node.
+    At each step, the two clusters are merged whose union adds least to Σ_i λ_i ‖g_i − G_k‖². Two
+    clusters with the weights a and b, whose means have the distance d, add ab/(a + b)·d². With
+    equal weights this is Ward's method. `far` (n, n) are the distances between the clients. A
+    cluster that is not divided from one level to the next keeps its node.
 
     >>> points, weight = np.array([0.0, 1.0, 5.0, 9.0]), np.array([1.0, 1.0, 9.0, 9.0])
     >>> nodes = weighted_ward(np.abs(points[:, None] - points), weight, 3)
@@ -36,7 +36,7 @@ def weighted_ward(far: F64, weight: F64, levels: int) -> Int:
 
 
 def _merges(far: F64, weight: F64) -> list[tuple[int, int]]:
-    """The pairs of nodes that are merged, in order; the merge number s makes the node n + s."""
+    """The pairs of nodes that are merged, in order; merge number s makes the node n + s."""
     n, held = len(far), weight.astype(np.float64)
     everyone, node = np.arange(n), np.arange(n)
     cost = far**2 * (held[:, None] * held / (held[:, None] + held))
@@ -48,7 +48,7 @@ def _merges(far: F64, weight: F64) -> list[tuple[int, int]]:
         i = int(least.argmin())
         j, height = int(near[i]), least[i]
         merged.append((int(min(node[i], node[j])), int(max(node[i], node[j]))))
-        # The formula of Lance and Williams; merged clusters have infinite costs, and keep them.
+        # The formula of Lance and Williams. Clusters that are merged away have infinite costs.
         both = held[i] + held[j]
         new = ((held[i] + held) * cost[i] + (held[j] + held) * cost[j] - held * height) / (
             both + held
@@ -85,5 +85,5 @@ def silhouettes(sums: F64, labels: Int, weight: F64) -> F64:
     to_others[every, labels] = np.inf
     b = to_others.min(axis=1)
     larger = np.maximum(a, b)
-    each: F64 = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
-    return each
+    silhouette: F64 = np.divide(b - a, larger, out=np.zeros_like(b), where=~alone & (larger > 0))
+    return silhouette

@@ -1,8 +1,9 @@
 """What is watched of a client to find that its data have drifted, and what the server does then.
 
 A client can be watched by the loss of the model that it is about to train (`ByLoss`), or by the
-length of its local update (`ByDistance`). `wecfl.bilevel.clustering.drift.Watch` says when either
-has risen more than by chance. Clients that are found choose their cluster by loss in both ways.
+length of its local update (`ByDistance`). `wecfl.bilevel.clustering.drift.Watch` says when the
+value has risen more than by chance. In both ways, clients whose data have drifted choose their
+cluster by the loss.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LEAST_LOSS = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What was seen of the clients in a round, and which of them are asked for more."""
+    """What was seen of the clients in a round, and which of them are asked for their losses."""
 
     labels: Int
     """(m,), the cluster of each client."""
@@ -40,46 +41,46 @@ class Seen:
     value: F64
     """(m,), what is watched, L_i; NaN if the client was not heard."""
     usual: F64
-    """(m,), the L_i before its drift of a client that is asked."""
+    """(m,), for a client that is asked, its L_i before the drift."""
     last: F64
     """(m,), L_i when the client was last heard."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Which clusters the clients choose, and who is suited by none."""
+    """Which clusters the clients choose, and which clients no cluster suits."""
 
     labels: Int
     new: Bool
-    """(m,), clients whose data are of a group that has no cluster yet."""
+    """(m,), clients whose data belong to a group that has no cluster yet."""
     last: F64
-    """(m,), the L_i that the next one is compared with; NaN: unknown."""
+    """(m,), the L_i with which the next one will be compared; NaN if unknown."""
 
 
 class Watched(Protocol):
     """A way to watch clients."""
 
     def step(self, local: str | Ask, learn: Learn) -> Steps:
-        """The local update `local` with what is asked before it, or learnt from it."""
+        """The local update `local`, and what the server asks before it or learns from it."""
 
     def begun(self, before: State, after: State) -> State:
-        """The state that the round goes on from."""
+        """The state from which the round continues."""
 
     def values(self, before: State, after: State, setting: Setting) -> F64:
         """(m,), L_i of the clients that were heard."""
 
     def choose(self, seen: Seen, before: State, setting: Setting) -> Choice:
-        """The clusters of the clients that are asked, of which there is at least one."""
+        """The clusters of the clients that are asked; there is at least one such client."""
 
     def ended(self, state: State, before: State, labels: Int) -> State:
-        """The state with these clusters, in which nothing is left of replies that don't count."""
+        """The state with these clusters, without the replies that do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByLoss:
-    """L_i is the loss of the model that a client is about to train, for which it is asked.
+    """L_i is the loss of the model that a client is about to train; the client is asked for it.
 
-    A client that no cluster suits takes back less than half of the rise of log L_i.
+    No cluster suits a client if the best one undoes less than half of the rise of log L_i.
 
     >>> [getattr(step, "letter", step) for step in ByLoss().step("L", lambda *_: None)]
     ['risk', 'L']
@@ -90,7 +91,7 @@ class ByLoss:
         return Ask(Risk(), learn=learn), local
 
     def begun(self, before: State, after: State) -> State:
-        """As before the question; clients may have learnt something from it."""
+        """The state before the question, but with the clients' memory as the question left it."""
         return replace(before, tick=after.tick, memory=after.memory)
 
     def values(self, before: State, after: State, setting: Setting) -> F64:
@@ -99,7 +100,7 @@ class ByLoss:
         return np.asarray(after.replies["risk"])
 
     def choose(self, seen: Seen, before: State, setting: Setting) -> Choice:
-        """The cluster with the smallest loss, with which the next one is compared."""
+        """The cluster with the smallest loss; the next loss is compared with this one."""
         labels, least = _best(seen, _losses(seen.asked, before, setting))
         new = _unsuited(seen, least, seen.value) & (least > np.sqrt(seen.value * seen.usual))
         return Choice(labels, new, np.where(np.isfinite(least), least, seen.last))
@@ -113,7 +114,8 @@ class ByLoss:
 class ByDistance:
     """L_i = ‖g_i − G_k‖, the length of a client's local update in the representation.
 
-    The server has it anyway, and finds drift after the update. What began elsewhere is dropped.
+    The server has it anyway, and finds drift after the update. If a client then changes its
+    cluster, its update is dropped.
 
     >>> [step.letter for step in ByDistance().step("L", lambda *_: None)]
     ['L']
@@ -124,32 +126,32 @@ class ByDistance:
         return (replace(local if isinstance(local, Ask) else Ask(), learn=learn),)
 
     def begun(self, before: State, after: State) -> State:
-        """With the local updates."""
+        """The state after the local updates."""
         return after
 
     def values(self, before: State, after: State, setting: Setting) -> F64:
-        """How far each client's local update has moved what stands for it."""
+        """How far each client's local update has moved its representation."""
         chosen, engine = setting.method.representation, setting.engine
         if chosen.asks or chosen.tells:
             raise ConfigError(
-                "watch distance needs clients that are compared by their models: leave out "
-                "representation, or watch by loss"
+                "watch distance needs clients that are compared by their models: set "
+                "representation to head, or watch to loss"
             )
         start, end = (chosen.clients(state, engine, setting.seed) for state in (before, after))
         return np.asarray(np.sqrt(((end.astype(np.float64) - start) ** 2).sum(axis=1)))
 
     def choose(self, seen: Seen, before: State, setting: Setting) -> Choice:
-        """The cluster with the smallest loss; whether one suits, the losses of others tell."""
+        """The cluster with the smallest loss; the losses of other clients tell whether it suits."""
         who = seen.heard if setting.method.k == "auto" else seen.asked
         of_each = _losses(who, before, setting)
         labels, least = _best(seen, of_each)
         own = of_each[np.arange(len(labels)), seen.labels] + LEAST_LOSS
         new = _unsuited(seen, least, own)
-        # It is not known how long the next update from another model will be.
+        # How long the next update from another model will be is not known.
         return Choice(labels, new, np.where((labels != seen.labels) | new, np.nan, seen.last))
 
     def ended(self, state: State, before: State, labels: Int) -> State:
-        """Clients that have moved reply the model of their new cluster instead of their update."""
+        """The state in which a client that has moved replies its new cluster's model, unchanged."""
         assert state.replies is not None
         models = state.models.copy()
         moved = (labels != before.labels) & (labels < len(before.centers))
@@ -158,7 +160,7 @@ class ByDistance:
 
 
 def _losses(who: Bool, state: State, setting: Setting) -> F64:
-    """(m, K), the losses of all clusters' models on the data of some clients; NaN of the others."""
+    """(m, K), the losses of all clusters' models on the data of clients `who`; else NaN."""
     chosen = np.flatnonzero(who)
     found = losses(setting.engine, state.centers, seed=setting.seed, round=state.round, who=chosen)
     of_each = np.full((len(who), found.shape[1]), np.nan)
@@ -167,7 +169,7 @@ def _losses(who: Bool, state: State, setting: Setting) -> F64:
 
 
 def _best(seen: Seen, of_each: F64) -> tuple[Int, F64]:
-    """The clusters (m,) after clients that are asked have chosen, and their losses; else ∞."""
+    """The clusters (m,) after the asked clients have chosen, and their losses (m,), or else ∞."""
     answered = seen.asked & np.isfinite(of_each).all(axis=1)
     labels = seen.labels.copy()
     labels[answered] = of_each[answered].argmin(axis=1)
@@ -176,6 +178,6 @@ def _best(seen: Seen, of_each: F64) -> tuple[Int, F64]:
 
 
 def _unsuited(seen: Seen, least: F64, own: F64) -> Bool:
-    """(m,), clients found for the first time, whose least loss exceeds all of those not asked."""
+    """(m,), newly asked clients whose least loss exceeds the loss of all clients not asked."""
     calm = own[seen.heard & ~seen.asked & np.isfinite(own)]
     return np.asarray(np.isfinite(least) & seen.first & (least > calm.max(initial=0.0)))

@@ -1,4 +1,4 @@
-"""What programs have in common that train a model common to all clients beside the cluster's."""
+"""The common part of programs that train two models: the cluster's, and one for all clients."""
 
 from __future__ import annotations
 

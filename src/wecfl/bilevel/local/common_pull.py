@@ -4,8 +4,8 @@ The authors' published script (May 2022) trains its clustered methods on
 
     L(ω, D_i) + μ/2·‖ω − ω̄‖²,   ω̄ = Σ_i λ_i ω_i / Σ_i λ_i,
 
-with μ = 0.95, where ω_i is the model that client i starts the round from. The paper does not speak
-of it. `docs/evidence/ablations.md` says what it is worth.
+with μ = 0.95, where ω_i is the model with which client i starts the round. The paper does not
+mention it. `docs/evidence/ablations.md` says what it changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PULLED_TOGETHER", "mean_of_all"]
 
 
 def mean_of_all(state: State, setting: Setting) -> Table:
-    """(m, P), the λ-weighted mean of what all clients are sent, once for each client.
+    """(m, P), the λ-weighted mean of the models that clients are sent, repeated for each client.
 
     >>> from types import SimpleNamespace
     >>> state = State(1, None, np.array([[0.0], [4.0]], np.float32), labels=np.array([0, 0, 1]))

@@ -1,16 +1,16 @@
 """Control variates: a correction for the drift between a client's gradients and its cluster's.
 
-SCAFFOLD (Karimireddy et al., ICML 2020) lets every client i step along g − c_i + c, where c_i is
-its own mean gradient in its last round and c the mean of all c_i. The server knows the model x that
-a client received, the model y that came back, the K steps in between and their η, so it can hold
-c_i itself (option II of the paper):
+In SCAFFOLD (Karimireddy et al., ICML 2020), every client i takes steps along g − c_i + c, where c_i
+is its own mean gradient in its last round, and c is the mean of all c_i. The server knows the model
+x that a client received, the model y that came back, the K steps in between and their η. So it can
+compute and keep c_i itself (option II of the paper):
 
     c_i ← c_i − c + (x − y) / (K·η),   c_k = Σ_{i∈k} λ_i c_i / Σ_{i∈k} λ_i.
 
 The paper gives all clients the same weight. Here both c and the mean of the models use λ, so that
 the run minimizes its own objective R; with equal λ this is the paper's method. Clients upload
-nothing more, a lost reply changes nothing, a straggler counts the steps that it completed, and a
-client that changes its cluster keeps its c_i.
+nothing in addition. If a reply is lost, c_i does not change. For a straggler, K is the number of
+steps that it completed. A client that changes its cluster keeps its c_i.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def offset(state: State, setting: Setting) -> Table:
 
 
 def learn(before: State, after: State, sent: Table, setting: Setting) -> State:
-    """The state with new c_i of the clients that were heard; the others keep theirs."""
+    """The state with a new c_i for each client that was heard; the others keep theirs."""
     heard, m, plan = after.heard, len(after.labels), setting.plan
     steps = np.broadcast_to(plan.steps if plan.done is None else plan.done, m)
     length = steps * np.asarray(plan.lr, np.float64) * np.ones(m)
@@ -57,7 +57,7 @@ def learn(before: State, after: State, sent: Table, setting: Setting) -> State:
 
 
 def check(plan: LocalPlan, layout: Layout) -> None:
-    """Raise an error for momentum and Adam: option II needs steps along the gradients."""
+    """Raise an error for momentum and Adam: option II needs plain steps along the gradients."""
     if other := plan.not_plain("weight_decay", "max_gradient"):
         raise ConfigError(
             f"control variates need plain gradient steps: set optimizer to sgd and momentum to 0, "
@@ -66,4 +66,4 @@ def check(plan: LocalPlan, layout: Layout) -> None:
 
 
 CONTROLLED = Ask(send=offset, learn=learn, check=check)
-"""A local update with control variates, in the place of "L"."""
+"""A local update with control variates; it takes the place of "L"."""

@@ -1,8 +1,8 @@
 """FedDANE: two exchanges in a round, first gradients, and then a local update corrected by them.
 
-The clients of the first set send ∇L_i(Ω_k), and the server makes their mean g_k. The clients of a
-second set, drawn on its own, minimize L(ω) + ⟨g_k − ∇L_i(Ω_k), ω − Ω_k⟩ + mu/2·‖ω − Ω_k‖² (Li et
-al., *FedDANE: A Federated Newton-Type Method*, 2019).
+A first set of clients sends ∇L_i(Ω_k), and the server computes their mean g_k. A second set, which
+is drawn independently, minimizes L(ω) + ⟨g_k − ∇L_i(Ω_k), ω − Ω_k⟩ + mu/2·‖ω − Ω_k‖² (Li et al.,
+*FedDANE: A Federated Newton-Type Method*, 2019).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["GRADIENTS", "NEWTON_UPDATE", "NewtonSteps", "learn_gradients", "mean
 
 @dataclass(frozen=True, slots=True)
 class NewtonSteps(FitsAny):
-    """Q steps along ∇L(ω) + g − ∇L(Ω) + mu·(ω − Ω), where the server sends Ω and g.
+    """Q steps along ∇L(ω) + g − ∇L(Ω) + mu·(ω − Ω); Ω and g are sent by the server.
 
     The client computes ∇L(Ω) on all its data.
 
@@ -43,14 +43,14 @@ class NewtonSteps(FitsAny):
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        Train(self.mu)  # the same rule for mu
+        Train(self.mu)  # checks mu
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""
         return momentum_field(plan)
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Train the model that was sent; without g, as FedProx does."""
+        """Train the model that was sent; if g was not sent, as FedProx does."""
         rows, offset = sent.own["model"], None
         if "gradient" in sent.own:
             offset = np.array(sent.own["gradient"])
@@ -65,7 +65,8 @@ class NewtonSteps(FitsAny):
 def learn_gradients(before: State, after: State, sent: Table, setting: Setting) -> State:
     """The state with the mean gradient of each cluster; nothing else changes.
 
-    A cluster of which no client was heard keeps its last one, or has the mean of all.
+    If no client of a cluster was heard, the cluster keeps its last mean gradient; if it has none,
+    it gets the mean of all clients.
     """
     heard, (k, width) = after.heard, after.centers.shape
     known = replace(before, tick=after.tick, memory=after.memory)
@@ -90,6 +91,6 @@ def mean_gradients(state: State, setting: Setting) -> Table:
 
 
 GRADIENTS = Ask(Gradients(), learn=learn_gradients, who="gradients")
-"""The first exchange of a round: gradients of a set of clients of its own."""
+"""The first exchange of a round: gradients, from a set of clients that is drawn for it."""
 NEWTON_UPDATE = Ask(send=mean_gradients)
-"""The second exchange, in the place of "L"; the program is `NewtonSteps`."""
+"""The second exchange, which takes the place of "L"; its program is `NewtonSteps`."""

@@ -1,12 +1,13 @@
-"""FedDyn: a regularizer that changes with the run, so that clients and server have one minimum.
+"""FedDyn: a regularizer that changes during the run, so that clients get the server's minimum.
 
 Client i minimizes L(ω) − ⟨g_i, ω⟩ + a/2·‖ω − Ω‖², where g_i estimates its gradient at the end of
 its last round (Acar et al., *Federated Learning Based on Dynamic Regularization*, ICLR 2021). Then
 
     g_i ← g_i − a·(ω_i − Ω),   h_k = Σ_{i∈k} λ_i g_i / Σ_{i∈k} λ_i,   Ω_k ← mean of ω_i − h_k / a.
 
-The server knows what a client received and what came back, so it holds g_i itself. h is the mean
-over all members of a cluster, heard or not; in the paper, all clients have the same weight.
+The server knows what a client received and what came back, so it can compute and keep g_i itself.
+h_k is the mean over all members of a cluster, whether they were heard or not. In the paper, all
+clients have the same weight.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Dynamic:
 
 
 def dynamic_update(strength: float) -> Ask:
-    """A local update with g_i, in the place of "L"; the program is `Train(strength)`.
+    """A local update with g_i, which takes the place of "L"; its program is `Train(strength)`.
 
     >>> str(dynamic_update(0.1))
     'L(dual_offset, LearnDual(strength=0.1))'

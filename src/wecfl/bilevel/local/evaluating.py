@@ -1,4 +1,4 @@
-"""Programs in which clients evaluate models that they are sent, and keep nothing.
+"""Programs in which clients evaluate the models that they are sent. Clients keep nothing of them.
 
 `wecfl.bilevel.evaluation` asks clients to run them.
 """
@@ -33,7 +33,7 @@ class ClusterLosses(FitsAny, KeepsNothing):
     """The mean training loss of each of the K models that were sent, L(Ω_k, D_i)."""
 
     batches: int | None = None
-    """The number of mini-batches it is estimated on; None: all data."""
+    """The number of mini-batches on which it is estimated; None: all data."""
     name: ClassVar[str] = "losses"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"losses": Field(("K",), "float64")}
@@ -49,7 +49,7 @@ class Risk(FitsAny, KeepsNothing):
 
     split: Split = "train"
     batches: int | None = None
-    """The number of mini-batches of the training data it is estimated on; None: all data."""
+    """The number of mini-batches of the training data on which it is estimated; None: all data."""
     name: ClassVar[str] = "risk"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"risk": Field((), "float64")}
@@ -64,7 +64,7 @@ class Gradients(FitsAny, KeepsNothing):
     """The gradient ∇L(ω_i, D_i) at the model that was sent."""
 
     batches: int | None = None
-    """The number of mini-batches it is estimated on; None: all data."""
+    """The number of mini-batches on which it is estimated; None: all data."""
     name: ClassVar[str] = "gradients"
     version: ClassVar[int] = 1
     replies: ClassVar[Mapping[str, Field]] = {"gradient": Field(("trainable",))}
@@ -81,13 +81,13 @@ class Score(FitsAny):
     serve: Serving = Center()  # noqa: RUF009  (frozen)
     split: Split = "test"
     of: Program = Train()  # noqa: RUF009  (frozen)
-    """The program that has made the memory."""
+    """The program by which the clients' memory was made."""
     name: ClassVar[str] = "score"
     version: ClassVar[int] = 1
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the local update needs, so that the same engine does both."""
+        """What the local update needs, so that the same engine can do both."""
         return needs_of(self.of)
 
     @property

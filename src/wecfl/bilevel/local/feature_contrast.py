@@ -19,15 +19,15 @@ from wecfl.limits import check_not_negative, check_positive
 __all__ = ["ContrastSteps"]
 
 MIN_LENGTH = 1e-12
-"""Features that are shorter have no direction; so does torch."""
+"""Features that are shorter have no direction. torch has the same limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContrastSteps:
-    """Train the model received, with features that contrast with the client's previous model.
+    """Train the model received, with features that differ from those of the client's last model.
 
-    z are the features of a sample, z_r those of the model received, and z_p those of the client's
-    model after its previous update. The loss of the sample gets the term (Li, He, Song:
+    Let z be the features of a sample, z_r its features in the model received, and z_p those in the
+    client's model after its previous update. The loss of the sample gets the term (Li, He, Song:
     *Model-Contrastive Federated Learning*, CVPR 2021)
 
         −c·log( exp(cos(z, z_r)/T) / (exp(cos(z, z_r)/T) + exp(cos(z, z_p)/T)) ),
@@ -59,15 +59,17 @@ class ContrastSteps:
         """Raise an error unless the model has features."""
         if layout.head == (0, 0) or all("classifier" in entry.tags for entry in layout.entries):
             raise ModelError(
-                "features are what the last linear layer is given, after other layers: choose a "
-                "model with more layers"
+                "MOON compares features, the inputs of a last linear layer after other layers, and "
+                "this model has none: choose a model with more layers"
             )
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Compare the features of the two models that do not change, and train."""
+        """Compute the features of the model received and of the previous one, and train."""
         rows = sent.own["model"]
-        ahead, behind = (_directions(site.features(each)) for each in (rows, memory["previous"]))
-        points = (behind - ahead) / np.float32(self.temperature)
+        received, previous = (
+            _directions(site.features(models)) for models in (rows, memory["previous"])
+        )
+        points = (previous - received) / np.float32(self.temperature)
         term = FeatureTerm("contrast", points, np.full(len(points), self.contrast, np.float32))
         rows, velocity = site.train(
             rows, plan, velocity=memory.get("momentum"), term=term, out=rows

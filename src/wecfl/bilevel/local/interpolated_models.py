@@ -19,7 +19,7 @@ __all__ = ["InterpolatedSteps"]
 
 @dataclass(frozen=True, slots=True)
 class InterpolatedSteps(FitsAny):
-    """Train the model w received, and a model v that is good when it is mixed with w (APFL).
+    """Train the model w that was received, and a model v that is good if it is mixed with w (APFL).
 
     The client is served v̄ = a·v + (1 − a)·w. On each mini-batch (Deng et al., *Adaptive
     Personalized Federated Learning*, 2020)

@@ -22,11 +22,11 @@ __all__ = ["HolderMean", "PrunedSteps", "known_masks", "learn_masks"]
 
 
 def known_masks(state: State, setting: Setting) -> Table:
-    """(m, P), 1 in the columns that each client still has, as far as the server was told."""
+    """(m, P), 1 in the columns that each client still has, as far as the server knows."""
     if (task := setting.engine.task).name != "classification":
         raise ConfigError(
-            f"models are pruned once they are accurate, and the task {task.name} has no accuracy: "
-            f"choose ditto"
+            f"clients prune a model when its accuracy is high, and the task {task.name} has no "
+            f"accuracy: choose another method, such as ditto"
         )
     everything = np.ones((len(state.labels), state.centers.shape[1]), np.int8)
     return {"mask": state.known.get("mask", everything)}
@@ -41,14 +41,15 @@ def learn_masks(before: State, after: State, sent: Table, setting: Setting) -> S
 
 @dataclass(frozen=True, slots=True)
 class PrunedSteps:
-    """Train the columns that the client still has, and prune some of them when it serves well.
+    """Train the columns that the client still has, and prune some when the model is accurate.
 
-    A client tests its model on validation samples, which it does not train on. If the accuracy is
-    greater than `above`, and less than `target` of the weights are pruned, it prunes the share
-    `rate` of those that are left, at least one. LotteryFL (Li et al., 2020) does so with the model
-    received, before the client trains: it prunes the smallest weights, and the others start again
-    from the values that the client first received. With `channels`, a client prunes after it has
-    trained: the smallest channels of each layer but the last one (Hermes: Li et al., MobiCom 2021).
+    A client tests its model on validation samples, on which it does not train. If the accuracy is
+    greater than `above`, and less than the share `target` of the weights is pruned, it prunes the
+    share `rate` of those that are left, at least one. LotteryFL (Li et al., 2020) does so with the
+    model received, before the client trains: it prunes the smallest weights, and the others start
+    again from the values that the client first received. With `channels`, a client prunes after it
+    has trained: the smallest channels of each layer but the last one (Hermes: Li et al., MobiCom
+    2021).
 
     >>> list(PrunedSteps().keeps(LocalPlan(momentum=0.0)))
     ['pruned', 'initial']
@@ -75,7 +76,7 @@ class PrunedSteps:
         return {"pruned": Field(("P",), "int8"), **initial, **momentum_field(plan)}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Raise an error if there is nothing to prune, or gradients are clipped as a whole."""
+        """Raise an error if there is nothing to prune, or if the plan shortens gradients."""
         if not self._weights(layout):
             raise ModelError(
                 "channels are pruned in all layers but the last one, and this model has only one: "
@@ -83,21 +84,22 @@ class PrunedSteps:
             )
         if plan.max_gradient is not None:
             raise ConfigError(
-                "the norm of a gradient would count columns that are pruned: leave out max_gradient"
+                "max_gradient limits the norm of a whole gradient, in which pruned columns would "
+                "count: leave out max_gradient"
             )
 
     def _weights(self, layout: Layout) -> list[Entry]:
-        """The tensors of which something is pruned."""
+        """The tensors that are pruned."""
         trained = [entry for entry in layout.entries if entry.stop <= layout.trainable]
         weights = [entry for entry in trained if len(entry.shape) > 1]
         return [e for e in weights if not (self.channels and "classifier" in e.tags)]
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Train what is left, step by step; before or after it, prune if it is time."""
+        """Train what is left, step by step; before that (with `channels`: after), prune if due."""
         rows, velocity = sent.own["model"], memory.get("momentum")
         velocity = None if velocity is None else velocity.copy()
         pruned = np.array(memory["pruned"], np.bool_)
-        if "mask" in sent.own:  # what is not in it was not sent
+        if "mask" in sent.own:  # columns outside of the mask were not sent
             pruned |= sent.own["mask"] == 0
         rows[pruned] = 0
         if not self.channels:
@@ -118,7 +120,7 @@ class PrunedSteps:
         return {"model": rows, "mask": 1 - gone}, after
 
     def _prune_if_due(self, site: Site, rows: F32, pruned: Bool) -> Int:
-        """The clients that prune now; their columns are marked."""
+        """The clients that prune now; the columns that they prune are marked in `pruned`."""
         tally = site.tally(rows, "validation")
         right, all_ = np.einsum("icc->i", tally), tally.sum(axis=(1, 2))
         of = [pruned[:, entry.start : entry.stop] for entry in self._weights(site.layout)]
@@ -129,7 +131,7 @@ class PrunedSteps:
         return due
 
     def _count(self, left: int) -> int:
-        """How many of those that are left are pruned: at least one, but never the last one."""
+        """How many of the remaining ones are pruned: at least one, but never the last one."""
         return min(max(int(self.rate * left), 1), left - 1)
 
     def _prune(self, row: F32, pruned: Bool, layout: Layout) -> None:
@@ -158,7 +160,7 @@ class PrunedSteps:
 class HolderMean:
     """Each column is the λ-mean over the clients that still have it: Σ λ_i m_i ω_i / Σ λ_i m_i.
 
-    A column that nobody of the cluster has any more, or that nobody was heard about, stays.
+    A column stays as it is if no client of the cluster still has it, or none that has it was heard.
 
     >>> replies = {"model": np.array([[1.0, 0], [3.0, 4.0]], np.float32),
     ...            "mask": np.array([[True, False], [True, True]])}

@@ -1,4 +1,4 @@
-"""Programs of meta-learning: a model that is good after a client has adapted it.
+"""Programs of meta-learning: they train a model that is good after a client has adapted it.
 
 A client's objective is not L(ω) but L(ω − a·∇L(ω)), the loss after a plain gradient step of length
 a on its own data. Its gradient is
@@ -6,8 +6,8 @@ a on its own data. Its gradient is
     (I − a·∇²L(ω; C)) · ∇L(θ; B)   with   θ = ω − a·∇L(ω; A),
 
 where A, B and C are different mini-batches. The first-order variant leaves the Hessian out. The
-other one approximates its product with a vector by a difference of two gradients, so that no
-engine needs second derivatives.
+other variant approximates the product of the Hessian with a vector by a difference of two
+gradients, so that no engine needs second derivatives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from wecfl.limits import check_positive
 __all__ = ["MetaGradient", "MetaSteps", "batch_gradients", "hessian_products"]
 
 DIFFERENCE = 1e-3
-"""δ of the difference (∇L(ω + δv) − ∇L(ω − δv)) / 2δ, which stands for ∇²L(ω)·v."""
+"""δ in the difference (∇L(ω + δv) − ∇L(ω − δv)) / 2δ, which takes the place of ∇²L(ω)·v."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class MetaSteps:
         """Raise an error if a round has not even the mini-batches of one step."""
         if plan.epochs is None and plan.steps < self.batches:
             raise ConfigError(
-                f"a step takes {self.batches} mini-batches, and a round has {plan.steps}: raise "
-                f"steps to at least {self.batches}"
+                f"a step of Per-FedAvg takes {self.batches} mini-batches, but a round has only "
+                f"{plan.steps}: raise steps to at least {self.batches}"
             )
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
@@ -117,15 +117,15 @@ class MetaGradient(KeepsNothing):
             raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Raise an error for other than plain steps, and where no batch is left for the query."""
+        """Raise an error if steps are not plain, or no mini-batch is left for the query set."""
         if other := plan.not_plain("weight_decay", "max_gradient"):
             raise ConfigError(
                 f"FedMeta takes plain steps: set optimizer to sgd and momentum to 0, got {other}"
             )
         if plan.epochs is None and plan.steps <= self.inner_steps:
             raise ConfigError(
-                f"inner_steps takes {self.inner_steps} mini-batches of the {plan.steps} of a "
-                f"round, and none is left for the gradient: raise steps"
+                f"the inner steps take {self.inner_steps} of the {plan.steps} mini-batches of a "
+                f"round, and none is left for the gradient: raise steps, or lower inner_steps"
             )
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
@@ -150,9 +150,9 @@ class MetaGradient(KeepsNothing):
 def batch_gradients(site: Site, rows: F32, plan: LocalPlan, part: slice) -> F32:
     """(n, P), the gradients at these models on a part of the round's batches.
 
-    They are those of training, with BatchNorm and Dropout in that mode, and with the weight decay
-    in the loss. In columns that are not trained they are 0. They are read off a plain step of
-    length 1, so they are exact to the last digits of a model.
+    They are the gradients of training, with BatchNorm and Dropout in training mode and with weight
+    decay in the loss. In columns that are not trained they are 0. They are computed as the change
+    by a plain step of length 1, so they are exact up to the last digits of a model.
     """
     stepped, _ = site.train(rows, replace(plan.plain(1.0), max_gradient=None), part=part)
     gradients = rows - stepped

@@ -1,7 +1,7 @@
 """Several models for each client: mixtures (FedEM, FedRC, FedSoft), and added models (CAM).
 
 In a mixture, client i belongs to cluster k with the weight π_ik. A client is sent all centers, as
-`models` (K, P), and keeps its π_i. What the server learns of π_i, it uses to label clients.
+`models` (K, P), and keeps its π_i. The server uses what it learns of π_i to label clients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 MIN_SHARE = 1e-4
-"""The least share of a client's samples that a cluster counts for in FedSoft."""
+"""The smallest share that a cluster has in a client of FedSoft."""
 
 
 # ── mixtures ─────────────────────────────────────────────────────────────────────────────────────
@@ -64,12 +64,12 @@ def all_centers(state: State, setting: Setting) -> Table:
 
 
 def centers_and_priors(state: State, setting: Setting) -> Table:
-    """What FedRC sends to all: the centers, and P(y | k), uniform before the first replies."""
+    """What FedRC sends to all clients: the centers and P(y | k), at first a uniform one."""
     task, k = setting.engine.task, len(state.centers)
     if task.name != "classification":
         raise ConfigError(
-            f"fedrc divides by the frequency of classes, and the task {task.name} has none: "
-            f"choose fedem"
+            f"fedrc divides by the frequencies of classes, and the task {task.name} has no "
+            f"classes: choose fedem"
         )
     uniform = np.full((k, task.outputs), 1 / task.outputs, np.float32)
     return {"models": state.centers, "priors": state.cluster.get("priors", uniform)}
@@ -77,12 +77,12 @@ def centers_and_priors(state: State, setting: Setting) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSteps(FitsAny):
-    """FedEM: weighs each sample in each of K models, and trains all of them with these weights.
+    """FedEM: gives each sample a weight in each of K models, and trains all models with them.
 
-    E: q_sk ∝ π_ik exp(−loss of model k on sample s), and π_ik is the mean of q_sk. M: Q steps of
-    model k on (1/batch)·Σ q_sk loss_s (Marfoq et al., NeurIPS 2021). With `priors`, q_sk is divided
-    by P(y_s | k), so that clusters differ by concepts and not by labels (FedRC: Guo et al., ICML
-    2024); then clients also reply Σ q_sk of each class.
+    In the E-step q_sk ∝ π_ik exp(−loss of model k on sample s), and π_ik is the mean of q_sk. In
+    the M-step, model k takes Q steps on (1/batch)·Σ q_sk loss_s (Marfoq et al., NeurIPS 2021). With
+    `priors`, q_sk is divided by P(y_s | k), so that clusters differ by concepts and not by labels
+    (FedRC: Guo et al., ICML 2024). Then clients also reply Σ q_sk of each class.
 
     >>> list(MixtureSteps(priors=True).replies)
     ['models', 'mixture', 'classes']
@@ -95,8 +95,8 @@ class MixtureSteps(FitsAny):
     @property
     def replies(self) -> Mapping[str, Field]:
         """The K models, and the client's π."""
-        told = {"models": Field(("K", "P")), "mixture": Field(("K",))}
-        return {**told, "classes": Field(("K", "C"), "float64")} if self.priors else told
+        replied = {"models": Field(("K", "P")), "mixture": Field(("K",))}
+        return {**replied, "classes": Field(("K", "C"), "float64")} if self.priors else replied
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The client's π, and a momentum buffer for each model."""
@@ -145,7 +145,7 @@ def _of_classes(weights: F64, targets: Int, owner: Int, shape: tuple[int, ...]) 
 class AllModels:
     """Every center is the mean over all clients: Ω_k = Σ_i λ_i ω_ik / Σ_i λ_i (FedEM, FedRC).
 
-    FedRC's P(y | k) follows from what clients reply, with one sample more in each class.
+    FedRC's P(y | k) follows from what clients reply, with one more sample counted in each class.
 
     >>> models = {"models": np.array([[[0.0], [1.0]], [[4.0], [3.0]]], np.float32)}
     >>> state = State(1, models, np.zeros((2, 1), np.float32), labels=np.array([0, 0]))
@@ -171,11 +171,11 @@ class AllModels:
 
 @dataclass(frozen=True, slots=True)
 class SoftSteps(FitsAny):
-    """FedSoft: a client trains its own model, tied to all centers: + mu/2·Σ_k u_ik ‖w − Ω_k‖².
+    """FedSoft: a client trains its own model on L(w, D_i) + mu/2·Σ_k u_ik ‖w − Ω_k‖².
 
-    u_ik is the share of the client's samples for which center k has the least loss, and at least
-    `MIN_SHARE`; the shares are divided by their sum. They are counted in every `interval`-th round
-    (Ruan and Joe-Wong, AAAI 2022).
+    u_ik is the share of the client's samples for which center k has the smallest loss. It is at
+    least `MIN_SHARE`, and the shares are divided by their sum. They are counted in every
+    `interval`-th round (Ruan and Joe-Wong, AAAI 2022).
 
     >>> SoftSteps(mu=0.5).interval
     2
@@ -198,7 +198,7 @@ class SoftSteps(FitsAny):
         return {**own, **momentum_field(plan)}
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Count the samples if it is time, and train."""
+        """Count the samples if they are due, and train."""
         models, shares = sent.common["models"], memory["mixture"]
         due = (shares.sum(axis=1) == 0) | (site.round % self.interval == 0)
         if due.any():
@@ -208,7 +208,8 @@ class SoftSteps(FitsAny):
             counts = np.maximum(counts / site.sizes[:, None], MIN_SHARE)
             found = (counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
             shares = np.where(due[:, None], found, shares)
-        anchor = np.stack([share @ models for share in shares])  # row by row: the same bits
+        # Row by row, so that the bits do not depend on which clients are together.
+        anchor = np.stack([share @ models for share in shares])
         rows, velocity = site.train(
             memory["personal"], plan, correction=Correction(self.mu, anchor=anchor),
             velocity=memory.get("momentum"),
@@ -244,7 +245,7 @@ class SoftMean:
 
 
 def common_model(state: State, setting: Setting) -> Table:
-    """(m, P), the model common to all clients, once for each; at first, the initial model."""
+    """(m, P), the model common to all clients, repeated for each; at first, the initial model."""
     common = state.whole.get("common")
     common = setting.engine.starts([0], setting.seed)[0] if common is None else common
     return {"common": np.broadcast_to(common, (len(state.labels), len(common)))}
@@ -254,9 +255,9 @@ def common_model(state: State, setting: Setting) -> Table:
 class AddedSteps(BesideCommonModel):
     """CAM: the outputs of a common model and of the cluster's model are added.
 
-    Q steps of the common model while the cluster's is fixed, and Q steps of the cluster's, with a
-    pull mu towards Ω_k, while the common one is fixed. The outputs of the fixed model, as it was
-    received, are a bias in the loss of the other (Ma et al., NeurIPS 2023).
+    The common model takes Q steps while the cluster's model is fixed. The cluster's model takes Q
+    steps, with a pull mu towards Ω_k, while the common model is fixed. The outputs of the fixed
+    model, as it was received, are a bias in the loss of the other one (Ma et al., NeurIPS 2023).
 
     >>> list(AddedSteps().replies)
     ['model', 'common']
@@ -270,7 +271,7 @@ class AddedSteps(BesideCommonModel):
         check_not_negative(mu=self.mu)
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Train both models on the same mini-batches, each beside the other as it was received."""
+        """Train both models on the same mini-batches, each with the other one as received."""
         rows, common = sent.own["model"], sent.own["common"]
         by_cluster, by_all = site.outputs(rows), site.outputs(common)
         common, drift = site.train(

@@ -1,4 +1,4 @@
-"""The program of pFedMe: a personal model near the common one, on every mini-batch."""
+"""The program of pFedMe: on every mini-batch, it finds a personal model near the common one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class MoreauSteps:
     """Gradient steps on the Moreau envelope of the loss, min_θ L(θ) + lam/2·‖θ − ω‖² (pFedMe).
 
     On each mini-batch, θ takes `inner_steps` plain steps of length `inner_lr` on that objective,
-    and then ω ← ω − η·lam·(ω − θ), where η is the plan's. θ starts as ω was received, and goes on
-    from batch to batch. It is the personal model (Dinh et al., *Personalized Federated Learning
-    with Moreau Envelopes*, NeurIPS 2020).
+    and then ω ← ω − η·lam·(ω − θ), where η is the plan's. θ is the personal model. It starts from ω
+    as it was received, and on each mini-batch continues where it was (Dinh et al., *Personalized
+    Federated Learning with Moreau Envelopes*, NeurIPS 2020).
 
     >>> list(MoreauSteps().keeps(LocalPlan()))
     ['personal']
@@ -50,7 +50,7 @@ class MoreauSteps:
         return {"personal": PERSONAL_FIELD}
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
-        """Raise an error for momentum and Adam, since the steps of ω follow no gradient."""
+        """Raise an error for momentum and Adam: the steps of ω do not follow a gradient."""
         if other := plan.not_plain("weight_decay", "max_gradient"):
             raise ConfigError(
                 f"pFedMe takes plain steps: set optimizer to sgd and momentum to 0, got {other}"
@@ -67,8 +67,8 @@ class MoreauSteps:
                 personal, inner, correction=Correction(self.lam, anchor=rows),
                 part=slice(number, number + 1), repeat=self.inner_steps, out=personal,
             )  # fmt: skip
-            going = np.flatnonzero(steps > number)  # the others have no such batch
-            gap = rows[going, :trainable] - personal[going, :trainable]
-            rows[going, :trainable] -= pull[going, None] * gap
+            active = np.flatnonzero(steps > number)  # the other clients have fewer batches
+            gap = rows[active, :trainable] - personal[active, :trainable]
+            rows[active, :trainable] -= pull[active, None] * gap
         rows[:, trainable:] = personal[:, trainable:]  # BatchNorm's statistics
         return {"model": rows}, kept(memory, personal=personal)

@@ -1,6 +1,6 @@
-"""FedProto: clients tell each other what the mean features of each class are, and no models.
+"""FedProto: clients exchange the mean features of each class, and no models.
 
-The features of a sample are what the last linear layer of a model is given. The prototype of a
+The features of a sample are the inputs of the last linear layer of a model. The prototype of a
 class is the mean of the features of its samples.
 """
 
@@ -35,7 +35,8 @@ def own_prototypes(state: State, setting: Setting) -> Table:
     """
     if (task := setting.engine.task).name != "classification":
         raise ConfigError(
-            f"prototypes are means of classes, and the task {task.name} has none: choose ditto"
+            f"prototypes are means of classes, and the task {task.name} has no classes: choose "
+            f"another method, such as ditto"
         )
     tables = _tables(state, setting.engine.layout)
     return {name: rows[state.labels] for name, rows in tables.items()}
@@ -54,10 +55,10 @@ def _tables(state: State, layout: Layout) -> Table:
 class PrototypeSteps:
     """Train the client's own model, whose features are pulled towards the common prototypes.
 
-    The loss of a sample with features z and class y is its own plus lam·‖z − C_y‖², where C_y is
-    the prototype received (Tan et al., *FedProto: Federated Prototype Learning across Heterogeneous
-    Clients*, AAAI 2022). Then the client replies its own prototypes, and how many samples of each
-    class they are the mean of. It also replies the columns that are shared.
+    The term lam·‖z − C_y‖² is added to the loss of a sample with features z and class y, where C_y
+    is the prototype received (Tan et al., *FedProto: Federated Prototype Learning across
+    Heterogeneous Clients*, AAAI 2022). Then the client replies its own prototypes, and the number
+    of samples in the mean of each class. It also replies the columns that are shared.
 
     >>> list(PrototypeSteps(lam=0.1).replies)
     ['model', 'prototypes', 'counts']
@@ -83,12 +84,12 @@ class PrototypeSteps:
         classifier = [entry for entry in layout.entries if "classifier" in entry.tags]
         if len(classifier) != 2 or len(classifier) == len(layout.entries):
             raise ModelError(
-                "prototypes are means of what the last linear layer is given, after other layers: "
-                "choose a model with more layers, whose last one is linear and has a bias"
+                "prototypes are means of features, the inputs of a last linear layer with a bias, "
+                "after other layers, and this model has none: choose such a model"
             )
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """Train, and take the means of the classes."""
+        """Train, and compute the mean features of each class."""
         rows, points, counts = sent.own["model"], sent.own["prototypes"], sent.own["counts"]
         (_, targets), n = site.samples(), len(site.sizes)
         of = np.repeat(np.arange(n), site.sizes), targets
@@ -110,8 +111,8 @@ class PrototypeSteps:
 class PrototypeMeans:
     """The prototype of each class and cluster: the mean over clients, weighted by their counts.
 
-    A class of which no client has a sample in this round keeps its prototype. Models stay at the
-    clients.
+    If no client of this round has a sample of a class, the class keeps its prototype. Models stay
+    with the clients.
 
     >>> replies = {"prototypes": np.array([[[0.0]], [[4.0]]]), "counts": np.array([[3.0], [1.0]])}
     >>> state = State(1, replies, np.zeros((1, 1), np.float32), labels=np.array([0, 0]))
@@ -143,7 +144,7 @@ class PrototypeMeans:
 class Prototypes(FromModels):
     """A client is represented by its prototypes, and a cluster by those of its clients.
 
-    Where a client has no samples of a class, it is taken to be at the cluster's prototype.
+    If a client has no samples of a class, its cluster's prototype takes the place of its own.
 
     >>> Prototypes().asks
     False
@@ -152,7 +153,7 @@ class Prototypes(FromModels):
     asks: ClassVar[bool] = False
 
     def check(self, shared: str, layout: Layout) -> None:
-        """Everything fits: prototypes are not columns."""
+        """Accept everything: prototypes are not columns of a model."""
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
         """(m, C·D), the prototypes."""

@@ -1,7 +1,7 @@
 """The local update (the L-step): programs in which clients train.
 
-Each is a frozen dataclass, whose fields are options that are sent as JSON. Clients know them by
-name (`wecfl.bilevel.programs`).
+Each program is a frozen dataclass, whose fields are options that are sent as JSON. Clients know the
+programs by name (`wecfl.bilevel.programs`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 MODEL_REPLY = {"model": Field(("P",), update=True)}
 """The reply of a program that sends back the model after training."""
 MOMENTUM_FIELD = Field(("buffer",))
-"""What the optimizer keeps."""
+"""The optimizer's buffer, kept between rounds."""
 PERSONAL_FIELD = Field(("P",), start="received")
-"""A model of the client's own, which starts as the first one that it receives."""
+"""A model that a client keeps for itself; at first it is the first model that it receives."""
 
 
 def momentum_field(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
@@ -54,9 +54,10 @@ def momentum_field(plan: LocalPlan, name: str = "momentum") -> dict[str, Field]:
 class Train(FitsAny):
     """Q steps of SGD on L(ω, D_i) + mu/2·‖ω − Ω_k‖², from the model received (FedAvg, FedProx).
 
-    With mu = 0 it is the data loss alone. The paper writes "λ = 0.95" for FedProx's mu (Li et al.,
-    *Federated Optimization in Heterogeneous Networks*, MLSys 2020). If the server sends rows
-    `anchor`, they take the place of Ω_k; rows `offset` are added to every gradient.
+    With mu = 0 it is the loss on the data alone. The paper writes "λ = 0.95" for FedProx's mu (Li
+    et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020). If the server sends
+    rows `anchor`, they take the place of Ω_k. If it sends rows `offset`, they are added to every
+    gradient.
 
     >>> Train(mu=0.95)
     Train(mu=0.95)
@@ -112,9 +113,9 @@ class Alone(FitsAny):
 class Ditto(FitsAny):
     """Train the model received, and a personal model that is pulled towards it.
 
-    v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same mini-batches (Li et al., *Ditto: Fair and
-    Robust Federated Learning Through Personalization*, ICML 2021). The personal model stays with
-    the client.
+    The personal model takes the steps v ← v − η(∇L(v, D_i) + lam·(v − Ω_k)), on the same
+    mini-batches (Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*,
+    ICML 2021). It stays with the client.
 
     >>> list(Ditto(lam=0.5).keeps(LocalPlan(momentum=0.0)))
     ['personal']
@@ -149,8 +150,9 @@ class Ditto(FitsAny):
 class Parts:
     """First train some columns while the others are frozen, and then the others (FedRep).
 
-    `first` selects the columns, as in `Layout.columns`; they get `steps` of the Q steps (Collins et
-    al., *Exploiting Shared Representations for Personalized Federated Learning*, ICML 2021).
+    `first` selects the columns that are trained first, as in `Layout.columns`. They get `steps` of
+    the Q steps, and the others get the rest (Collins et al., *Exploiting Shared Representations for
+    Personalized Federated Learning*, ICML 2021).
 
     >>> Parts("classifier", steps=3)
     Parts(first='classifier', steps=3)
@@ -176,11 +178,14 @@ class Parts:
         layout.columns(self.first)
         layout.columns(f"~{self.first}")
         if plan.epochs:
-            raise ConfigError("head and body share the steps of a round: give steps, not epochs")
+            raise ConfigError(
+                "head and body divide the steps of a round, so their number must be given: give "
+                "steps, not epochs"
+            )
         if not 1 <= self._steps(plan) < plan.steps:
             raise ConfigError(
-                f"head_steps must lie between 1 and {plan.steps - 1}, so that head and body are "
-                f"trained in {plan.steps} steps, got {self._steps(plan)}"
+                f"head_steps must lie between 1 and {plan.steps - 1}, so that both head and body "
+                f"are trained in {plan.steps} steps, got {self._steps(plan)}"
             )
 
     def _steps(self, plan: LocalPlan) -> int:
@@ -231,7 +236,7 @@ class Only:
 
 
 def kept(memory: Table, **after: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
-    """The new values of the fields that were declared as memory.
+    """The new values of those fields that were declared as memory.
 
     >>> kept({"a": np.zeros(1)}, a=np.ones(1), b=np.ones(1))
     {'a': array([1.])}

@@ -1,4 +1,4 @@
-"""Representations that follow from models: their columns, their losses, weights in a mixture."""
+"""Representations made from models: columns of models, their losses, and weights in a mixture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class FromModels:
-    """A representation for which clients need not tell anything about themselves.
+    """A representation for which clients tell nothing about their data.
 
     >>> FromModels.tells is None
     True
@@ -72,7 +72,7 @@ class Columns(FromModels):
         return f"Columns({self.which!r}{projected})"
 
     def width(self, layout: Layout) -> int:
-        """p, how many numbers g_i has.
+        """p, the number of numbers in g_i.
 
         >>> layout = Layout.of([("w", (3, 4), ["head"])])
         >>> Columns("head").width(layout), Columns("head", project=5).width(layout)
@@ -85,23 +85,24 @@ class Columns(FromModels):
         columns = np.arange(layout.width)[layout.columns(self.which)]
         if not len(columns):
             raise ConfigError(
-                f"representation '{self.which}' selects no column of this model, so clients can't "
-                f"be compared: choose head, linear, parameters, or a pattern on tensor names"
+                f"the representation '{self.which}' selects no column of this model, so clients "
+                f"can't be compared: choose head, linear, parameters, or a pattern of tensor names"
             )
         private = private_columns(layout, shared)
         if private is not None and np.isin(columns, private).any():
             raise ConfigError(
-                f"clients share only '{shared}', so they can't be compared by '{self.which}': "
-                f"choose a representation within what is shared"
+                f"clients share only the columns '{shared}', so they can't be compared by "
+                f"'{self.which}': choose a representation among the shared columns"
             )
         if self.project is not None and self.project > len(columns):
             raise ConfigError(
-                f"project must be at most {len(columns)}, as many columns as '{self.which}' has in "
-                f"this model, got {self.project}: choose a smaller number, or leave it out"
+                f"project must be at most {len(columns)}, the number of columns that "
+                f"'{self.which}' has in this model, got {self.project}: choose a smaller number, "
+                f"or leave it out"
             )
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F32:
-        """(m, p), g_i; a view if the columns are adjacent, as they are, and of all clients."""
+        """(m, p), g_i; a view if all clients are asked for, and the columns are adjacent."""
         everyone = who is None or who.all()
         if state.replies is None and (state.met is None or state.met.all()):
             centers = self.centers(state, engine, seed)
@@ -114,7 +115,7 @@ class Columns(FromModels):
         return self._of(state.centers, engine.layout, seed)
 
     def _of(self, models: F32, layout: Layout, seed: int) -> F32:
-        """(n, p), what stands for these models."""
+        """(n, p), the representations of these models."""
         columns: F32 = models[:, layout.columns(self.which)]
         if self.project is None:
             return columns
@@ -154,7 +155,7 @@ def to_own_center(points: Real, centers: Real, labels: Int, distance: Distance) 
 
 
 def last_layer(layout: Layout) -> Columns:
-    """What distinguishes clients for any method: the last linear layer, or else all parameters.
+    """Columns that distinguish clients under any method: the last linear layer, or else all.
 
     >>> last_layer(Layout.of([("w", (2,), [])]))
     Columns('parameters')
@@ -169,7 +170,7 @@ class Losses(FromModels):
 
     With the distance `component`, d(g_i, G_k) = L(Ω_k, D_i), as in IFCA and HypCluster. The loss is
     estimated on `batches` mini-batches of local data (3 in the authors' code), by default on all
-    local data. Each time, every client downloads K models.
+    local data. For each E-step, every client downloads K models.
 
     >>> Losses()
     Losses(batches=None)
@@ -182,7 +183,8 @@ class Losses(FromModels):
         """Raise an error if clients keep private columns: losses need whole models."""
         if private_columns(layout, shared) is not None:
             raise ConfigError(
-                f"losses need whole models, but clients share only '{shared}': set shared to 'all'"
+                f"losses need whole models, but clients share only the columns '{shared}': set "
+                f"shared to 'all'"
             )
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
@@ -214,7 +216,7 @@ class Weights(FromModels):
     asks: ClassVar[bool] = False
 
     def check(self, shared: str, layout: Layout) -> None:
-        """Everything fits: a mixture is not made of columns."""
+        """Accept everything: a mixture is not made of columns."""
 
     def clients(self, state: State, engine: Engine, seed: int, who: Bool | None = None) -> F64:
         """(m, K), π; zeros for clients that have not replied to the last local update."""
@@ -227,6 +229,6 @@ class Weights(FromModels):
         return np.eye(len(state.centers))
 
     def own_distances(self, state: State, engine: Engine, distance: Distance, seed: int) -> F64:
-        """(m,), the part of each client that does not belong to its cluster."""
+        """(m,), 1 minus the weight of each client in its own cluster."""
         far = distance(self.clients(state, engine, seed), self.centers(state, engine, seed))
         return np.asarray(far[np.arange(len(far)), state.labels])

@@ -20,9 +20,9 @@ from wecfl.core.types import F64, Real
 __all__ = ["in_random_directions"]
 
 DRAWN_ROWS = 8192
-"""How many rows of A are held at a time, which bounds the memory for a model of any width."""
+"""The number of rows of A that are drawn at a time, so that a wide model needs little memory."""
 CLIENTS_AT_ONCE = 1024
-"""How many clients are converted to float64 at a time."""
+"""The number of clients that are converted to float64 at a time."""
 
 
 def in_random_directions(rows: Real, width: int, draws: np.random.Generator) -> F64:

@@ -1,11 +1,11 @@
 """Sketches: what the server keeps of an absent client, to place it when its cluster is divided.
 
-Where the server chooses K, it does so once it has seen enough. A client that was heard before would
-stay in the cluster that was divided until it takes part again, which may be 1,000 rounds later. So
-the server keeps a sketch of its last update: the change of g_i in its local update, less the mean
-change of the clients that were sent the same model, in `width` random directions. Clients of a
-group change alike in every round, so a sketch points to the clients it belongs to, also of a later
-round.
+If the server chooses K, it does so once it has seen enough clients. A client that was heard before
+would stay in the cluster that was divided until it takes part again, which may be 1,000 rounds
+later. So the server keeps a sketch of its last update: the change of g_i in its local update, less
+the mean change of the clients that were sent the same model, in `width` random directions. Clients
+of one group change in the same way in every round. So a sketch points in the same direction as the
+updates of its group, also in later rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sketches:
     width: int = 64
 
     def of(self, state: State, method: Method, engine: Engine, seed: int) -> F32:
-        """(n, width), the sketches of the clients that were heard; `state` is that after L."""
+        """(n, width), the sketches of the clients that were heard; `state` is the one after L."""
         shown, heard = method.representation, state.heard
         sent = np.asarray(shown.centers(state, engine, seed), np.float64)[state.labels]
         never = np.zeros(len(heard), np.bool_) if state.met is None else ~state.met
@@ -57,14 +57,15 @@ class Sketches:
     def placed(self, sketches: F32, labels: Int, heard: F32, found: Int, known: int) -> Int:
         """(n,), the clusters of absent clients, after new ones were found in a round.
 
-        `sketches` and `labels` are theirs, `heard` and `found` those of the clients of the round.
-        They stay, or join a cluster that is not among the first `known` ones.
+        `sketches` and `labels` are those of the absent clients; `heard` and `found` are the
+        sketches and labels of the clients of the round. An absent client stays, or joins a cluster
+        that is not among the first `known` ones.
         """
         k = max(int(labels.max()), int(found.max())) + 1
         filled = np.bincount(found, minlength=k) > 0
         means = cluster_means(heard.astype(np.float64), found, np.ones(len(heard)), k)
         near: F64 = np.where(filled & (np.arange(k) >= known), sketches @ unit(means).T, -np.inf)
         own = np.einsum("ij,ij->i", sketches, unit(means)[labels])
-        # Of a cluster that nobody of the round is in, nothing can be said: its clients stay.
+        # A cluster without a client in this round can't be compared: its clients stay.
         near[np.arange(len(labels)), labels] = np.where(filled[labels], own, np.inf)
         return np.asarray(near.argmax(axis=1))

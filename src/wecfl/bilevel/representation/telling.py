@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Kind = Literal["vector", "histogram", "subspaces", "centers"]
-"""What g_i is, on which depends how it can be compared."""
+"""The form of g_i; the distances by which clients can be compared depend on it."""
 
 
 class Telling(Program, Protocol):
@@ -46,7 +46,7 @@ class Telling(Program, Protocol):
     """Whether it needs the initial model of the run."""
 
     def sized(self, engine: Engine) -> Self:
-        """The same program, which knows how large samples and outputs are."""
+        """The same program, with the sizes of samples and outputs filled in."""
 
 
 class _Told(FitsAny, KeepsNothing):
@@ -62,8 +62,8 @@ class Directions(_Told):
     """The first left singular vectors of the raw samples of each class (PACFL).
 
     With the samples of a class as the columns of X (D, n), they are the `vectors` directions in
-    which X is longest. A class without samples has none, which is written as zeros; so are those
-    beyond the number of samples. These directions of raw data leave the client.
+    which X is longest. Missing directions are written as zeros: those of a class without samples,
+    and those beyond the number of samples. These directions of raw data leave the client.
 
     >>> Directions(3, classes=10, inputs=64).replies["told"].shape
     (30, 64)
@@ -107,7 +107,7 @@ class Directions(_Told):
 class InitialUpdate(_Told):
     """How `steps` steps of SGD change the initial model of the run (FedGroup, StoCFL).
 
-    Momentum starts from zero, and nothing is kept of the steps.
+    Momentum starts from zero, and the client keeps nothing of these steps.
 
     >>> InitialUpdate(50).replies["told"].shape
     ('trainable',)
@@ -166,7 +166,7 @@ class Labels(_Told):
 class Predictions(_Told):
     """The mean of the probabilities that the initial model gives the client's samples.
 
-    It sees how inputs differ, and no labels leave the client.
+    It shows how inputs differ, and no labels leave the client.
 
     >>> Predictions(classes=10).replies["told"].shape
     (10,)
@@ -191,15 +191,15 @@ class Predictions(_Told):
         outputs = site.outputs(sent.own["model"]).astype(np.float64)
         odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         shares = odds / odds.sum(axis=1, keepdims=True)
-        return {"told": np.array([each.mean(axis=0) for each in _parts(site, shares)], "f4")}, {}
+        return {"told": np.array([own.mean(axis=0) for own in _parts(site, shares)], "f4")}, {}
 
 
 @dataclass(frozen=True, slots=True)
 class Moments(_Told):
     """Mean and covariance of an embedding of the samples: the outputs of the initial model.
 
-    Before any training they are a random projection of what its last layer is given, and the same
-    one at all clients. The covariance is its upper triangle.
+    Before any training, the outputs are a random projection of the inputs of the last layer, which
+    is the same at all clients. Of the covariance, the upper triangle is sent.
 
     >>> Moments(outputs=10).replies["told"].shape
     (65,)
@@ -222,10 +222,10 @@ class Moments(_Told):
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """The moments (n, …)."""
         upper, told = np.triu_indices(self.outputs), []
-        for each in _parts(site, site.outputs(sent.own["model"]).astype(np.float64)):
-            mean = each.mean(axis=0)
+        for outputs in _parts(site, site.outputs(sent.own["model"]).astype(np.float64)):
+            mean = outputs.mean(axis=0)
             with one_thread():
-                covariance = (each - mean).T @ (each - mean) / len(each)
+                covariance = (outputs - mean).T @ (outputs - mean) / len(outputs)
             told.append(np.concatenate([mean, covariance[upper]]))
         return {"told": np.array(told, np.float32)}, {}
 
@@ -234,9 +234,10 @@ class Moments(_Told):
 class LocalCenters(_Told):
     """The centers of `count` clusters of the client's own samples, and their shares (k-FED).
 
-    The samples are projected on their first `count` singular vectors and clustered. Samples that
-    are three times as near to their center as to any other make the start of Lloyd's iterations in
-    all dimensions (Awasthi and Sheffet). A row is a center, and then the share of its samples.
+    The samples are projected on their first `count` singular vectors and clustered. Lloyd's
+    iterations in all dimensions start from the means of those samples that are three times as near
+    to their center as to any other (Awasthi and Sheffet). A row of the reply is a center, followed
+    by the share of the samples that belong to it.
 
     >>> LocalCenters(2, inputs=64).replies["told"].shape
     (2, 65)
@@ -261,7 +262,7 @@ class LocalCenters(_Told):
         return replace(self, inputs=inputs_of(engine, self.name))
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
-        """The centers and shares (n, count, D + 1); fewer samples are centers themselves."""
+        """The centers and shares (n, count, D + 1); if samples are few, each is a center."""
         told = np.zeros((len(site.sizes), self.count, self.inputs + 1), np.float32)
         for i, x, _ in _each(site):
             centers, labels = local_clusters(x.reshape(len(x), -1).astype(np.float64), self.count)
@@ -303,18 +304,18 @@ def classes_of(engine: Engine, name: str) -> int:
     task = engine.task
     if task.name != "classification":
         raise ConfigError(
-            f"clients would tell their {name}, class by class, but the task {task.name} has no "
+            f"the representation {name} is told class by class, but the task {task.name} has no "
             f"classes: choose another representation or method"
         )
     return task.outputs
 
 
 def inputs_of(engine: Engine, name: str) -> int:
-    """How many numbers a sample has; an error where the server does not know that."""
+    """The number of numbers in a sample; an error if the server does not know it."""
     if not engine.shape:
         raise ConfigError(
-            f"clients would tell '{name}' of their samples, and none of them has said how large "
-            f"these are: begin a new run, or choose another representation or method"
+            f"the representation {name} needs to know how large samples are, but no client has "
+            f"said it: begin a new run, or choose another representation or method"
         )
     return prod(engine.shape)
 

@@ -1,4 +1,4 @@
-"""The representation of a client by what it has told about its data (`telling.py`)."""
+"""The representation of a client by what it has told the server about its data (`telling.py`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Told"]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """g_i is what client i has told, once, before its first local update; G_k is the clustering's.
+    """g_i is what client i has told before its first local update; the clustering makes G_k.
 
-    In the opening, the clients of the first round are asked. A client that comes later is asked
-    just before it trains for the first time, and then joins a cluster. So is one whose answer was
-    lost.
+    Each client tells it once. In the opening, the clients of the first round are asked. A client
+    that comes later, or whose answer was lost, is asked just before it trains for the first time,
+    and then joins a cluster.
 
     >>> from wecfl.bilevel.representation.telling import Directions
     >>> Told(Directions(3)).asks
@@ -43,17 +43,17 @@ class Told:
         """Raise an error if it needs whole models, but clients keep private columns."""
         if self.tells.reads_model and private_columns(layout, shared) is not None:
             raise ConfigError(
-                f"'{self.tells.name}' needs whole models, but clients share only '{shared}': set "
-                f"shared to 'all'"
+                f"the representation {self.tells.name} needs whole models, but clients share only "
+                f"the columns '{shared}': set shared to 'all'"
             )
 
     def told(self, state: State, setting: Setting) -> State:
-        """Ask the clients of the next local update, as far as they have not told yet."""
+        """Ask those clients of the next local update that have not told anything yet."""
         m, engine = len(state.labels), setting.engine
         who = np.flatnonzero(setting.channel.present(m, state.round) & ~has_told(state))
         if not len(who):
             return state
-        # Round 0, and the plan's η: what a client tells does not depend on when it is asked.
+        # With round 0 and the plan's η, what a client tells does not depend on when it is asked.
         job = Job(self.tells.sized(engine), setting.plan, setting.seed, 0, state.tick)
         own = {}
         if self.tells.reads_model:

@@ -1,4 +1,4 @@
-"""A trial: clients train once, before the rounds begin, so that they can be told apart."""
+"""A trial: clients train once before the rounds begin, so that they can be clustered by it."""
 
 from __future__ import annotations
 

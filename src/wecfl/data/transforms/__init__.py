@@ -1,11 +1,11 @@
-"""Transforms: how clients with samples of the same kind see them, or name them, differently.
+"""Transforms: they change the samples or the targets of clients, so that clients differ.
 
-A transform changes the samples (feature skew) or the targets (concept shift) of each client. How it
-does so is its setting, such as an angle. The option `by` says who shares a setting:
+A transform changes the samples (feature skew) or the targets (concept shift) of each client. Its
+setting, such as an angle, says how. The option `by` says which clients share a setting:
 
 - ``group`` (the default): the clients of a group, so the difference is cluster-wise;
-- ``client``: nobody, so the difference is client-wise;
-- ``cross``: the clients of new groups, which cut across the groups that there are.
+- ``client``: none, so the difference is client-wise;
+- ``cross``: the clients of new groups, which cut across the groups that the clients have.
 
 | name | options | what it does | group g of G | a client |
 |---|---|---|---|---|
@@ -19,7 +19,7 @@ does so is its setting, such as an angle. The option `by` says who shares a sett
 | concept | of sine | labels by another rule (`wecfl.data.rules`) | the g-th rule | a random one |
 | sign | | y ↦ ± y, for targets that are numbers | 0: +, 1: − | random |
 
-Pixels are in [−1, 1], so a contrast is one around a medium grey.
+Pixels are in [−1, 1], so the contrast is changed around a medium grey.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from wecfl.errors import ConfigError
 __all__ = ["By", "SampleKind", "Transform", "check_by", "check_number"]
 
 By = Literal["group", "client", "cross"]
-"""Who shares the setting of a transform."""
+"""Which clients share the setting of a transform."""
 
 
 class SampleKind(NamedTuple):
-    """What transforms must know of the samples to draw their settings."""
+    """What transforms must know about the samples to draw their settings."""
 
     shape: tuple[int, ...]
     """The shape of a sample."""
@@ -39,7 +39,7 @@ class Transform(Protocol):
 
     @property
     def by(self) -> By:
-        """Who shares a setting."""
+        """Which clients share a setting."""
         ...
 
     def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> Sequence[Any]:
@@ -53,7 +53,7 @@ class Transform(Protocol):
     def __call__(
         self, setting: Any, x: F32, y: Targets, rng: np.random.Generator
     ) -> tuple[F32, Targets]:
-        """The samples and targets of a client, changed; the arrays given are not written to."""
+        """The changed samples and targets of a client; the given arrays are not overwritten."""
         ...
 
 
@@ -75,7 +75,7 @@ def check_by(transform: Transform) -> None:
 def check_number(
     transform: Transform, option: str, low: float, high: float, *, includes_low: bool = False
 ) -> None:
-    """Refuse an option that is no number between the bounds.
+    """Refuse an option that is not a number between the bounds.
 
     >>> from wecfl.data.transforms import Blur
     >>> Blur(width="much")

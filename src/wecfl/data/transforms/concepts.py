@@ -19,15 +19,15 @@ from wecfl.limits import check_whole
 __all__ = ["Concept", "Permutation", "Sign", "Swap"]
 
 MAX_FACTORIAL = 20
-"""No one asks for more groups than 20! permutations."""
+"""With more classes than this, the number of permutations is taken to be that of this many."""
 MIN_JUDGED = 50
-"""So many samples tell whether labels follow a rule."""
+"""The number of samples from which on it is checked whether labels follow a rule."""
 MIN_AGREEMENT = 0.6
-"""The share of labels that follow it at least, if some are wrong."""
+"""The smallest share of labels that must follow the rule; some may be wrong."""
 
 
 class _Renaming(ABC):
-    """What transforms of labels share: the first group keeps them, and no two groups agree."""
+    """The common part of transforms of labels. The first group keeps them, and no groups agree."""
 
     __slots__ = ()
 
@@ -59,11 +59,11 @@ class _Renaming(ABC):
 
     @abstractmethod
     def possible(self, classes: int) -> int:
-        """In how many ways the classes can be renamed; not at all is one of them."""
+        """The number of ways to rename the classes, including the one that keeps all names."""
 
     @abstractmethod
     def of_client(self, kind: SampleKind, rng: np.random.Generator) -> tuple[int, ...]:
-        """One of them, drawn at random."""
+        """One of these ways, drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ class Swap(_Renaming):
         _check_labels(self, kind)
         if 2 * self.pairs > kind.classes:
             raise PartitionError(
-                f"swap(pairs={self.pairs}) needs {2 * self.pairs} classes, got {kind.classes}"
+                f"swap(pairs={self.pairs}) needs {2 * self.pairs} classes, got {kind.classes}; ask "
+                "for fewer pairs"
             )
         names = np.arange(kind.classes)
         one, other = rng.permutation(kind.classes)[: 2 * self.pairs].reshape(2, -1)
@@ -143,9 +144,11 @@ class Sign:
         check_by(self)
 
     def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> list[int]:
-        """Plus, then minus: there are no more."""
+        """Plus and minus; there are only two."""
         if groups > 2:
-            raise PartitionError(f"there are two signs, but {groups} groups; ask for two groups")
+            raise PartitionError(
+                f"sign has two settings, but there are {groups} groups; ask for two"
+            )
         self._check(kind)
         return [1, -1][:groups]
 
@@ -158,7 +161,7 @@ class Sign:
         if kind.classes:
             raise PartitionError(
                 "sign needs targets that are numbers, got labels of classes; use permutation or "
-                "swap, or say which task it is (regression)"
+                "swap, or set task to regression"
             )
 
     def __call__(
@@ -172,7 +175,7 @@ class Sign:
 class Concept:
     """Labels by another rule: group g has concept g of the data set `of` (`wecfl.data.rules`).
 
-    A label changes where the rule says something else than the first rule. So labels that were
+    A label changes if the rule differs from the first rule for its sample. So labels that were
     wrong stay wrong.
 
     >>> x, y = np.array([[0.2, 0.1], [0.2, 0.9]], np.float32), np.array([1, 0])
@@ -196,7 +199,8 @@ class Concept:
         self._check(kind)
         if groups > known:
             raise PartitionError(
-                f"{self.of} has {known} concepts, but {groups} groups; ask for {known} groups"
+                f"{self.of} has {known} concepts, but there are {groups} groups; ask for {known} "
+                "groups"
             )
         return range(groups)
 
@@ -221,7 +225,7 @@ class Concept:
         if len(y) >= MIN_JUDGED and (y == first).mean() < MIN_AGREEMENT:
             raise PartitionError(
                 f"concept(of={self.of}): the labels of a client do not follow the first rule of "
-                f"{self.of}; use dataset {self.of}, and let no partition rename its classes"
+                f"{self.of}; use dataset {self.of}, with a partition that does not rename classes"
             )
         return x, np.where(first == own, y, 1 - y)
 
@@ -229,6 +233,6 @@ class Concept:
 def _check_labels(transform: _Renaming, kind: SampleKind) -> None:
     if not kind.classes:
         raise PartitionError(
-            f"{transform.name} renames classes, but the targets are numbers; use sign, or say "
-            "which task it is (classification)"
+            f"{transform.name} renames classes, but the targets are numbers; use sign, or set task "
+            "to classification"
         )

@@ -21,8 +21,8 @@ __all__ = ["Affine", "Blur", "Contrast", "Rotation", "SensorNoise"]
 class Rotation:
     """Turns images about their middle, counter-clockwise; group g by g · `step` degrees.
 
-    Multiples of 90° move pixels and lose nothing. Other angles are interpolated (bilinear), and
-    what comes from outside of the image repeats its edge.
+    Multiples of 90° only move pixels. Other angles are interpolated (bilinear), and pixels from
+    outside of the image repeat its edge.
 
     >>> image = np.float32([[[[1, 2], [3, 4]]]])
     >>> Rotation()(90, image, np.array([0]), np.random.default_rng(0))[0].tolist()
@@ -64,7 +64,7 @@ class Rotation:
 
 
 class _Graded(ABC):
-    """What transforms of a strength share: from none in the first group to all in the last."""
+    """The common part of transforms with a strength: zero in the first group, full in the last."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class Blur(_Graded):
     def __call__(
         self, setting: float, x: F32, y: Targets, rng: np.random.Generator
     ) -> tuple[F32, Targets]:
-        """Blur rows, then columns; beyond the edge of an image its edge is repeated."""
+        """Blur along columns, then along rows; outside of an image its edge is repeated."""
         if setting == 0:
             return x, y
         reach = ceil(3 * setting)
@@ -197,9 +197,9 @@ class SensorNoise(_Graded):
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Each site's own scale: x_j ↦ exp(u_j) x_j + v_j for feature j, with u_j, v_j ~ N(0, spread²).
+    """Another scale for each site: x_j ↦ exp(u_j) x_j + v_j, with u_j, v_j ~ N(0, spread²).
 
-    In images j is the colour, so this changes brightness, contrast and tint.
+    Here j is the feature. In images j is the colour, so this changes brightness, contrast and tint.
 
     >>> u, v = Affine().of_client(SampleKind((3,), 2), np.random.default_rng(0))
     >>> u.shape, v.shape

@@ -1,4 +1,4 @@
-"""The fast engine: kernels of our own for the layers of small models, on threads.
+"""The fast engine: the library's own kernels for the layers of small models, on threads.
 
 The C++ sources are in `native/`. `graph.py` translates a module into a list of layers, and
 `native/rules.cpp` decides which layers the kernels can run. In training, the module's own forward
@@ -34,7 +34,7 @@ except ImportError:  # there was no compiler at installation, which `NativeEngin
 __all__ = ["NativeEngine", "Unsupported", "instruction_sets"]
 
 _checked: set[str] = set()
-"""The networks of mere layers that have passed the self-check in this process."""
+"""The networks of plain torch layers that have passed the self-check in this process."""
 
 SELF_CHECK_TOLERANCE = 1e-3
 """The largest error of the self-check, relative to the update; float32 gives about 1e-6."""
@@ -56,8 +56,8 @@ class NativeEngine(LocalEngine):
     """Runs the clients of a federation with the library's own kernels (`wecfl.core.engine.Engine`).
 
     The arguments are those of `LocalEngine`. `workers` are threads; any number of them gives the
-    same bits. `isa` chooses an instruction set (default: the best of this machine). It raises
-    `Unsupported` if the model has a layer that the kernels don't know.
+    same bits. `isa` chooses an instruction set (default: the best of this machine). If the model
+    has a layer that the kernels do not know, the error is `Unsupported`.
 
     >>> from wecfl.bilevel.evaluation import tallies
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
@@ -82,7 +82,9 @@ class NativeEngine(LocalEngine):
         super().__init__(federation, model, **options)
         federation = self._federation
         if self.task.kernel is None:
-            raise Unsupported(f"the kernels don't know the loss of the task {self.task.name}")
+            raise Unsupported(
+                f"the native kernels don't know the loss of the task {self.task.name}"
+            )
         self._layers = graph(self._model, self.layout)
         try:
             self._runner = self._make(self._layers, isa)
@@ -98,7 +100,7 @@ class NativeEngine(LocalEngine):
 
     @property
     def name(self) -> str:
-        """The name holds the instruction set: the same one gives the same bits."""
+        """The name has the instruction set, since the last bits depend on it."""
         return f"native-{self._runner.isa}"
 
     def _train(self, clients: Int, lesson: Lesson) -> tuple[F32, F32 | None]:
@@ -178,7 +180,7 @@ class NativeEngine(LocalEngine):
     def _evaluate(
         self, work: str, models: F32, which: Int, samples: list[Int], out: F32, **data: Any
     ) -> None:
-        """Run `work` on these samples of each client, each by one of the models."""
+        """Run `work` on these samples of each client, each with one of the models."""
         self._call(
             work,
             rows=np.ascontiguousarray(models, dtype=np.float32),
@@ -204,7 +206,7 @@ class NativeEngine(LocalEngine):
         )
 
     def _network(self) -> str:
-        """What the self-check depends on, but for the values of the parameters."""
+        """A text of everything on which the self-check depends, except the parameters' values."""
         shape, kernel = self._federation.shape, self.task.kernel
         return repr((self.name, self._layers, shape, self.outputs, kernel, self._batchnorm))
 
@@ -263,7 +265,7 @@ class NativeEngine(LocalEngine):
             output = module.train()(x)
         except Exception as error:
             one_line = " ".join(str(error).split())
-            raise Unsupported(f"the model can't run on the samples ({one_line})") from None
+            raise Unsupported(f"torch can't run the model on the samples ({one_line})") from None
         torch.autograd.backward(self.task.objective(output, y))
         with torch.no_grad():  # torch.optim would import its compiler, which takes seconds
             for parameter in module.parameters():
@@ -277,16 +279,16 @@ class NativeEngine(LocalEngine):
         error = np.abs(ours - theirs).max() / size if size > 0 else 0.0
         if not error <= SELF_CHECK_TOLERANCE:
             raise Unsupported(
-                f"the self-check of the native kernels failed: one {what} by {self._runner.isa} is "
-                f"off by {error:.1e}"
+                f"the self-check of the native kernels failed: one {what} with {self._runner.isa} "
+                f"has an error of {error:.1e}, expected at most {SELF_CHECK_TOLERANCE:g}"
             )
 
 
 def _only_layers(model: nn.Module) -> bool:
-    """Whether the model is made of torch's own modules alone, and nobody has changed what they do.
+    """Whether the model consists only of torch's own modules, with unchanged behaviour.
 
-    Then networks of the same layers compute the same. A class of the user may do more than a trace
-    sees.
+    Then networks of the same layers compute the same. A user's class may do more than a trace
+    records.
     """
     return all(
         type(part).__module__.startswith("torch.nn.modules.")

@@ -1,8 +1,8 @@
 """Translates a module into the list of layers that the native kernels run.
 
-`torch.fx` records what the module calls. Each layer says whose outputs it reads, so that
-additions and concatenations of several branches can be told. A GRU or LSTM gives several things at
-once: the outputs of all steps, and the last states of its layers, which are steps of outputs.
+`torch.fx` records what the module calls. Each layer says which outputs it reads, so that additions
+and concatenations of several branches can be described. A GRU or LSTM returns several values: the
+outputs of all steps, and the last states of its layers, which are steps of outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 CONCATENATIONS = {torch.cat, torch.concat}
 ZEROS = {torch.zeros, "new_zeros"}
 CONCATENATION = {"kind": "concat", "number": -1}
-"""Of features: the last dimension."""
+"""A concatenation of features, which are the last dimension."""
 
 
 def graph(model: nn.Module, layout: Layout) -> list[Layer]:
@@ -54,9 +54,9 @@ def graph(model: nn.Module, layout: Layout) -> list[Layer]:
     if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
         raise Unsupported("two layers share a parameter")
     if len(unpacked_parts(model)) > 1:
-        raise Unsupported("its samples are several arrays, or sequences with a mask")
+        raise Unsupported("the model's samples are several arrays, or sequences with a mask")
     walk = _Walk(model, {entry.name: entry.start for entry in layout.entries})
-    if type(model) is nn.Linear:  # tracing would take it apart
+    if type(model) is nn.Linear:  # tracing would look inside of it
         return [of_module("", model, walk.columns)]
     try:
         nodes = _traced(model).nodes
@@ -70,16 +70,16 @@ def graph(model: nn.Module, layout: Layout) -> list[Layer]:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """The last states of recurrent layers: values, and which of their steps it is."""
+    """The last states of recurrent layers: for each, the number of a value and the step in it."""
 
     steps: tuple[tuple[int, int], ...]
 
 
 class _Walk:
-    """The layers found so far, and which value each node of the graph stands for.
+    """The layers found so far, and the value of each node of the graph.
 
-    A value is the number of a tensor, what a GRU or LSTM gives (a tuple of values, or `_States`),
-    or "zeros", with which a GRU or LSTM begins.
+    A value is the number of a tensor, the result of a GRU or LSTM (a tuple of values, or
+    `_States`), or "zeros", with which a GRU or LSTM begins.
     """
 
     def __init__(self, model: nn.Module, columns: dict[str, int]) -> None:
@@ -93,13 +93,13 @@ class _Walk:
         """Take the next node of the graph."""
         if node.op == "placeholder":
             if self._values:
-                raise Unsupported("the model takes more than the samples")
+                raise Unsupported("the model takes more arguments than the samples")
             self._values[node] = 0
         elif node.op == "output":
             # The last layer of the list gives the logits.
             if node.args[0] not in self._values or self._values[node.args[0]] != len(self.layers):
                 raise Unsupported(
-                    "the model gives more than its logits, or not those of its last layer"
+                    "the model returns more than its logits, or not those of its last layer"
                 )
         elif node.target is operator.getitem and node.args[0] in self._values:
             self._values[node] = self._item(node, self._values[node.args[0]], node.args[1])
@@ -133,11 +133,11 @@ class _Walk:
             self._add(node, of_module(name, part, self.columns), node.args)
 
     def _recur(self, node: fx.Node, name: str, part: Any) -> Any:
-        """What a GRU or LSTM gives: all steps of its last layer, and the last states of all."""
+        """The result of a GRU or LSTM: all steps of its last layer, and all last states."""
         layers = of_recurrent(name, part, self.columns)
         states = [*node.args[1:], *node.kwargs.values()]
-        if not all(self._is_zeros(each) for each in states):
-            raise Unsupported(f"{layers[0]['place']} begins with another state than zeros")
+        if not all(self._is_zeros(state) for state in states):
+            raise Unsupported(f"{layers[0]['place']} begins with a state other than zeros")
         steps, value = [], self._read(node.args[0])
         for layer in layers:
             if layer["kind"] == "dropout":
@@ -154,16 +154,16 @@ class _Walk:
         return value, (last, None) if isinstance(part, nn.LSTM) else last
 
     def _attend(self, node: fx.Node, name: str, part: nn.MultiheadAttention) -> Any:
-        """What a MultiheadAttention gives: its output; its shares are not told."""
+        """The result of a MultiheadAttention: its output, without the attention weights."""
         into, attention, out = of_attention(name, part, self.columns)
         names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
         given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         if given.get("key_padding_mask") is not None or given.get("attn_mask") is not None:
             raise Unsupported(f"{attention['place']} has a mask")
-        reads = [self._read(given.get(each)) for each in names[:3]]
+        reads = [self._read(given.get(argument)) for argument in names[:3]]
         if len({*reads}) == 1:
             value = self._append(into, reads[:1])
-        else:  # a third of the first matrix for each
+        else:  # each gets a third of the first matrix
             size = part.embed_dim
             thirds = [
                 self._append(
@@ -187,7 +187,7 @@ class _Walk:
         given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         if given.get("attn_mask") is not None or given.get("dropout_p") or given.get("enable_gqa"):
             raise Unsupported(f"{place} has a mask, Dropout or groups of heads")
-        reads = [self._read(given.get(each)) for each in names[:3]]
+        reads = [self._read(given.get(argument)) for argument in names[:3]]
         value = self._append({**CONCATENATION, "place": place}, reads)
         options = {"causal": bool(given.get("is_causal")), "rate": given.get("scale") or 0.0}
         return self._append({"kind": "attention", "place": place, **options}, [value])
@@ -198,7 +198,7 @@ class _Walk:
         return isinstance(given, fx.Node) and self._values.get(given) == "zeros"
 
     def _item(self, node: fx.Node, value: Any, index: Any) -> Any:
-        """One of several things that a layer gave, or one step of a sequence."""
+        """One of several results of a layer, or one step of a sequence."""
         place = f"the part '{node.name}'"
         if isinstance(value, tuple) and isinstance(index, int):
             return value[index]
@@ -217,11 +217,11 @@ class _Walk:
         dim = rest[0] if rest else node.kwargs.get("dim", node.kwargs.get("axis", 0))
         place = f"the concatenation '{node.name}'"
         if not isinstance(dim, int) or not isinstance(tensors, tuple | list):
-            raise Unsupported(f"{place} is not one of channels or features")
+            raise Unsupported(f"{place} is not a concatenation of channels or features")
         self._add(node, {"kind": "concat", "number": dim, "place": place}, tensors)
 
     def _add(self, node: fx.Node, layer: Layer, reads: Sequence[Any]) -> None:
-        """Note this layer for the node; an empty one makes no new value."""
+        """Record this layer for the node; an empty layer makes no new value."""
         numbers = [self._read(value) for value in reads]
         if not layer:
             self._values[node] = numbers[0]
@@ -234,7 +234,7 @@ class _Walk:
             )
 
     def _append(self, layer: Layer, reads: list[int]) -> int:
-        """Note a layer that reads these values; the number of what it makes."""
+        """Record a layer that reads these values; return the number of its output."""
         if reads != [len(self.layers)]:
             layer["reads"] = reads
         self.layers.append(layer)
@@ -243,14 +243,14 @@ class _Walk:
     def _read(self, value: Any) -> int:
         number = self._values.get(value) if isinstance(value, fx.Node) else None
         if not isinstance(number, int):
-            raise Unsupported(f"the model computes with something else than tensors: {value}")
+            raise Unsupported(f"the model computes with a value that is not a tensor: {value}")
         return number
 
 
 def _traced(model: nn.Module) -> fx.Graph:
-    """What `torch.fx.symbolic_trace` records, without patching `nn.Module` while it does.
+    """The graph that `torch.fx.symbolic_trace` records, but made without patching `nn.Module`.
 
-    That patch is seen by all threads of the process, and would break the models of other runs.
+    The patch would affect all threads of the process, and break the models of other runs.
     """
     tracer = fx.Tracer()
     tracer.root, tracer.graph, tracer.tensor_attrs = deepcopy(model), fx.Graph(), {}
@@ -264,7 +264,7 @@ def _traced(model: nn.Module) -> fx.Graph:
 
 
 def _recorded(kind: type[nn.Module], name: str, tracer: fx.Tracer) -> type[nn.Module]:
-    """A kind of layer that records its calls instead of computing something."""
+    """A class of layers that record their calls and do not compute anything."""
 
     def call(_: nn.Module, *args: Any, **named: Any) -> fx.Proxy:
         return tracer.create_proxy("call_module", name, args, named)
@@ -273,6 +273,6 @@ def _recorded(kind: type[nn.Module], name: str, tracer: fx.Tracer) -> type[nn.Mo
 
 
 def _measures(node: fx.Node) -> bool:
-    """Whether this is x.size(…), x.shape or an item of it, which only `view` and `reshape` use."""
+    """Whether this is x.size(…), x.shape or an item of it; only `view` and `reshape` use these."""
     sizes = node.op == "call_method" and node.target == "size"
     return sizes or node.target in (getattr, operator.getitem)

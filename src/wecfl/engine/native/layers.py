@@ -1,7 +1,8 @@
 """Translates single modules and functions of torch into layers of the native kernels.
 
-Which sizes and shapes the kernels can run is decided by `native/rules.cpp`. This file refuses only
-what a layer can't express: an unknown kind of layer, or an option that a layer does not have.
+`native/rules.cpp` decides which sizes and shapes the kernels can run. This file refuses only what a
+layer of the kernels can't express: an unknown kind of layer, or an option that a layer does not
+have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 Layer = dict[str, Any]
-"""The arguments of a `Layer` of the extension: its kind, its place in the model, plain numbers."""
+"""The arguments of a `Layer` of the extension: its kind, its place in the model, and numbers."""
 
 
 class Unsupported(WecflError):  # noqa: N818
@@ -34,7 +35,7 @@ class Unsupported(WecflError):  # noqa: N818
 
 
 DEFAULTS = {"dilation": 1, "groups": 1, "ceil": False, "count_padding": True}
-"""What a layer of the extension has if it is not told."""
+"""The defaults of a layer of the extension."""
 
 
 def of_module(name: str, part: nn.Module, columns: Mapping[str, int]) -> Layer:
@@ -43,13 +44,13 @@ def of_module(name: str, part: nn.Module, columns: Mapping[str, int]) -> Layer:
     if kind is nn.Identity:
         return {}
     if kind not in MODULES:
-        raise Unsupported(f"{place} is not one of those the native engine knows")
+        raise Unsupported(f"{place} is not one of the layers that the native engine knows")
     made = MODULES[kind](part, _columns(name, part, columns), place)
     return _without_defaults({"place": place, **made})
 
 
 def of_recurrent(name: str, part: Any, columns: Mapping[str, int]) -> list[Layer]:
-    """The layers for a GRU or LSTM: forwards, backwards if it is bidirectional; Dropout between."""
+    """The layers for a GRU or LSTM: forward ones, backward ones if bidirectional, and Dropout."""
     place, row = _place(name, part), _columns(name, part, columns)
     if not part.batch_first:
         raise Unsupported(f"{place} is not batch_first")
@@ -79,10 +80,10 @@ def of_recurrent(name: str, part: Any, columns: Mapping[str, int]) -> list[Layer
 def of_attention(
     name: str, part: nn.MultiheadAttention, columns: Mapping[str, int]
 ) -> tuple[Layer, Layer, Layer]:
-    """The matrix that makes queries, keys and values, the attention, and the matrix behind it."""
+    """The matrix that makes queries, keys and values, the attention, and the matrix after it."""
     place, row = _place(name, part), _columns(name, part, columns)
     if not part.batch_first or part.dropout or part.bias_k is not None or part.add_zero_attn:
-        raise Unsupported(f"{place} is not batch_first, or has Dropout or further keys")
+        raise Unsupported(f"{place} is not batch_first, or has Dropout or additional keys")
     size = part.embed_dim
     if not part._qkv_same_embed_dim:
         raise Unsupported(f"{place} has keys or values of another size")
@@ -99,13 +100,13 @@ def of_attention(
 
 
 def _place(name: str, part: nn.Module) -> str:
-    """How a line of the log names a layer."""
+    """The name of a layer in a line of the log."""
     kind = type(part).__name__
     return f"the layer '{name}' ({kind})" if name else f"the model ({kind})"
 
 
 def _columns(name: str, part: nn.Module, columns: Mapping[str, int]) -> dict[str, int]:
-    """Where the parameters and buffers of a layer begin in a row; -1: they are not in it."""
+    """The first column of each parameter and buffer of a layer; −1 if it is not in a row."""
     leaves = [leaf for leaf, _ in [*part.named_parameters(), *part.named_buffers()]]
     return {leaf: columns.get(f"{name}.{leaf}".lstrip("."), -1) for leaf in leaves}
 
@@ -124,9 +125,9 @@ def of_function(node: fx.Node) -> Layer:
     if target in ("view", "reshape", torch.reshape):
         args = node.args[1:]
         sizes = tuple(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else args
-        if len(sizes) == 2:  # (batch, -1) or (-1, features); the layer after it has as many inputs
+        if len(sizes) == 2:  # (batch, -1) or (-1, features): the next layer has as many inputs
             return {"kind": "flatten", "place": place}
-    raise Unsupported(f"{place} is not one of the operations the native engine knows")
+    raise Unsupported(f"{place} is not one of the operations that the native engine knows")
 
 
 def _conv(part: Any, row: Mapping[str, int], place: str) -> Layer:
@@ -153,7 +154,7 @@ def _conv(part: Any, row: Mapping[str, int], place: str) -> Layer:
 
 def _batch_norm(part: Any, row: Mapping[str, int], place: str) -> Layer:
     if not part.track_running_stats or part.momentum is None:
-        raise Unsupported(f"{place} keeps no running statistics, or cumulative ones")
+        raise Unsupported(f"{place} has no running statistics, or cumulative ones")
     return {
         "kind": "norm",
         "inputs": part.num_features,
@@ -320,8 +321,8 @@ FUNCTIONS: dict[Any, tuple[tuple[str, ...], Make]] = {
     **dict.fromkeys((torch.mean, "mean"), (("dim", "keepdim"), _mean)),
     **dict.fromkeys(("contiguous", "float"), ((), lambda *_: {})),
 }
-"""The functions and methods that the kernels know: the names of their further arguments, and the
-layer for them, or None if these arguments are not known."""
+"""The functions and methods that the kernels know: the names of their other arguments, and a
+function that makes the layer, or None if it does not know these arguments."""
 
 
 def _window(kernel: Any, stride: Any, padding: Any, place: str) -> Layer:

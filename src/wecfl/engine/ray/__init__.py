@@ -1,13 +1,13 @@
 """Divides the clients among Ray actors, on this machine or on the nodes of a cluster.
 
-Each actor has a shard, which is some of the clients, in an engine of one machine (native if that
+Each actor has a shard, which is a part of the clients, in an engine of one machine (native if that
 knows the model, otherwise torch). It is called once per step. Everything that a client's
 computation depends on is keyed by (seed, round, client). So any number of actors and nodes gives
-the same bits, and if an actor dies, another one can do its work again.
+the same bits, and if an actor dies, another one can repeat its work.
 
-Rows of numbers are sent through Ray's object store. After the distribution, clients of a cluster
-have the same model, so each distinct row of a matrix is sent once, for all shards. Ray itself
-pickles what it sends: whoever reaches its ports can run code on its nodes.
+Rows of numbers are sent through Ray's object store. After the distribution, the clients of a
+cluster have the same model, so each distinct row of a matrix is sent once, for all shards. Ray
+itself pickles what it sends: whoever can reach its ports can run code on its nodes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from wecfl.printing import log
 __all__ = ["ClientProgress", "RayEngine"]
 
 ClientProgress = Callable[[str, int, int], None]
-"""Called with what the clients do, how many of them have done it, and how many there are."""
+"""Called with the work, the number of clients that have done it, and the number of all clients."""
 
 MAX_REPLACEMENTS = 3
-"""How often the actor of a shard is replaced in one step."""
+"""The largest number of times that the actor of a shard is replaced in one step."""
 FREE_CORES_TIMEOUT_SECONDS = 5.0
-"""How long to wait for free cores. After that, actors share the cores that exist."""
+"""The time to wait for free cores. After it, actors share the cores that exist."""
 
 
 @final
@@ -49,16 +49,16 @@ class RayEngine(BaseEngine):
     """Runs the clients of a federation on Ray (implements `wecfl.core.engine.Engine`).
 
     The arguments are those of `BaseEngine`. `workers` are actors; None: one for each core of the
-    cluster. `address` is that of a running cluster to which this machine belongs, or ``auto``.
-    Without an address, Ray is started here, and ended by `close`. `inside` is the engine that
-    actors use, as for `wecfl.make_engine`. In one step, the actor of a shard is replaced at most
-    `max_replacements` times. Use it as a context manager.
+    cluster. `address` is the address of a running cluster to which this machine belongs, or
+    ``auto``. Without an address, Ray is started here, and ended by `close`. `inside` is the engine
+    that actors use, as for `wecfl.make_engine`. In one step, the actor of a shard is replaced at
+    most `max_replacements` times. Use it as a context manager.
 
     >>> fed = Federation.from_arrays([np.eye(4, dtype=np.float32)] * 2, [np.arange(4)] * 2)
     >>> RayEngine(fed, nn.Linear(4, 4), address="nowhere")
     Traceback (most recent call last):
     ...
-    wecfl.errors.ConfigError: the address of a Ray cluster is HOST:PORT or auto, got 'nowhere'
+    wecfl.errors.ConfigError: the address of a Ray cluster must be HOST:PORT or auto, got 'nowhere'
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RayEngine(BaseEngine):
 
     @property
     def name(self) -> str:
-        """The name of the engines inside the actors, on which the bits depend."""
+        """The name of the engines inside the actors, since the last bits depend on them."""
         return self._name
 
     def ask(
@@ -119,7 +119,7 @@ class RayEngine(BaseEngine):
         return Answers(rows, np.zeros(len(clients), np.int8), {**memory, **kept})
 
     def close(self) -> None:
-        """End the actors, and Ray if it was started or connected to for them."""
+        """End the actors; also end Ray, or the connection to it, if this engine began it."""
         if self._ray.is_initialized():
             for shard in self._shards:
                 self._ray.kill(shard.actor)
@@ -146,12 +146,13 @@ class RayEngine(BaseEngine):
         names = sorted({name for name, _ in engines})
         if len(names) > 1:
             raise EngineError(
-                f"the nodes must compute with one engine, got {', '.join(names)}: use equal nodes"
+                f"all nodes must use the same engine, got {', '.join(names)}: "
+                f"use nodes of the same kind"
             )
         self._name, self.nodes = names[0], len({node for _, node in engines})
 
     def _free(self, wanted: int) -> float:
-        """The number of free cores; Ray reports with a delay those of actors that just ended."""
+        """The number of free cores. Ray reports the cores of ended actors with a delay."""
         until = monotonic() + FREE_CORES_TIMEOUT_SECONDS
         while (free := self._ray.available_resources().get("CPU", 0)) < wanted:
             if monotonic() > until or self._ray.cluster_resources().get("CPU", 0) < wanted:
@@ -160,7 +161,7 @@ class RayEngine(BaseEngine):
         return float(free)
 
     def _actor(self, free: float) -> Any:
-        """A new actor, on a core of its own if one is free, otherwise on a core that is shared."""
+        """A new actor, on its own core if one is free, otherwise on a shared core."""
         options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**options)(Actor).remote()
 
@@ -197,7 +198,7 @@ class RayEngine(BaseEngine):
         Every actor gets what is common to all, and the rows and the memory of its own clients.
         """
         if not self._shards:
-            raise EngineError("the engine is closed; make a new one")
+            raise EngineError("the engine is closed: make a new one")
         ray, calls, work = self._ray, {}, job.program.name
         packed = {name: self._packed(rows) for name, rows in sent.own.items()}
         common = {name: ray.put(np.ascontiguousarray(a)) for name, a in sent.common.items()}
@@ -237,7 +238,7 @@ class RayEngine(BaseEngine):
             self._progress(work, done, len(clients))
 
     def _packed(self, rows: NDArray[Any]) -> Packed:
-        """The rows (n, …, P) of the clients asked, on their way to actors."""
+        """The rows (n, …, P) of the clients that are asked, packed for the actors."""
         given = np.ascontiguousarray(rows)
         if given.dtype != np.float32 or given.ndim < 2:
             return Packed(given)
@@ -249,7 +250,7 @@ class RayEngine(BaseEngine):
 
     @property
     def _fatal(self) -> tuple[type[Exception], ...]:
-        """What Ray raises if an actor, its node or its answer is lost."""
+        """The errors that Ray raises if an actor, its node or its answer is lost."""
         known = self._ray.exceptions
         return (
             known.RayActorError, known.ObjectLostError, known.NodeDiedError,
@@ -262,18 +263,18 @@ class RayEngine(BaseEngine):
         if deaths[shard] == self._max_replacements:
             raise EngineError(
                 f"{deaths[shard] + 1} actors in a row died with the same {count} clients during "
-                f"'{work}' ({first_line(error)}); if nodes are short of memory, use fewer workers"
+                f"'{work}' ({first_line(error)}): if nodes are short of memory, lower workers"
             )
         deaths[shard] += 1
         log.warning(
-            "wecfl: the actor of %d clients died during '%s' (%s): another one takes over",
+            "wecfl: the actor of %d clients died during '%s' (%s): another actor repeats its work",
             count, work, first_line(error),
         )  # fmt: skip
         self._ray.kill(shard.actor)  # in case it is alive and only could not be reached
         shard.actor = self._actor(self._free(1))
 
     def _as_ours(self, error: Exception, work: str) -> WecflError:
-        """The error of ours that Ray has wrapped, or an `EngineError`."""
+        """The error of wecfl that Ray has wrapped, or an `EngineError`."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, WecflError):
             return cause
@@ -282,7 +283,7 @@ class RayEngine(BaseEngine):
 
 @dataclass(slots=True, eq=False)
 class _Shard:
-    """Some of the clients, and the actor that has them at present."""
+    """Some of the clients, and the actor that currently has them."""
 
     clients: Int
     held: Any

@@ -44,7 +44,7 @@ class Actor:
             raise EngineError(
                 f"a node has wecfl {installed}, expected {release}: install {release} on all nodes"
             )
-        # Torch warns that arrays in the object store are read-only. We only read them.
+        # Torch warns that arrays in the object store are read-only, but they are only read here.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         self._engine = make_engine(kind, federation, model, **options)
         return self._engine.name, imported().get_runtime_context().get_node_id()
@@ -61,8 +61,8 @@ class Actor:
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Run a program for these clients of the shard; return what they reply and what they keep.
 
-        Their data are those of this round of the run.
-        `arrays` are first the common ones, then those with a row for each client.
+        Their data are those of this round of the run. `arrays` are first the common arrays, and
+        then the arrays with a row for each client.
         """
         own = {
             name: array if numbers is None else array[numbers]

@@ -20,7 +20,7 @@ from wecfl.errors import ConfigError, EngineError
 __all__ = ["check_address", "connect", "first_line", "imported"]
 
 CONNECT_TIMEOUT_SECONDS = 5.0
-"""How long the head of a cluster may take to accept a connection."""
+"""The time in which the head of a cluster must accept a connection."""
 REAPER_FILE = Path(__file__).with_name("reaper.py")
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no statistics are sent to others
@@ -29,10 +29,10 @@ QUIET_ENVIRONMENT = {
 
 
 LOOPBACK_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # holds on Linux, too: listen on 127.0.0.1 only
-    "RAY_AUTH_MODE": "token",  # for loopback is open to all users of the machine
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # also on Linux: listen on 127.0.0.1 only
+    "RAY_AUTH_MODE": "token",  # because all users of the machine can reach loopback
 }
-"""For a Ray that is started for one run. Ray reads both when it is imported."""
+"""The environment of a Ray that is started for one run. Ray reads it when it is imported."""
 
 
 def imported(*, loopback: bool = False) -> Any:
@@ -53,20 +53,24 @@ def imported(*, loopback: bool = False) -> Any:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is not an address, or where nobody listens; Ray would try for minutes."""
+    """Refuse an address that is malformed, or where nothing listens: Ray would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
-        raise ConfigError(f"the address of a Ray cluster is HOST:PORT or auto, got '{address}'")
+        raise ConfigError(
+            f"the address of a Ray cluster must be HOST:PORT or auto, got '{address}'"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"no Ray cluster at {address}: {first_line(error)}") from None
+        raise ConfigError(
+            f"there is no Ray cluster at {address} ({first_line(error)}): check the address"
+        ) from None
 
 
 def connect(address: str | None, cores: int) -> ExitStack:
-    """Connect to Ray, or start it with so many cores; closing what is returned ends that."""
+    """Connect to Ray, or start it with this number of cores; closing the returned value ends it."""
     ray, ending = imported(loopback=address is None), ExitStack()
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
@@ -84,14 +88,14 @@ def connect(address: str | None, cores: int) -> ExitStack:
             ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
         if address is None:
             ending.enter_context(_reaped(ray))
-    except Exception as error:  # Ray raises any kind, also a bare one where a part does not start
+    except Exception as error:  # Ray raises errors of any class, even of `Exception` itself
         ray.shutdown()
         if address is None:
             raise EngineError(f"Ray can't be started here: {first_line(error)}") from None
         raise ConfigError(
-            f"can't connect to the Ray cluster at {address}: {first_line(error)}; this machine "
-            f"must be a node of it (ray start --address=…) with the same versions of Python and "
-            f"Ray, and have its token if it asks for one (RAY_AUTH_MODE=token)"
+            f"can't connect to the Ray cluster at {address} ({first_line(error)}): make this "
+            f"machine a node of it (ray start --address=…) with the same versions of Python and "
+            f"Ray, and with its token if it asks for one (RAY_AUTH_MODE=token)"
         ) from None
     ending.callback(ray.shutdown)
     return ending
@@ -104,7 +108,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _guard_token() -> None:
-    """See to it that no other user can read the token, for which Ray makes a file open to all."""
+    """Make sure that no other user can read the token: Ray's own file for it is open to all."""
     if (
         os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
         or "RAY_AUTH_TOKEN" in os.environ
@@ -122,7 +126,7 @@ def _guard_token() -> None:
 
 @contextmanager
 def _reaped(ray: Any) -> Iterator[None]:
-    """See to it that no process of the Ray that was started here outlives this one."""
+    """Make sure that the processes of a Ray that was started here end with this process."""
     psutil = import_module("psutil")  # Ray brings it along
     home = str(Path(ray.__file__).parent)
     lines: list[str] = []
@@ -130,7 +134,7 @@ def _reaped(ray: Any) -> Iterator[None]:
         with suppress(psutil.NoSuchProcess):
             if home in " ".join(parent.cmdline()):
                 family = (parent, *parent.children(recursive=True))
-                lines += [f"{each.pid} {each.create_time()!r}\n" for each in family]
+                lines += [f"{member.pid} {member.create_time()!r}\n" for member in family]
     words = [sys.executable, "-P", str(REAPER_FILE)]
     env = {**os.environ, "PYTHONPATH": str(Path(psutil.__path__[0]).parent)}
     with subprocess.Popen(
@@ -144,7 +148,7 @@ def _reaped(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore our signal handlers, which Ray replaces; ours wait for the end of a round."""
+    """Restore wecfl's signal handlers, which wait for the round to end, after Ray's are set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -158,7 +162,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _one_attempt(address: str | None) -> Iterator[None]:
-    """Let Ray try once. If another program answers, it would make twenty attempts of 40 s."""
+    """Let Ray try only once: if another program answers, it would make twenty attempts of 40 s."""
     name = "RAY_gcs_server_port_wait_time_s"
     if address is None or name in os.environ:
         yield

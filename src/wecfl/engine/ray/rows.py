@@ -23,11 +23,11 @@ class Packed:
     numbers: Int | None = None
 
     def rows(self, part: Int) -> Any:
-        """What is sent to the actor that has this part of the clients."""
+        """The rows that are sent to the actor with this part of the clients."""
         return self.array if self.numbers is not None else self.array[part]
 
     def which(self, part: Int) -> Int | None:
-        """The number of the row that each of them has; None: one row each, in order."""
+        """The number of each client's row; None: each client has its own row, in order."""
         return None if self.numbers is None else self.numbers[part]
 
 

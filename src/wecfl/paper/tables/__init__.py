@@ -1,1 +1,1 @@
-"""The tables: the rows, the tables to read that are made of them, and their files."""
+"""The tables: their rows, the tables of texts that are made of the rows, and their files."""

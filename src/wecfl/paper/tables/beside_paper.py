@@ -1,4 +1,4 @@
-"""Tables with our scores, the paper's figures, and the gap between them."""
+"""Tables with our scores, the paper's scores, and the gap between them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SETTING = ["dataset", "partition", "method", "liars"]
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
-    """One row per cell; `loss` is what honest clients have less than without attack and defence.
+    """One row per cell; `loss` compares honest clients with those without attack and defence.
 
     A run that diverged counts as an accuracy of 0.
     """
@@ -40,7 +40,7 @@ def _row(cell: Cell, store: ResultStore) -> Row:
     usual, stored = score_row(cell, store)
     config = cell.config
     attacks = [result["attack"] for result in stored if "attack" in result]
-    # A run that diverged leaves its clients nothing.
+    # A run that diverged counts as an accuracy of 0.
     scores = [{"accuracy": result["accuracy"] or 0.0} for result in stored]
     about = {
         "liars": round((config.attackers or 0.0) * config.clients),
@@ -72,7 +72,7 @@ def _defence(config: Config) -> str:
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
-    """What each defence costs and holds; then the accuracy for each data set and method."""
+    """What each defence costs, and how often it holds; then the accuracy in each setting."""
     heads = ["defence", "cost without attack, mean", "largest", "cases held", "mean loss",
              "largest loss", "triggers that work %", "n"]  # fmt: skip
     lines = [[str(name), *_whole(rows)] for name, rows in frame.groupby("defence", sort=False)]
@@ -118,7 +118,7 @@ def _cases(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
 
 
 def _whole(rows: pd.DataFrame) -> list[str]:
-    """What a defence costs without attack, and what is lost under attack, over all settings."""
+    """What a defence costs without attack, and the losses under attack, over all settings."""
     done = rows[rows["n"] > 0]
     clean, attacked = (done[(done["attack"] == NO_ATTACK) == quiet] for quiet in (True, False))
     if not len(clean) or not len(attacked):

@@ -59,9 +59,9 @@ def _row(cell: Cell, store: ResultStore) -> Row:
 
 
 def rounds_to_recover(curve: Mapping[str, Sequence[Any]], change: int) -> int | None:
-    """The number of rounds after a change until the accuracy is what it was; None: never.
+    """The number of rounds after a change until the accuracy has recovered; None: never.
 
-    It is what it was if it is at most two points lower than in the three rounds before.
+    It has recovered if it is at most two points lower than in the three rounds before the change.
 
     >>> curve = {"round": [1, 2, 3, 4, 5, 6, 7], "accuracy": [0.9, 0.9, 0.9, 0.9, 0.5, 0.8, 0.89]}
     >>> rounds_to_recover(curve, 5), rounds_to_recover(curve, 7)

@@ -1,4 +1,4 @@
-"""The table of figures that others published, and of ours in their settings."""
+"""The table of scores that others published, and of our scores in their settings."""
 
 from __future__ import annotations
 

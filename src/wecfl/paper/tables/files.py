@@ -1,4 +1,4 @@
-"""Writes the tables as files beside the results, and into the pages that ask for them."""
+"""Writes the tables as files beside the results, and into the pages that have marks for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def frame_of(
 
 
 def text_tables(definition: Definition, frame: pd.DataFrame) -> Iterator[TextTable]:
-    """The tables to read that are made of the rows."""
+    """The tables of texts that are made of the rows."""
     if definition.table:
         _, make_tables = LAYOUTS[definition.table]
         return make_tables(frame)

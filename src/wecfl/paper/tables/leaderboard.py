@@ -73,7 +73,7 @@ def _members(
 
 
 def _measured(stored: StoredResult, members: Sequence[StoredResult]) -> dict[str, Any]:
-    """What the columns show of a result; its members are what was trained for it."""
+    """The numbers that the columns show of a result; its members are the trained runs."""
     choices, before = stored["config"], stored.get("before", {})
     served = before if choices.get("adapt_steps") and before else stored
     traffic = [each["traffic"] for each in members if each.get("traffic")]
@@ -150,7 +150,7 @@ def _text(row: Row, name: str) -> str:
 
 
 def page(title: str, frame: pd.DataFrame) -> str:
-    """One HTML file without any other: rows that one can sort and filter in a browser."""
+    """One HTML file that needs no other file: rows that one can sort and filter in a browser."""
     records = [row for _, rows in frame.groupby("world", sort=False) for row in _sorted(rows)]
     rows = [
         {

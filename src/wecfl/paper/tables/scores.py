@@ -53,7 +53,7 @@ def averaged(
 
 
 def _clusters(config: Config) -> int | str:
-    """K; a method without such an option has its own, whatever the cells beside it have."""
+    """K; a method without this option has its own number, whatever K its neighbours have."""
     method = config.method
     return config.clusters if "k" in options(method) else named(method).k
 
@@ -70,7 +70,7 @@ def _tuned(cell: Cell, run: PlannedRun | None) -> str:
 
 
 def chosen_words(cell: Cell, run: PlannedRun) -> str:
-    """What was chosen for a tuned cell.
+    """The choices that tuning made for a cell.
 
     >>> from wecfl import Config
     >>> cell = Cell(Config(method="ditto"), tune=((("lr", 0.1), ("lam", 0.5)),))

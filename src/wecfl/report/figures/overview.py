@@ -51,7 +51,8 @@ def _curves(runs: pd.DataFrame, score: str, kind: ScoreKind) -> alt.LayerChart:
         for record in read_metrics(folder)
     ]
     if not records:
-        raise RunFolderError(f"nothing to draw: {runs['folder'].iloc[0]} holds no complete round")
+        folder = runs["folder"].iloc[0]
+        raise RunFolderError(f"nothing to draw: {folder} holds no complete round; resume the run")
     return curves_panel(
         pd.DataFrame(records), score, title=f"{kind.title} on the clients' own test data", kind=kind
     )

@@ -1,4 +1,4 @@
-"""The map of the clients: a chart in which they move from round to round, none hiding another."""
+"""The map of the clients: a chart in which they move from round to round and never overlap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The section of the report page about a run on a fleet.
 
-Each round knows only the clients that took part in it, so there is no map of the clients, and
-nobody's way from cluster to cluster. Curves are those of the clients of each round.
+Each round knows only the clients that took part in it. So there is no map of the clients, and no
+picture of their ways from cluster to cluster; curves are of the clients of each round.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FleetData:
                 held = FleetRoundSchema.model_validate(record).clients
                 bounds = ((held.number, about.registered), (held.cluster, len(record["sizes"])))
                 if any(max(found, default=-1) >= bound for found, bound in bounds):
-                    raise ValueError("a client is not registered, or in an unknown cluster")
+                    raise ValueError("a client is not registered, or is in an unknown cluster")
         heard = records[-1]["heard"] if records else 0
         for what, file, count, other, found in (
             ("rounds", "metrics.jsonl", len(records), "summary.json", summary["rounds"]),
@@ -93,7 +93,7 @@ class FleetData:
         return {number for number, outcome in both if outcome == Reply.HEARD}
 
     def refused(self) -> dict[str, int]:
-        """How often replies of clients were refused, by client; of those that were ever heard."""
+        """The number of refused replies of each client that was ever heard."""
         refusals = [
             number
             for record in self.records
@@ -151,7 +151,7 @@ def _lead(fleet: FleetData) -> str:
 
 
 def _facts(fleet: FleetData) -> list[tuple[str, str]]:
-    """Those of any run, and who was heard; scores are of the clients that took part."""
+    """The facts of any run, and who was heard; scores are of the clients that took part."""
     about = fleet.summary["fleet"]
     several = any(len(record["sizes"]) > 1 for record in fleet.records)
     found = facts(fleet.summary, fleet.config, several=several)
@@ -178,7 +178,7 @@ def _sizes(fleet: FleetData) -> list[Chart]:
 
 
 def _turns(fleet: FleetData) -> list[Chart]:
-    """How many clients of each round were heard for the first time, again, or not."""
+    """How many clients of each round were heard for the first time, heard again, or not heard."""
     seen = set[int]()
     lines: dict[str, list[float | None]] = {"first time": [], "again": [], "not heard": []}
     for record in fleet.records:
@@ -237,7 +237,7 @@ def _by_cluster(values: Sequence[Sequence[float | None]]) -> Series:
 
 
 def _costs(fleet: FleetData) -> list[Chart]:
-    """The seconds of a round by what they were spent on, and the memory."""
+    """The seconds of each round, divided by what they were spent on, and the memory."""
     records, rounds = fleet.records, fleet.rounds
     shown = {"load": "data", "start": "engine", "L": "local update", "E": "clustering",
              "score": "scores"}  # fmt: skip
@@ -268,16 +268,16 @@ def _cards(fleet: FleetData) -> list[ClusterCard]:
     score, kind = headline_of(fleet.summary)
     last, groups = fleet.records[-1], fleet.groups
     clusters = fleet.clients["cluster"].to_numpy(np.int64)
-    here = _last_round(fleet, last, score)
+    clients = _last_round(fleet, last, score)
     pooled = last.get("cluster_scores", [])
-    known = here[score].dropna()
+    known = clients[score].dropna()
     totals = (
         {} if groups is None else dict(zip(*np.unique(groups, return_counts=True), strict=True))
     )
     cards = []
     for label in np.unique(clusters):
         inside = clusters == label
-        own = here[here["cluster"] == label]
+        own = clients[clients["cluster"] == label]
         counted = [] if groups is None else [
             (group, count, totals[group]) for group, count in _counts(groups[inside]).items()
         ]  # fmt: skip
@@ -302,7 +302,7 @@ def _cards(fleet: FleetData) -> list[ClusterCard]:
 
 
 def _counts(values: Int) -> dict[int, int]:
-    """How often there is each value."""
+    """Each value, with the number of times it occurs."""
     found, counts = np.unique(values, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 

@@ -40,7 +40,7 @@ MAX_TITLE_METHODS = 5
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:
-    """What keeps a page small, and made within half a minute."""
+    """Limits that keep a page small, so that it is made within half a minute."""
 
     detailed_runs: int = 12
     """The largest number of runs shown in detail; the table and the curves hold all runs."""
@@ -71,7 +71,9 @@ def page(
     firsts = runs.drop_duplicates("name")
     shown = firsts[firsts["rounds"] > 0].head(limits.detailed_runs)
     if shown.empty:
-        raise RunFolderError("nothing to show: by their summary.json no run has a complete round")
+        raise RunFolderError(
+            "nothing to show: no run has a complete round, by its summary.json; resume a run"
+        )
     frames = max(limits.frames // len(shown), limits.min_frames)
     heads, rows = result_cells(table)
     environment = Environment(
@@ -154,7 +156,8 @@ def _convergence(runs: pd.DataFrame, scores: Sequence[str]) -> tuple[list[Chart]
         for record in read_metrics(folder)
     ]
     if not records:
-        raise RunFolderError(f"nothing to show: {runs['folder'].iloc[0]} holds no complete round")
+        folder = runs["folder"].iloc[0]
+        raise RunFolderError(f"nothing to show: {folder} holds no complete round; resume the run")
     names = runs["name"].unique().tolist()
     frame = pd.DataFrame(records).astype(dict.fromkeys(keys, float))
     # Every chart holds all experiments, so that a colour means the same in each of them.

@@ -60,7 +60,7 @@ def line_chart(
     over: str = "round",
     strokes: Sequence[Stroke] | None = None,
 ) -> Spec:
-    """One line for each series, over rounds or what `over` names; the pointer shows all values.
+    """One line for each series, over rounds or the quantity `over`; the pointer shows all values.
 
     `strokes` are the colours and dashes, by default those of lines 0, 1, … . If `best` is given,
     the axis goes from 0 to this best possible value. Otherwise positive values that span more than

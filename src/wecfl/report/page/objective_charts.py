@@ -54,7 +54,7 @@ Legend = Sequence[tuple[str, Stroke]]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart with its title, its legend and what it is about."""
+    """A line chart with its title, its legend and an explanation."""
 
     title: str
     spec: Spec
@@ -200,7 +200,7 @@ def drawn(
     over: str = "round",
     percent: bool = False,
 ) -> list[Chart]:
-    """A chart of the lines that have at least one known value; nothing if there are none."""
+    """A chart of the lines that have at least one known value; no chart if there are none."""
     all_strokes = strokes or [stroke(i) for i in range(len(series))]
     known = {
         name: (values, own)

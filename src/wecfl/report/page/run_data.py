@@ -1,4 +1,4 @@
-"""A run folder as the report page needs it: read, and checked to belong together."""
+"""The contents of a run folder for the report page, whose files must belong together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunData:
         least = len(self.clients) if of == "clients" else self.labels[round - 1].max() + 1
         if len(norms) < least or (of == "clients" and len(norms) > least):
             raise RunFolderError(
-                f"the trace of round {round} in {self.folder} is of {len(norms)} {of}, expected "
+                f"the trace of round {round} in {self.folder} has {len(norms)} {of}, expected "
                 f"{least}: it does not belong to this run"
             )
         return between, norms

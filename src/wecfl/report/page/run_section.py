@@ -48,7 +48,7 @@ class ClientMotion:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Where each client ends on a map of `size`, with its cluster, for a small picture."""
+        """Each client's last place on a map of `size`, and its cluster, for a small picture."""
         return last_places(self.spec)
 
     @property
@@ -58,7 +58,7 @@ class ClientMotion:
 
     @property
     def dot(self) -> float:
-        """The radius of a client in the small picture, where it has to be larger."""
+        """The radius of a client in the small picture, which is larger than on the map."""
         return round(0.8 * dot_diameter(len(self.places)), 1)
 
 
@@ -93,7 +93,7 @@ class ClusterCard:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What is written at the ends of the axis."""
+        """The texts at the ends of the axis."""
         low, high = ("0 %", "100 %") if self.kind.percent else map(self.kind.text, self.span)
         return low, high
 
@@ -105,7 +105,7 @@ class ClusterCard:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What was run, and where."""
+    """Which experiment was run, and where."""
 
     command: str
     repeat: str
@@ -200,7 +200,7 @@ def run_section(
 def facts(
     summary: dict[str, Any], config: dict[str, Any], *, several: bool
 ) -> list[tuple[str, str]]:
-    """The numbers that a reader looks for first; `several` clusters may settle."""
+    """The numbers that a reader looks for first; with `several` clusters, when they settled."""
     facts = [
         (kind_of(name, better).label, kind_of(name, better).text(summary[name]))
         for name, better in list(summary_scores(summary).items())[:MAX_SHOWN_SCORES]

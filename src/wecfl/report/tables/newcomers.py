@@ -67,7 +67,7 @@ def rich_newcomers(newcomers: pd.DataFrame) -> Table:
 
 
 def input_words(found: float) -> str:
-    """What it means that a newcomer was assigned by its inputs.
+    """How reliable the assignment of a newcomer by its inputs is.
 
     >>> input_words(0.975)
     'assigned by inputs alone: of the members 98 % are found in their own cluster in this way'

@@ -185,7 +185,7 @@ def text_columns(frame: pd.DataFrame) -> int:
 
 
 def _experiment_name(run: pd.Series[str], choices: Sequence[str]) -> str:
-    """The method with what sets it apart: K, and the choices in which the experiments differ."""
+    """The method with K and the choices in which the experiments differ."""
     parts = [f"K={run['k']}"] if str(run["k"]) != "1" else []
     parts += [f"{'rounds' if c == 'planned' else c}={run[c]}" for c in choices]
     return " ".join([run["method"], *parts])
