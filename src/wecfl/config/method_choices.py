@@ -54,7 +54,7 @@ class MethodChoices(BaseModel):
         "head",
         description="What clients are clustered by: columns of their models (head, linear, "
         "parameters, a pattern), or what they tell (labels, predictions, moments, update, "
-        "directions).",
+        "directions). With head, K is chosen by linear.",
     )
     distance: str = Field(
         "method",

@@ -102,7 +102,7 @@ class Served:
         notes = {name: view.notes[name] for name in KEPT_NOTES if name in view.notes}
         with one_thread():
             if self._looks(view, heard, notes):
-                seen = self._seen(view, rng)
+                seen = self.seen(view, rng)
                 found = self._confirmed(view, seen, heard, notes) or self._looked(
                     view, seen, heard, notes, rng
                 )
@@ -116,7 +116,7 @@ class Served:
         due = view.round >= _number(notes, "next") and not _number(notes, "settled")
         return due and view.judge is not None and int(heard.sum()) >= MIN_CLIENTS
 
-    def _seen(self, view: View, rng: np.random.Generator) -> View:
+    def seen(self, view: View, rng: np.random.Generator) -> View:
         """The view with clients as a look compares them."""
         if self.columns == "representation" or view.by_columns is None:
             return view
