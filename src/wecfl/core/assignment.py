@@ -108,9 +108,9 @@ class KnownClients:
                 f"clients share no column '{which}' of this model to choose K by: choose head, "
                 f"parameters, or a pattern on tensor names"
             )
-        chosen = slice(columns[0], columns[-1] + 1)
-        if len(columns) < columns[-1] + 1 - columns[0]:
-            chosen = columns
+        first, stop = columns[0], columns[-1] + 1
+        adjacent = len(columns) == stop - first  # then nothing is copied
+        chosen = slice(first, stop) if adjacent else columns
         return replace(
             view, points=state.models[:, chosen][self.known], centers=state.centers[:, chosen]
         )

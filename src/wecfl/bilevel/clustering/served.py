@@ -162,7 +162,11 @@ class Served:
         return _divided(view, found.labels, heard, notes)
 
     def _looked(
-        self, view: View, seen: View, heard: Bool, notes: Mapping[str, F64],
+        self,
+        view: View,
+        seen: View,
+        heard: Bool,
+        notes: Mapping[str, F64],
         rng: np.random.Generator,
     ) -> Clusters:
         """One cluster, or the clusters found if so many were found before.

@@ -9,9 +9,10 @@ The standard deviation of ‖xA / √N‖² is √(2/N) ‖x‖², however large
 all distances between n clients up to ε, N must grow with log n / ε². Since the map is linear, means
 are kept exactly: the projection of a cluster's mean is the mean of the projections.
 
-A row can also be folded: its columns get random signs, and every N-th of them are added up (Charikar
-et al., 2002). The distances are right on average and as exact, unless few columns hold most of a
-row, and each number is touched only once.
+A row can also be folded: its columns get random signs, and every N-th of them are added up
+(Charikar, Chen and Farach-Colton, 2002). Squared lengths are right on average, and their standard
+deviation is at most √(2/N) ‖x‖² where every N-th column holds its share of the row. Each number is
+used only once, not N times.
 """
 
 from __future__ import annotations
