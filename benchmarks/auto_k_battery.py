@@ -5,10 +5,11 @@ of the cases are for choosing a rule and the other half for reporting it: they a
 chess board (`Case.for_choosing`), which was fixed before any rule was measured.
 
 `report` runs `wecfl` with K chosen and with K given on the half that is reported, and adds a line
-to FILE for each case that is not in it yet. With `--served` it also runs every K from 1 to twice
-the number of groups. `store` keeps, for the half by which rules were chosen, what a rule can see
-in the first three rounds of one model: the last layers, λ, and the losses on held-out samples under
-Ward's clusters and of each client's own model. `rules` compares rules on that. `show` sums up FILE.
+to FILE for each case that is not in it yet. With `--columns representation` a look compares last
+layers only. With `--served` it also runs every K from 1 to twice the number of groups. `store`
+keeps, for the half by which rules were chosen, what a rule can see in the first three rounds of one
+model: what a look compares, λ, and the losses on held-out samples under Ward's clusters and of each
+client's own model. `rules` compares rules on that. `show` sums up FILE.
 """
 
 from __future__ import annotations
@@ -143,17 +144,20 @@ def some(case: Case) -> Dataset:
 cached = cache(load)
 
 
-def result_of(case: Case, k: int | str, rounds: int = ROUNDS) -> Any:
+def result_of(case: Case, k: int | str, columns: str = "linear") -> Any:
     """A run of WeCFL."""
+    method = methods.wecfl(k)
+    if k == "auto":
+        method = method.replace(clustering=Served(columns=columns))
     return run(
-        federation(case), methods.wecfl(k), model="mlp", rounds=rounds, plan=Plan(lr=0.03),
+        federation(case), method, model="mlp", rounds=ROUNDS, plan=Plan(lr=0.03),
         seed=case.seed, measure=Measure(objectives=False),
     )  # fmt: skip
 
 
-def measured(case: Case, served: bool) -> dict[str, Any]:
+def measured(case: Case, served: bool, columns: str = "linear") -> dict[str, Any]:
     """What came of a case: K and ARI, the accuracy, and those with K given."""
-    auto = result_of(case, "auto")
+    auto = result_of(case, "auto", columns)
     last = auto.records[-1]
     found = {
         "world": case.world, "data": case.data, "groups": case.groups, "seed": case.seed,
@@ -178,8 +182,9 @@ class OneModel:
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """One cluster."""
         if view.judge:
-            points = view.points.astype(np.float64)
-            self.looks.append((view, Look.of(points, view.importance, view.judge, Served().most)))
+            seen = Served().seen(view, rng)
+            points = seen.points.astype(np.float64)
+            self.looks.append((seen, Look.of(points, view.importance, view.judge, Served().most)))
         return Clusters(np.zeros(len(view.points), np.int64), view.centers, {}, validate=True)
 
 
@@ -289,6 +294,7 @@ def main() -> None:
     parser.add_argument("--data", choices=DATA, default="digits")
     parser.add_argument("--out", type=Path, required=True, help="a file, or a folder for store")
     parser.add_argument("--served", action="store_true")
+    parser.add_argument("--columns", default="linear", help="compared in a look (`Served.columns`)")
     parser.add_argument("--most-groups", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
     chosen = parser.parse_args()
@@ -310,7 +316,7 @@ def main() -> None:
         new = (case.world, case.data, case.groups, case.seed) not in done
         if new and not case.for_choosing and case.groups <= chosen.most_groups:
             try:
-                found = measured(case, chosen.served)
+                found = measured(case, chosen.served, chosen.columns)
             except PartitionError as error:  # some draws leave a client without samples
                 print(f"{case}: {error}")
                 continue

@@ -11,6 +11,8 @@ import numpy as np
 
 from wecfl.bilevel.aggregation import Stay, robust
 from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum
+from wecfl.bilevel.clustering.drift import UntilSettled
+from wecfl.bilevel.clustering.served import Served
 from wecfl.bilevel.combinations import DISTANCES, TOLD, by_told, check_combination
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.representation import Columns
@@ -19,7 +21,7 @@ from wecfl.bilevel.serving import Center, Tuned
 from wecfl.channel.privacy import Privacy
 from wecfl.config import Config
 from wecfl.config.keys import METHOD_OPTIONS, PARTITION_KEYS, WORLD_KEYS, is_own
-from wecfl.core.components import Aggregation
+from wecfl.core.components import Aggregation, Clustering
 from wecfl.core.method import Method
 from wecfl.core.schedule import CosineDecay, Schedule, StepDecay, Warmup
 from wecfl.core.until import NoGain, Settled
@@ -218,6 +220,8 @@ def method_of(config: Config) -> Method:
         method = method.replace(
             representation=replace(method.representation, which=config.representation)
         )
+        if config.representation != "head":
+            method = method.replace(clustering=_by_representation(method.clustering))
     if config.aggregation != "mean":
         method = method.replace(aggregation=_robust(config, method.aggregation))
     if config.adapt_steps:
@@ -231,6 +235,15 @@ def method_of(config: Config) -> Method:
         chosen = {"data-size": data_size, "uniform": uniform, "batches": Batches(config.batch)}
         method = method.replace(importance=chosen[config.importance])
     return method
+
+
+def _by_representation(clustering: Clustering) -> Clustering:
+    """The clustering, which compares clients by their chosen representation also to choose K."""
+    if isinstance(clustering, UntilSettled):
+        return replace(clustering, clustering=_by_representation(clustering.clustering))
+    if isinstance(clustering, Served):
+        return replace(clustering, columns="representation")
+    return clustering
 
 
 def _by_told(config: Config, method: Method) -> Method:

@@ -13,6 +13,7 @@ import wecfl
 from helpers import BowlEngine, run_flat
 from wecfl import Config, Federation, methods, rng
 from wecfl.bilevel.representation import Columns
+from wecfl.bilevel.representation.projection import folded
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64
 from wecfl.errors import ConfigError
@@ -153,3 +154,25 @@ def test_too_many_directions_are_refused_before_anything_is_computed(fed: Federa
     for method in (methods.wecfl(4, project=641), methods.cfl(project=641)):
         with pytest.raises(ConfigError, match="640"):
             wecfl.Experiment(fed, method, model="mlp").check()
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 99))
+def test_folding_adds_columns_with_random_signs(p: int, width: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(3, p)).astype(np.float32)
+    signs = np.random.default_rng(seed).integers(0, 2, p) * 2 - 1
+    matrix = np.zeros((p, width))
+    matrix[np.arange(p), np.arange(p) % width] = signs
+    found = folded(rows, width, np.random.default_rng(seed))
+    np.testing.assert_allclose(found, rows @ matrix, rtol=1e-4, atol=1e-5)
+
+
+def test_folding_keeps_squared_distances_on_average() -> None:
+    rows = np.random.default_rng(1).laplace(size=(2, 5000)).astype(np.float32)
+    true = ((rows[0] - rows[1]) ** 2).sum()
+    draws = np.random.default_rng(2)
+    ratios = []
+    for _ in range(400):
+        one, other = folded(rows, 200, draws)
+        ratios.append(((one - other) ** 2).sum() / true)
+    assert np.mean(ratios) == pytest.approx(1, abs=4 * np.sqrt(2 / 200 / 400))
+    assert np.std(ratios) < 1.2 * np.sqrt(2 / 200)

@@ -20,10 +20,12 @@ from wecfl.bilevel.clustering.served import Served
 from wecfl.bilevel.clustering.ward import silhouettes, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
+from wecfl.bilevel.representation import Columns
 from wecfl.core.components import Clusters, Judge, View
 from wecfl.core.plan import LocalPlan, validation_part
 from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
+from wecfl.from_config import method_of
 
 
 def blobs(k: int, each: int = 8, apart: float = 3.0, seed: int = 0) -> tuple[F64, Int]:
@@ -286,6 +288,42 @@ def test_a_run_that_stops_between_two_looks_finds_the_same(tmp_path: Path) -> No
     same_folders(tmp_path / "whole", tmp_path / "run")
 
 
+def test_a_look_compares_other_columns_than_clusters_follow() -> None:
+    """The groups are seen in these columns only; centers are those of the representation."""
+    shown, truth = blobs(3)
+    points = np.random.default_rng(1).normal(size=(24, 2))
+
+    def by_columns(which: str) -> View:
+        assert which == "linear"
+        return view_of(shown)
+
+    judge = judge_of(shown)
+    first = looked(view_of(points, judge=judge, by_columns=by_columns))
+    assert first.notes["found"].tolist() == [3.0]
+    assert first.centers.shape == (1, 2)
+    found = looked(
+        view_of(points, judge=judge, by_columns=by_columns, notes=first.notes,
+                candidate=first.candidate, round=2)
+    )  # fmt: skip
+    assert adjusted_rand_score(found.labels, truth) == 1.0
+    np.testing.assert_allclose(found.centers, cluster_means(points, found.labels, np.ones(24)))
+    alone = Served(columns="representation")
+    blind = looked(view_of(points, judge=judge, by_columns=by_columns), alone)
+    assert blind.notes["found"].tolist() == [1.0]
+
+
+def test_wide_models_are_folded_for_a_look() -> None:
+    few, truth = blobs(4)
+    wide = np.pad(few, ((0, 0), (5000, 0)))
+
+    def by_columns(which: str) -> View:
+        return replace(view_of(few), points=wide, centers=wide.mean(axis=0)[None])
+
+    first = looked(view_of(few * 0, judge=judge_of(few), by_columns=by_columns))
+    assert first.candidate is not None
+    assert adjusted_rand_score(first.candidate[:, -1], truth) == 1.0
+
+
 def between() -> tuple[F64, Int]:
     """The first client is of the first of two groups; K-means gives it to the other, smaller one.
 
@@ -393,6 +431,30 @@ def test_turned_digits_have_as_many_clusters_as_turns(groups: int) -> None:
     words = f"{groups} groups" if groups > 1 else "would not serve held-out samples better"
     assert words in result.choice
     assert words in repr(result)
+
+
+def turned_run(columns: str, **more: Any) -> wecfl.Result:
+    method = wecfl.methods.wecfl("auto").replace(clustering=Served(columns=columns), **more)
+    return wecfl.run(
+        turned_digits(4), method, rounds=3, plan=wecfl.Plan(lr=0.03),
+        measure=wecfl.Measure(objectives=False),
+    )  # fmt: skip
+
+
+def test_columns_that_clients_keep_are_not_compared() -> None:
+    found = turned_run("linear", shared="~classifier", representation=Columns("~classifier"))
+    assert found.records[-1]["ari"] == 1.0
+    with pytest.raises(ConfigError, match="share no column 'head'"):
+        turned_run("head", shared="~classifier", representation=Columns("~classifier"))
+
+
+@pytest.mark.parametrize("recluster", ["every", "settled"])
+def test_a_chosen_representation_also_chooses_k(recluster: Any) -> None:
+    usual = wecfl.Config(clusters="auto", options=(("recluster", recluster),))
+    chosen = usual.model_copy(update={"representation": "parameters"})
+    words = [repr(method_of(config).clustering) for config in (usual, chosen)]
+    assert "columns='linear'" in words[0]
+    assert "columns='representation'" in words[1]
 
 
 def test_privacy_and_wrong_choices_are_refused() -> None:

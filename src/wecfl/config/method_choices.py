@@ -55,7 +55,7 @@ class MethodChoices(BaseModel):
         "head",
         description="What clients are clustered by: columns of their models (head, linear, "
         "parameters, or a pattern of tensor names), or what they tell the server (labels, "
-        "predictions, moments, update, directions).",
+        "predictions, moments, update, directions). With head, K is chosen by linear.",
     )
     distance: str = Field(
         "method",

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from wecfl.core.components import Clusters, Distance, View
-from wecfl.core.program import Job, Program, Sent
+from wecfl.core.program import Job, Program, Sent, private_columns
 from wecfl.core.setting import Setting
 from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, F64, Bool, Int, Real, without
@@ -82,7 +82,7 @@ class KnownClients:
         labels = state.labels[self.known]
         if setting.method.representation.tells:
             labels = np.where(_placed(state)[self.known], labels, -1)
-        return View(
+        view = View(
             self.points,
             setting.method.representation.centers(state, setting.engine, setting.seed),
             setting.importance[self.known],
@@ -92,6 +92,28 @@ class KnownClients:
             state.notes,
             judge,
             state.known["candidate"][self.known] if "candidate" in state.known else None,
+        )
+        if judge is None:
+            return view
+        return replace(view, by_columns=partial(self._by_columns, view, state, setting))
+
+    def _by_columns(self, view: View, state: State, setting: Setting, which: str) -> View:
+        """The view with these columns of the models instead, but for those that clients keep."""
+        layout = setting.engine.layout
+        columns = np.arange(layout.width)[layout.columns(which)]
+        private = private_columns(layout, setting.method.shared)
+        if private is not None:
+            columns = np.setdiff1d(columns, private)
+        if not len(columns):
+            raise ConfigError(
+                f"clients share no column '{which}' of this model to choose K by: choose head, "
+                f"parameters, or a pattern on tensor names"
+            )
+        first, stop = columns[0], columns[-1] + 1
+        adjacent = len(columns) == stop - first  # then nothing is copied
+        chosen = slice(first, stop) if adjacent else columns
+        return replace(
+            view, points=state.models[:, chosen][self.known], centers=state.centers[:, chosen]
         )
 
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:

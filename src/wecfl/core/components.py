@@ -119,6 +119,9 @@ class View:
     """Asks clients how well a division would serve them; None: the method does not allow it."""
     candidate: Int | None = None
     """(n, levels), what the clustering has kept for this round (`Clusters.candidate`)."""
+    by_columns: Callable[[str], View] | None = None
+    """The same view with other columns of the models for g_i and G_k, a selection of
+    `Layout.columns`; None: the method does not ask clients."""
 
     @property
     def updates(self) -> Real:

@@ -19,6 +19,7 @@ from wecfl.bilevel.clustering.look import Gains, Look, client_silhouettes
 from wecfl.bilevel.clustering.ward import weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
+from wecfl.bilevel.representation.projection import folded
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.assignment import nearest_inhabited
 from wecfl.core.components import Clusters, Distance, Judge, View
@@ -32,6 +33,9 @@ MIN_CLIENTS = 4
 MAX_CLIENTS = 2000
 """The largest number of clients that K is chosen from. If there are more, this many are drawn at
 random, since the number of distances grows with m²."""
+MAX_COLUMNS = 2048
+"""The largest number of columns that clients are compared by in a look. If there are more, they are
+folded to so many, since K is chosen in a fraction of the time of the local update."""
 AGREEING_LOOKS = 2
 """The number of looks in a row that must find the same K."""
 KEPT_NOTES = ("k", "settled", "found", "same", "grouped", "next")
@@ -55,6 +59,10 @@ class Served:
     in a row that found K = 1, the next looks are taken `pause` rounds later. Clients are looked at
     if they were heard in this round.
 
+    Until K has settled, clients are compared by `columns` of their models. Groups of
+    images, for example, differ in the first layer, and in the last one only by what follows from
+    it. From then on clients follow their centers in the representation of the method.
+
     Its notes are `k`; `settled` (0 or 1); `found`, the K of the last look; `same` and `grouped`,
     the number of looks in a row that found this K, and a K > 1; and `next`, the round of the next
     look. After a look there are also the curves `silhouette` and `loss`, and of the K that is
@@ -73,6 +81,9 @@ class Served:
     """The largest K that is tried."""
     patience: int = 3
     pause: int = 10
+    columns: str = "linear"
+    """The columns of models that are compared in a look, a selection of `Layout.columns`; or
+    "representation": those that the method clusters clients by."""
 
     def __post_init__(self) -> None:
         if self.most < 2 or self.patience < 1 or self.pause < 1:
@@ -91,7 +102,10 @@ class Served:
         notes = {name: view.notes[name] for name in KEPT_NOTES if name in view.notes}
         with one_thread():
             if self._looks(view, heard, notes):
-                found = self._confirmed(view, heard, notes) or self._looked(view, heard, notes, rng)
+                seen = self.seen(view, rng)
+                found = self._confirmed(view, seen, heard, notes) or self._looked(
+                    view, seen, heard, notes, rng
+                )
             else:
                 found = replace(self._continued(view, heard, None, rng), notes=notes)
         done, due = _number(found.notes, "settled"), _number(found.notes, "next")
@@ -102,7 +116,23 @@ class Served:
         due = view.round >= _number(notes, "next") and not _number(notes, "settled")
         return due and view.judge is not None and int(heard.sum()) >= MIN_CLIENTS
 
-    def _confirmed(self, view: View, heard: Bool, notes: Mapping[str, F64]) -> Clusters | None:
+    def seen(self, view: View, rng: np.random.Generator) -> View:
+        """The view with clients as a look compares them."""
+        if self.columns == "representation" or view.by_columns is None:
+            return view
+        seen = view.by_columns(self.columns)
+        if seen.points.shape[1] <= MAX_COLUMNS:
+            return seen
+        seed = int(rng.integers(2**63))
+        points, centers = (
+            folded(rows, MAX_COLUMNS, np.random.default_rng(seed))
+            for rows in (seen.points, seen.centers)
+        )
+        return replace(seen, points=points, centers=centers)
+
+    def _confirmed(
+        self, view: View, seen: View, heard: Bool, notes: Mapping[str, F64]
+    ) -> Clusters | None:
         """The clusters found in the last look, if they serve the clients by both rounds together.
 
         Clusters that were found by chance, or by the noise of few validation samples, don't: the
@@ -124,22 +154,27 @@ class Served:
             return None
         geometry = {name: view.notes[name] for name in GEOMETRY_NOTES}
         notes = self._after(k, True, notes, view.round) | geometry | _service(look, k)
-        means = cluster_means(view.points[again], look.labels[k - 1], weight)
+        means = cluster_means(seen.points[again], look.labels[k - 1], weight)
         labels = view.labels.copy()
-        labels[heard] = squared_euclidean(view.points[heard], means).argmin(axis=1)
+        labels[heard] = squared_euclidean(seen.points[heard], means).argmin(axis=1)
         labels[again] = look.labels[k - 1]
-        found = _better_placed(view, _numbered(view, heard, labels), heard)
-        return replace(found, notes=notes, placed=None if heard.all() else heard)
+        found = _better_placed(seen, _numbered(seen, heard, labels), heard)
+        return _divided(view, found.labels, heard, notes)
 
     def _looked(
-        self, view: View, heard: Bool, notes: Mapping[str, F64], rng: np.random.Generator
+        self,
+        view: View,
+        seen: View,
+        heard: Bool,
+        notes: Mapping[str, F64],
+        rng: np.random.Generator,
     ) -> Clusters:
         """One cluster, or the clusters found if so many were found before.
 
         Otherwise those that were found are a candidate, to be confirmed in the next round.
         """
         looked = _drawn(heard, rng)
-        points, weight = view.points[looked].astype(np.float64), view.importance[looked]
+        points, weight = seen.points[looked].astype(np.float64), view.importance[looked]
         look = Look.of(points, weight, _judge_of(view, looked), self.most)
         k = look.best
         notes = self._after(k, False, notes, view.round) | _told(look, points, weight, rng)
@@ -147,10 +182,10 @@ class Served:
         if k == 1:
             return one
         start = cluster_means(points, look.labels[k - 1], weight)
-        found = _better_placed(view, self._continued(view, heard, start, rng), heard)
+        found = _better_placed(seen, self._continued(seen, heard, start, rng), heard)
         if notes["settled"][0]:
-            return replace(found, notes=notes, placed=None if heard.all() else heard)
-        return replace(one, candidate=_hierarchy(view, heard, found.labels))
+            return _divided(view, found.labels, heard, notes)
+        return replace(one, candidate=_hierarchy(seen, heard, found.labels))
 
     def _continued(
         self, view: View, heard: Bool, division: F64 | None, rng: np.random.Generator
@@ -224,6 +259,14 @@ def _better_placed(view: View, found: Clusters, heard: Bool) -> Clusters:
     labels = np.where(np.isin(found.labels, labels[who]), labels, found.labels)
     centers[inhabited] = cluster_means(points, labels[who], weight)[inhabited]
     return Clusters(labels, centers)
+
+
+def _divided(view: View, labels: Int, heard: Bool, notes: Mapping[str, F64]) -> Clusters:
+    """These clusters with their centers in the representation of the view, where K has settled."""
+    own, k = labels[heard], max(len(view.centers), int(labels.max()) + 1)
+    centers, inhabited = np.resize(view.centers, (k, view.centers.shape[1])), np.unique(own)
+    centers[inhabited] = cluster_means(view.points[heard], own, view.importance[heard])[inhabited]
+    return Clusters(labels, centers, notes, placed=None if heard.all() else heard)
 
 
 def _hierarchy(view: View, heard: Bool, labels: Int) -> Int:
