@@ -28,7 +28,7 @@ from wecfl.core.setting import Setting
 from wecfl.engine.hardware import cores
 from wecfl.engine.local import BaseEngine
 from wecfl.engine.ray.cluster import imported
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 from wecfl.metrics import accuracy, weighted
 
 SETTING = SETTINGS[0]

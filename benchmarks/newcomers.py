@@ -28,7 +28,8 @@ from wecfl.data.federation import Federation
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
 from wecfl.experiment import Experiment
-from wecfl.from_config import federation_of, method_of
+from wecfl.from_config import federation_of
+from wecfl.method_from_config import method_of
 from wecfl.models import make
 
 SIZES = (10, 30, 100, 300)

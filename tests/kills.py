@@ -40,7 +40,8 @@ from wecfl.core.method import Method
 from wecfl.engine import make_engine
 from wecfl.experiment import run_config
 from wecfl.folder.readers import config_of, read_metrics, read_states
-from wecfl.from_config import federation_of, method_of
+from wecfl.from_config import federation_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import build, make
 

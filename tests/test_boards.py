@@ -15,7 +15,8 @@ from wecfl.config import Config
 from wecfl.errors import ConfigError
 from wecfl.folder.parsing import read_json_lines
 from wecfl.folder.result_schema import ResultSchema
-from wecfl.from_config import federation_of, method_of
+from wecfl.from_config import federation_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.paper.definition_files import read_definitions
 from wecfl.paper.definitions import Cell, PlannedRun

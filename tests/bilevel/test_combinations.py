@@ -17,7 +17,7 @@ from wecfl.bilevel.representation.telling import local_clusters
 from wecfl.core.program import Job, Sent
 from wecfl.engine import make_engine
 from wecfl.errors import ConfigError
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 from wecfl.models import build, row_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods" / "representations.md"

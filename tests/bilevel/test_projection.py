@@ -19,7 +19,7 @@ from wecfl.core.types import F32, F64
 from wecfl.errors import ConfigError
 from wecfl.experiment import run_config
 from wecfl.folder.readers import read_states
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 
 if TYPE_CHECKING:
     from helpers import Wecfl

@@ -25,7 +25,7 @@ from wecfl.core.components import Clusters, Judge, View
 from wecfl.core.plan import LocalPlan, validation_part
 from wecfl.core.types import F64, Bool, Int
 from wecfl.errors import ConfigError
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 
 
 def blobs(k: int, each: int = 8, apart: float = 3.0, seed: int = 0) -> tuple[F64, Int]:

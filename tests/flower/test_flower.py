@@ -38,7 +38,7 @@ from wecfl.flower.server import read, serve
 from wecfl.folder.cluster_models import export_model
 from wecfl.folder.parsing import read_tensors
 from wecfl.folder.readers import config_of, read_metrics
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.models import row_of
 from wecfl.report.page.html import page

@@ -13,7 +13,8 @@ from wecfl import Config, Experiment, Federation, Method, methods
 from wecfl.config.keys import METHOD_OPTIONS
 from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError
-from wecfl.from_config import federation_of, method_of
+from wecfl.from_config import federation_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
 
 TINY: dict[str, Any] = {

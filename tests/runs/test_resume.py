@@ -30,7 +30,8 @@ from wecfl.experiment import run_config
 from wecfl.folder import checkpoint, files
 from wecfl.folder.readers import config_of, read_metrics, read_states, read_summary
 from wecfl.folder.writer import RunFolder
-from wecfl.from_config import federation_of, method_of
+from wecfl.from_config import federation_of
+from wecfl.method_from_config import method_of
 from wecfl.models import build
 
 if TYPE_CHECKING:

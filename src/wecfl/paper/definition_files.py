@@ -42,7 +42,7 @@ from wecfl.bilevel.serving import Center
 from wecfl.config import Config
 from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
 from wecfl.paper import SHIPPED
 from wecfl.paper.definitions import Cell, Choice, Definition, Published, TableLayout

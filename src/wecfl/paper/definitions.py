@@ -13,7 +13,8 @@ from typing import Any, Literal
 from wecfl.config import Config
 from wecfl.config.keys import KEY_OF_OPTION
 from wecfl.errors import ConfigError, unknown
-from wecfl.from_config import INCIDENTAL_KEYS, method_of
+from wecfl.from_config import INCIDENTAL_KEYS
+from wecfl.method_from_config import method_of
 
 __all__ = [
     "Cell",

@@ -26,7 +26,8 @@ from wecfl.core.types import F32
 from wecfl.folder.files import replace_file, replace_tensors
 from wecfl.folder.parsing import read_json, read_json_lines, read_tensors
 from wecfl.folder.result_schema import ResultSchema
-from wecfl.from_config import INCIDENTAL_KEYS, method_of
+from wecfl.from_config import INCIDENTAL_KEYS
+from wecfl.method_from_config import method_of
 from wecfl.methods import options
 from wecfl.paper.definitions import PlannedRun
 

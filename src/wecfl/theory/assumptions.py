@@ -10,7 +10,7 @@ from typing import Any
 from wecfl.config.resolve import resolve
 from wecfl.errors import RunFolderError
 from wecfl.folder.readers import read_metrics, read_summary, tensor_names
-from wecfl.from_config import method_of
+from wecfl.method_from_config import method_of
 from wecfl.methods import components, structure
 from wecfl.models import MODELS
 from wecfl.runs.record import Record
