@@ -54,6 +54,7 @@ struct Geometry {
     size_t at(int c, int y, int x) const {
         return (size_t(c) * rows() + border + y) * columns() + border + x;
     }
+    bool operator==(const Geometry&) const = default;
 };
 
 // Rows of a matrix that the recurrent products take at a time: 4 units with the 3 gates of a GRU, 3 units with

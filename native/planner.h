@@ -101,6 +101,8 @@ private:
     void fork_tensors();
     void share_gradients();
     void assign_memory();
+    template <class Take>
+    void place_gradients(Take take);
     bool by_pairs(int kernel, const Geometry& in, const Geometry& out);
     bool by_squares(Op& op, const Geometry& in, const Geometry& out);
 
