@@ -70,7 +70,7 @@ constexpr int products(int kernel) { return 3 * ((kernel - 1) / 2) + 1; }
 // at once for the gradient of the weights.
 constexpr int LEAST_FOR_SQUARES = 16;  // input and output channels
 constexpr int MOST_SQUARES = 4;
-constexpr int square_rows(int across, int down) { return 64 / across < 1 ? 1 : 64 / across < down ? 64 / across : down; }
+constexpr int square_rows(int across, int down) { return 16 / across < 1 ? 1 : 16 / across < down ? 16 / across : down; }
 
 // From the combined weights of a point to those of the next one, in floats. Powers of two would share places in a cache.
 constexpr size_t square_point(int in_channels, int out_channels) { return size_t(in_channels) * out_channels + 16; }
