@@ -117,6 +117,26 @@ void Plan::place_gradients(Take take) {
     for (size_t t = 0; t < tensors_.size(); t++) tensors_[t].grad_at = tensors_[owner(int(t))].grad_at;
 }
 
+// A general convolution that writes the gradient of a forked tensor adds that of a further reader in the same pass, if
+// that one is there by then.
+void Plan::add_in_convolutions() {
+    const auto reader = [&](int tensor) {
+        return std::find_if(ops_.begin(), ops_.end(), [&](const Op& op) {
+            return op.kind != Kind::fork && (op.in == tensor || op.other == tensor);
+        });
+    };
+    for (auto fork = ops_.rbegin(); fork != ops_.rend(); fork++) {  // as the backward pass comes to them
+        if (fork->kind != Kind::fork) continue;
+        const auto first = reader(fork->in), further = reader(fork->out);
+        if (first == ops_.end() || !first->any || first->adds >= 0 || first > further ||
+            !(tensors_[fork->in].grad == tensors_[fork->out].grad))
+            continue;
+        first->adds = fork->out;
+        fork->input_gradient = false;
+        further->only_reached = further->any && first->stride == further->stride;
+    }
+}
+
 // Gives every tensor and operation its place in the workspace.
 void Plan::assign_memory() {
     const auto take = [&](const Geometry& g) {
@@ -175,6 +195,7 @@ void Plan::assign_memory() {
             net_.room_size = std::max(net_.room_size, shares);
         }
     }
+    add_in_convolutions();
     net_.flipped_size = net_.partial_size;
     net_.ops = ops_.data(), net_.op_count = int(ops_.size());
     net_.tensors = tensors_.data();

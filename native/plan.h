@@ -137,6 +137,8 @@ struct Op {
     size_t kept_at = 0, kept_size = 0;  // what a recurrent layer or an attention keeps for its backward pass, in vectors, of block 0
     size_t ordered_at = 0, ordered_back_at = 0;  // its inner weights in the order of its loops, in floats
     const AnyConv* any = nullptr;
+    int adds = -1;                // of a convolution: the tensor whose gradient it adds to that of its input, for a fork
+    bool only_reached = false;    // it leaves out gradients of pixels that it doesn't read: who adds them knows that
 
     bool keeps_sums() const { return partial_weights + partial_biases > 0; }
     // Whether its backward pass writes ReLU's mask into the gradient of its own output.
