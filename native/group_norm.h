@@ -101,6 +101,7 @@ static void backward_group_norm(const Pass& p, const Op& op, int b) {
                 return NormBack{back.a * weight(c), back.b, back.d, back.mean};
             },
             forward);
+    if (op.copy_other) copy_gradient(p, op.out, op.other, b);
 }
 
 // LayerNorm: a group is the whole sample or, by column, one row; every number of it has a weight and a bias.

@@ -105,6 +105,7 @@ static void backward_norm(const Pass& p, const Op& op, float* gradient) {
     auto forward = [&](int c) { return affine(p, op, s, c); };
     norm_gradients(p, op, gradient,
                    [&](int b, int c, V, V inverse) { return norm_sums(p, op, b, c, inverse, forward(c)); });
+    for (int b = 0; op.copy_other && b < p.blocks; b++) copy_gradient(p, op.out, op.other, b);
     if (!op.input_gradient) return;
     for (int b = 0; b < p.blocks; b++)
         backward_norm_rows(p, op, b, [&](int c) { return norm_back(p, op, c); }, forward);
