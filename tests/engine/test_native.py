@@ -133,7 +133,7 @@ def test_squares_of_pixels_at_every_edge(
 
 
 class Readers(nn.Module):
-    """Convolutions that read one tensor; the sum of what they make, all but the first through a norm."""
+    """Convolutions that read one tensor, and their sum: all but the first through a norm."""
 
     def __init__(self, kernels: list[int], stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Readers(nn.Module):
         self.paths = nn.ModuleList(nn.Conv2d(6, 6, k, stride, k // 2) for k in kernels)
         self.norms = nn.ModuleList(norm(6) for _ in kernels[1:])
         self.more = stride == 1
-        if self.more:  # an addition that reads it before the convolutions, and one of another stride
+        if self.more:  # an addition that reads it first, and a convolution of another stride
             self.beside, self.coarse = nn.Conv2d(2, 6, 1), nn.Conv2d(6, 2, 1, 2)
             self.ends = nn.ModuleList(nn.LazyLinear(3) for _ in range(2))
         self.last = nn.LazyLinear(3)
