@@ -15,10 +15,13 @@ struct TapGrid {
     size_t row, step;
 };
 
-// done(o, y, x, bias[o] + Σ_k in[x + offset k] · w[o][k])
-template <int OB, int XB, class Done>
+// *place(o, x) = bias[o] + Σ_k in[x + offset k] · w[o][k]; `more` as in taps_pixels.
+template <int OB, int XB, class Place>
 INLINE void taps_tile(const Taps& taps, const float* in, size_t step, const float* w, const float* bias,
-                      Done done) {
+                      ptrdiff_t more, Place place) {
+    if (more)
+        EACH(p, OB)
+            EACH(q, XB) __builtin_prefetch(place(p, q) + more);
     V acc[OB][XB];
     EACH(p, OB)
         EACH(q, XB) acc[p][q] = all(bias ? bias[p] : 0.f);
@@ -32,12 +35,16 @@ INLINE void taps_tile(const Taps& taps, const float* in, size_t step, const floa
         }
     }
     EACH(p, OB)
-        EACH(q, XB) done(p, q, acc[p][q]);
+        EACH(q, XB) {
+            float* to = place(p, q);
+            store(to, more ? acc[p][q] + load(to + more) : acc[p][q]);
+        }
 }
 
-template <class Done>
+// All outputs o, y, x to their places; what lies `more` floats behind a place is added to it (0: nothing).
+template <class Place>
 static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, const float* w,
-                        const float* bias, Done done) {
+                        const float* bias, ptrdiff_t more, Place place) {
     // Rows outside: what a row reads stays in a cache, which a whole plane of many channels does not.
     for (int y = 0; y < g.rows; y++) {
         int o = 0;
@@ -46,7 +53,7 @@ static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, con
             in_tiles<XB>(g.columns, [&](int x, auto size) {
                 taps_tile<OB, decltype(size)::value>(
                     taps, in + y * g.row + x * g.step, g.step, w + size_t(o) * taps.count,
-                    bias ? bias + o : nullptr, [&](int p, int q, V v) { done(o + p, y, x + q, v); });
+                    bias ? bias + o : nullptr, more, [&](int p, int q) { return place(o + p, y, x + q); });
             });
             o += OB;
         };
@@ -118,9 +125,20 @@ static void forward_any_conv(const Pass& p, const Op& op, int b) {
         const int first = g * conv.outputs;
         taps_pixels(conv.taps, grid, p.value(op.in, b) + g * conv.inputs * gi.plane() * LANES,
                     p.row + op.weight + size_t(first) * conv.taps.count,
-                    op.bias < 0 ? nullptr : p.row + op.bias + first,
-                    [&](int o, int y, int x, V v) { store(out + go.at(first + o, y, x) * LANES, v); });
+                    op.bias < 0 ? nullptr : p.row + op.bias + first, 0,
+                    [&](int o, int y, int x) { return out + go.at(first + o, y, x) * LANES; });
     }
+}
+
+// Whether a convolution of the same stride reads these pixels of its input.
+static bool reaches(const Op& op, const Phase& pixels) {
+    const AnyConv& conv = *op.any;
+    for (int n = 0; n < conv.phase_count; n++) {
+        const Phase& own = conv.phases[n];
+        if ((own.first.y - pixels.first.y) % op.stride.y == 0 && (own.first.x - pixels.first.x) % op.stride.x == 0)
+            return own.taps.count > 0;
+    }
+    return false;
 }
 
 static void backward_any_conv(const Pass& p, const Op& op, int b) {
@@ -138,20 +156,24 @@ static void backward_any_conv(const Pass& p, const Op& op, int b) {
     if (op.bias >= 0) add_channel_sums(ho, up, partial + op.partial_weights * LANES);
     if (!op.input_gradient) return;
     float* out = p.grad(op.in, b);
+    const Op* further = nullptr;
+    for (int i = 0; op.adds >= 0 && i < p.net.op_count && !further; i++)
+        if (p.net.ops[i].in == op.adds && p.net.ops[i].only_reached) further = p.net.ops + i;
     const size_t weights = size_t(conv.outputs) * conv.taps.count;  // of a group
-    for (int g = 0; g < conv.groups; g++)
-        for (int n = 0; n < conv.phase_count; n++) {
-            const Phase& phase = conv.phases[n];
-            const int first = g * conv.inputs;
-            const TapGrid pixels{conv.inputs, phase.count.y, phase.count.x, size_t(ho.columns()) * LANES, LANES};
+    for (int n = 0; n < conv.phase_count; n++) {
+        const Phase& phase = conv.phases[n];
+        if (op.only_reached && !phase.taps.count) continue;
+        const ptrdiff_t more = op.adds >= 0 && (!further || reaches(*further, phase)) ? p.grad(op.adds, b) - out : 0;
+        const TapGrid pixels{conv.inputs, phase.count.y, phase.count.x, size_t(ho.columns()) * LANES, LANES};
+        for (int g = 0; g < conv.groups; g++)
             taps_pixels(phase.taps, pixels,
                         up + (g * conv.outputs * ho.plane() + phase.start) * LANES,
-                        p.flipped + op.partial_at + g * weights + phase.weights_at, nullptr,
-                        [&](int c, int y, int x, V v) {
-                            store(out + hi.at(first + c, phase.first.y + y * op.stride.y,
-                                              phase.first.x + x * op.stride.x) * LANES, v);
+                        p.flipped + op.partial_at + g * weights + phase.weights_at, nullptr, more,
+                        [&](int c, int y, int x) {
+                            return out + hi.at(g * conv.inputs + c, phase.first.y + y * op.stride.y,
+                                               phase.first.x + x * op.stride.x) * LANES;
                         });
-        }
+    }
 }
 
 }  // namespace WECFL_ISA

@@ -105,11 +105,8 @@ static void backward_add(const Pass& p, const Op& op, int b) {
             return select(load(result + go.at(c, y, x) * LANES) > 0, v, V{});
         });
     }
-    auto copy = [&](int to) {
-        map(ho, g, p.tensor(to).grad, p.grad(to, b), [](V v, int, int, int) { return v; });
-    };
-    if (op.copy_in) copy(op.in);
-    if (op.copy_other) copy(op.other);
+    if (op.copy_in) copy_gradient(p, op.out, op.in, b);
+    if (op.copy_other) copy_gradient(p, op.out, op.other, b);
 }
 
 // Where the part of a larger tensor that begins at (op.channel, 0, op.column) has its entry (c, y, x).

@@ -59,16 +59,18 @@ static Moments measured(const Geometry& g, const float* value, int first, int la
     return m;
 }
 
+static Affine group_affine(const Pass& p, const Op& op, int b, int c) {
+    const float* m = moments(p, op, b, c / (p.tensor(op.in).value.channels / op.groups));
+    return {load(m), load(m + LANES) * (op.weight < 0 ? 1.f : p.row[op.weight + c]),
+            all(op.bias < 0 ? 0.f : p.row[op.bias + c])};
+}
+
 static void forward_group_norm(const Pass& p, const Op& op, int b) {
     const Geometry& gi = p.tensor(op.in).value;
     const int size = gi.channels / op.groups;
     for (int g = 0; g < op.groups; g++)
         measured(gi, p.value(op.in, b), g * size, (g + 1) * size).write(moments(p, op, b, g), op.eps);
-    forward_norm_rows(p, op, b, [&](int c) {
-        const float* m = moments(p, op, b, c / size);
-        return Affine{load(m), load(m + LANES) * (op.weight < 0 ? 1.f : p.row[op.weight + c]),
-                      all(op.bias < 0 ? 0.f : p.row[op.bias + c])};
-    });
+    forward_norm_rows(p, op, b, [&](int c) { return group_affine(p, op, b, c); });
 }
 
 // With S = Σγg and T = Σγg·x̂ of a group of n numbers: ∂z = 1/σ·(γg − S/n − x̂·T/n).
@@ -80,11 +82,12 @@ static void backward_group_norm(const Pass& p, const Op& op, int b) {
     V plain{}, hat{};
     NormBack back{};
     auto weight = [&](int c) { return op.weight < 0 ? 1.f : p.row[op.weight + c]; };
+    auto forward = [&](int c) { return group_affine(p, op, b, c); };
     auto sums_of_group = [&](int g) {
         const V mean = load(moments(p, op, b, g)), inverse = load(moments(p, op, b, g) + LANES);
         plain = hat = V{};
         for (int c = g * size; c < (g + 1) * size; c++) {
-            const ChannelSums s = norm_sums(p, op, b, c, mean, inverse);
+            const ChannelSums s = norm_sums(p, op, b, c, inverse, forward(c));
             plain += weight(c) * s.plain, hat += weight(c) * s.hat;
             auto add = [&](size_t at, V v) { store(partial + at * LANES, load(partial + at * LANES) + v); };
             if (op.weight >= 0) add(c, s.hat);
@@ -96,10 +99,14 @@ static void backward_group_norm(const Pass& p, const Op& op, int b) {
     if (!op.input_gradient)
         for (int g = 0; g < op.groups; g++) sums_of_group(g);
     else
-        backward_norm_rows(p, op, b, [&](int c) {
-            if (c % size == 0) sums_of_group(c / size);
-            return NormBack{back.a * weight(c), back.b, back.d, back.mean};
-        });
+        backward_norm_rows(
+            p, op, b,
+            [&](int c) {
+                if (c % size == 0) sums_of_group(c / size);
+                return NormBack{back.a * weight(c), back.b, back.d, back.mean};
+            },
+            forward);
+    if (op.copy_other) copy_gradient(p, op.out, op.other, b);
 }
 
 // LayerNorm: a group is the whole sample or, by column, one row; every number of it has a weight and a bias.

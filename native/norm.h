@@ -101,10 +101,14 @@ static NormBack norm_back(const Pass& p, const Op& op, int c) {
 }
 
 static void backward_norm(const Pass& p, const Op& op, float* gradient) {
+    const Statistics s = statistics(p, op);
+    auto forward = [&](int c) { return affine(p, op, s, c); };
     norm_gradients(p, op, gradient,
-                   [&](int b, int c, V mean, V inverse) { return norm_sums(p, op, b, c, mean, inverse); });
+                   [&](int b, int c, V, V inverse) { return norm_sums(p, op, b, c, inverse, forward(c)); });
+    for (int b = 0; op.copy_other && b < p.blocks; b++) copy_gradient(p, op.out, op.other, b);
     if (!op.input_gradient) return;
-    for (int b = 0; b < p.blocks; b++) backward_norm_rows(p, op, b, [&](int c) { return norm_back(p, op, c); });
+    for (int b = 0; b < p.blocks; b++)
+        backward_norm_rows(p, op, b, [&](int c) { return norm_back(p, op, c); }, forward);
 }
 
 static void backward_norm_relu_pool(const Pass& p, const Op& op, float* gradient) {

@@ -114,6 +114,11 @@ static void map(const Geometry& gi, const float* in, const Geometry& go, float* 
         });
 }
 
+// The gradient of an addition is that of an input which doesn't share its memory.
+static void copy_gradient(const Pass& p, int from, int to, int b) {
+    map(p.tensor(from).grad, p.grad(from, b), p.tensor(to).grad, p.grad(to, b), [](V v, int, int, int) { return v; });
+}
+
 // sums[c][lane] += Σ_pixels of channel c
 static void add_channel_sums(const Geometry& g, const float* from, float* sums) {
     for (int c = 0; c < g.channels; c++) {

@@ -54,6 +54,7 @@ struct Geometry {
     size_t at(int c, int y, int x) const {
         return (size_t(c) * rows() + border + y) * columns() + border + x;
     }
+    bool operator==(const Geometry&) const = default;
 };
 
 // Rows of a matrix that the recurrent products take at a time: 4 units with the 3 gates of a GRU, 3 units with
@@ -69,7 +70,7 @@ constexpr int products(int kernel) { return 3 * ((kernel - 1) / 2) + 1; }
 // at once for the gradient of the weights.
 constexpr int LEAST_FOR_SQUARES = 16;  // input and output channels
 constexpr int MOST_SQUARES = 4;
-constexpr int square_rows(int across, int down) { return 64 / across < 1 ? 1 : 64 / across < down ? 64 / across : down; }
+constexpr int square_rows(int across, int down) { return 16 / across < 1 ? 1 : 16 / across < down ? 16 / across : down; }
 
 // From the combined weights of a point to those of the next one, in floats. Powers of two would share places in a cache.
 constexpr size_t square_point(int in_channels, int out_channels) { return size_t(in_channels) * out_channels + 16; }
@@ -136,6 +137,8 @@ struct Op {
     size_t kept_at = 0, kept_size = 0;  // what a recurrent layer or an attention keeps for its backward pass, in vectors, of block 0
     size_t ordered_at = 0, ordered_back_at = 0;  // its inner weights in the order of its loops, in floats
     const AnyConv* any = nullptr;
+    int adds = -1;                // of a convolution: the tensor whose gradient it adds to that of its input, for a fork
+    bool only_reached = false;    // it leaves out gradients of pixels that it doesn't read: who adds them knows that
 
     bool keeps_sums() const { return partial_weights + partial_biases > 0; }
     // Whether its backward pass writes ReLU's mask into the gradient of its own output.

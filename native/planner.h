@@ -101,6 +101,9 @@ private:
     void fork_tensors();
     void share_gradients();
     void assign_memory();
+    template <class Take>
+    void place_gradients(Take take);
+    void add_in_convolutions();
     bool by_pairs(int kernel, const Geometry& in, const Geometry& out);
     bool by_squares(Op& op, const Geometry& in, const Geometry& out);
 

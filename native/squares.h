@@ -108,8 +108,9 @@ INLINE void conv_some_squares(const ConvShape& s, const float* in, const float* 
                     each([&](int p, int q, float*, V v) { store(to + (p * N + q) * 4 * LANES, v); });
                 else if (i == Q)
                     each([&](int p, int q, float*, V v) {
-                        float* both = to + (p * N + q) * 4 * LANES;
+                        float *both = to + (p * N + q) * 4 * LANES, *place = top + p * s.out_plane + 2 * q * LANES + column;
                         add_and_subtract(both, both + 2 * LANES, v);
+                        __builtin_prefetch(place, 1), __builtin_prefetch(place + s.out_row, 1);
                     });
                 else {
                     if (i == Z) to += 2 * LANES;

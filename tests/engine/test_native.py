@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 from statistics import median
@@ -167,6 +168,68 @@ def test_squares_of_pixels_at_every_edge(
     exact = autograd(model, x, y, torch.float64, **how)
     theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
     assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
+
+
+class Readers(nn.Module):
+    """Convolutions that read one tensor, and their sum: all but the first through a norm."""
+
+    def __init__(self, kernels: list[int], stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3, padding=1)
+        self.paths = nn.ModuleList(nn.Conv2d(6, 6, k, stride, k // 2) for k in kernels)
+        self.norms = nn.ModuleList(norm(6) for _ in kernels[1:])
+        self.more = stride == 1
+        if self.more:  # an addition that reads it first, and a convolution of another stride
+            self.beside, self.coarse = nn.Conv2d(2, 6, 1), nn.Conv2d(6, 2, 1, 2)
+            self.ends = nn.ModuleList(nn.LazyLinear(3) for _ in range(2))
+        self.last = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three outputs for each sample."""
+        samples, x = x, torch.tanh(self.stem(x))
+        before = torch.relu(x + self.beside(samples)) if self.more else None
+        total = self.paths[0](x)
+        coarse = self.coarse(x) if self.more else None
+        for norm, path in zip(self.norms, self.paths[1:], strict=True):
+            total = torch.relu(total + norm(path(x)))
+        out: Tensor = self.last(torch.flatten(total, 1))
+        if before is not None and coarse is not None:
+            out = out + self.ends[0](torch.flatten(before, 1))
+            out = out + self.ends[1](torch.flatten(coarse, 1))
+        return out
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("norm", [lambda c: nn.GroupNorm(3, c), nn.BatchNorm2d, nn.Identity])
+@pytest.mark.parametrize("size", [(8, 8), (9, 6)])
+@pytest.mark.parametrize(
+    ("kernels", "stride"),
+    [
+        *((kernels, 2) for kernels in ([3, 1], [1, 3], [1, 1], [3, 1, 1], [1, 3, 5])),
+        *((kernels, 3) for kernels in ([5, 1], [1, 1, 3])),
+        *((kernels, 1) for kernels in ([1], [3, 1], [1, 3], [1, 1, 1])),
+    ],
+)
+def test_several_convolutions_read_one_tensor(
+    kernels: list[int],
+    stride: int,
+    size: tuple[int, int],
+    norm: Callable[[int], nn.Module],
+    isa: str,
+) -> None:
+    """Gradients that one of them adds in its own pass, and pixels that some of them never read."""
+    model = Readers(kernels, stride, norm)
+    with torch.no_grad():
+        model(torch.zeros(1, 2, *size))
+    fed = federation((2, *size), 3, [20])
+    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
+    how: Any = {"width": len(y), "by_batch": False}
+    exact = autograd(model, x, y, torch.float64, **how)
+    theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
+    engine = NativeEngine(fed, model, isa=isa)
+    for _ in range(2):  # memory comes back as it was left
+        (ours,) = evaluation.gradients(engine, start(model, 1).models)
+        assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(
