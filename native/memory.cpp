@@ -77,7 +77,8 @@ void Plan::remember_steps(Op& op) {
 }
 
 // Gives every gradient a place in the workspace. Those that no operation needs at the same time use the same one, so that
-// more of them stay in a cache. Their geometry is the same too: nobody but the workspace's maker writes borders.
+// more of them stay in a cache. Their geometry is the same too: nobody but the workspace's maker writes borders. The
+// gradient of a tensor that nobody reads is 0, and nobody writes it either: it stays as the workspace's maker left it.
 template <class Take>
 void Plan::place_gradients(Take take) {
     const auto owner = [&](int t) {
@@ -95,10 +96,11 @@ void Plan::place_gradients(Take take) {
         if (life.from < 0) life.from = at;
         life.to = at;
     };
-    uses(net_.output, end);  // by the loss
+    std::vector<bool> read(tensors_.size());
+    uses(net_.output, end), read[net_.output] = true;  // by the loss
     for (int i = end - 1; i >= 0; i--) {
-        uses(ops_[i].out, i), uses(ops_[i].in, i);
-        if (ops_[i].other >= 0) uses(ops_[i].other, i);
+        uses(ops_[i].out, i), uses(ops_[i].in, i), read[ops_[i].in] = true;
+        if (ops_[i].other >= 0) uses(ops_[i].other, i), read[ops_[i].other] = true;
     }
     struct Place {
         int tensor, free_below;  // the last that had it, and the operation that used that one last
@@ -107,6 +109,10 @@ void Plan::place_gradients(Take take) {
     for (int at = end; at >= 0; at--)
         for (size_t t = 0; t < tensors_.size(); t++) {
             if (gradient_of_[t] != int(t) || lives[t].from != at) continue;
+            if (!read[t]) {
+                tensors_[t].grad_at = take(tensors_[t].grad);
+                continue;
+            }
             const auto found = std::find_if(places.begin(), places.end(), [&](const Place& place) {
                 return place.free_below > at && tensors_[place.tensor].grad == tensors_[t].grad;
             });

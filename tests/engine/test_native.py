@@ -122,14 +122,16 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     slope = autograd(fill(model, rows[0]), fed.x, fed.y, torch.float64, **whole)
     # The mean of what a norm has normalized is 0: then a gradient is nothing but rounding.
     assume(np.abs(slope).max() > 1e-9)
-    engine = NativeEngine(fed, model, batchnorm="batch" if by_batch else "running", batch=32)
     rows[1] *= 0.5
-    found = evaluation.gradients(engine, rows)
-    for own, row, ours in zip(fed.train, rows, found, strict=True):
-        module, x, y = fill(model, row), fed.x[own], fed.y[own]
-        how: Any = {"width": 32 if by_batch else len(own), "by_batch": by_batch}
-        batches = torch.split(torch.from_numpy(x), how["width"])
+    modules = [fill(model, row) for row in rows]
+    widths = [32 if by_batch else len(own) for own in fed.train]
+    for module, own, width in zip(modules, fed.train, widths, strict=True):
+        batches = torch.split(torch.from_numpy(fed.x[own]), width)
         assume(not any(tied(module, batch, by_batch) for batch in batches))
+    engine = NativeEngine(fed, model, batchnorm="batch" if by_batch else "running", batch=32)
+    found = evaluation.gradients(engine, rows)
+    for own, module, width, ours in zip(fed.train, modules, widths, found, strict=True):
+        x, y, how = fed.x[own], fed.y[own], {"width": width, "by_batch": by_batch}
         exact = autograd(module, x, y, torch.float64, **how)
         # As in training: torch's own error where the network is badly conditioned.
         shaken = [x] if tokens_of(model) else [x, np.nextafter(x, 9), np.nextafter(x, -9)]
@@ -230,6 +232,48 @@ def test_several_convolutions_read_one_tensor(
     for _ in range(2):  # memory comes back as it was left
         (ours,) = evaluation.gradients(engine, start(model, 1).models)
         assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
+
+
+class UnreadWay(nn.Module):
+    """Of a bidirectional GRU only the last state of the way back is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both_ways = nn.GRU(4, 3, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.both_ways(x)[1][-1])
+
+
+class UnreadFunction(nn.Module):
+    """A function of an image that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+        self.unread = nn.Tanh()
+        self.head = nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.first(x)
+        self.unread(image)
+        return self.head(torch.flatten(self.second(image), 1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("model", "shape"), [(UnreadWay, (5, 4)), (UnreadFunction, (2, 5, 4))])
+def test_what_nobody_reads_has_no_gradient(
+    model: type[nn.Module], shape: tuple[int, ...], isa: str
+) -> None:
+    """Also where gradients of others share memory, and after a first batch has left its own there."""
+    net, fed = make(model, shape=shape, classes=3, seed=0), federation(shape, 3, [20])
+    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
+    exact = autograd(net, x, y, torch.float64, width=len(y), by_batch=False)
+    engine = NativeEngine(fed, net, isa=isa)
+    for _ in range(2):
+        (ours,) = evaluation.gradients(engine, start(net, 1).models)
+        np.testing.assert_allclose(ours, exact, atol=1e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,11 @@ class _Choices:
         method = given or _rebuilt(path, about)
         known = {field.name for field in fields(LocalPlan)}
         plan = {name: value for name, value in about["plan"].items() if name in known}
+        if "lr" not in plan:
+            raise RunFolderError(
+                f"can't read {path / 'config.toml'}: its plan has no learning rate, lr; put back "
+                "the file that the run wrote, or run it again"
+            )
         if plan["lr"] == "theory":
             plan["lr"] = 0.0  # newcomers train with the learning rate in the reference
         return cls(
