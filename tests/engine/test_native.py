@@ -266,7 +266,7 @@ class UnreadFunction(nn.Module):
 def test_what_nobody_reads_has_no_gradient(
     model: type[nn.Module], shape: tuple[int, ...], isa: str
 ) -> None:
-    """Also where gradients of others share memory, and after a first batch has left its own there."""
+    """Also where others share memory, and a first batch has left its own gradients there."""
     net, fed = make(model, shape=shape, classes=3, seed=0), federation(shape, 3, [20])
     x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
     exact = autograd(net, x, y, torch.float64, width=len(y), by_batch=False)

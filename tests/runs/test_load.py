@@ -145,6 +145,16 @@ def test_models_and_methods_of_one_s_own(fed: Federation, tmp_path: Path) -> Non
     same_results(result, wecfl.load(tmp_path / "run", method=mine, model=Net), fed.x)
 
 
+def test_a_plan_without_a_learning_rate_is_refused(fed: Federation, tmp_path: Path) -> None:
+    run_flat(fed, methods.wecfl(k=2), out=tmp_path / "run", **QUICK)
+    written = tmp_path / "run" / "config.toml"
+    lines = written.read_text().splitlines(keepends=True)
+    written.write_text("".join(line for line in lines if not line.startswith("lr ")))
+    with pytest.raises(RunFolderError, match=r"config.toml.*learning rate") as caught:
+        wecfl.load(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
 def test_what_can_t_be_loaded_is_said_in_one_line(fed: Federation, tmp_path: Path) -> None:
     run_flat(fed, methods.local(), out=tmp_path / "run", **QUICK)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
