@@ -25,9 +25,9 @@ Pixels are in [−1, 1], so the contrast is changed around a medium grey.
 from __future__ import annotations
 
 from wecfl.config.named_values import read_known
-from wecfl.data.transforms.base import By, SampleKind, Transform
 from wecfl.data.transforms.concepts import Concept, Permutation, Sign, Swap
 from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
+from wecfl.data.transforms.transform import By, SampleKind, Transform
 
 __all__ = [
     "TRANSFORMS",

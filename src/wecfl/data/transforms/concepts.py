@@ -12,7 +12,7 @@ import numpy as np
 from wecfl.core.types import F32
 from wecfl.data.rules import RULED
 from wecfl.data.targets import Targets
-from wecfl.data.transforms.base import By, SampleKind, check_by
+from wecfl.data.transforms.transform import By, SampleKind, check_by
 from wecfl.errors import ConfigError, PartitionError, unknown
 from wecfl.limits import check_whole
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from wecfl.core.types import F32, F64
 from wecfl.data.targets import Targets
-from wecfl.data.transforms.base import By, SampleKind, check_by, check_number
+from wecfl.data.transforms.transform import By, SampleKind, check_by, check_number
 from wecfl.errors import PartitionError
 
 __all__ = ["Affine", "Blur", "Contrast", "Rotation", "SensorNoise"]
