@@ -48,6 +48,8 @@ def test_what_a_client_sends_and_receives(
         assert found["bytes_down"] == [4 * down[t]] * M
         assert (found["up"], found["down"]) == (4 * up[t] * M, 4 * down[t] * M)
         assert found["messages"] == 2 * M * exchanges[t]
+        one_object = {id(count) for count in found["bytes_down"]}
+        assert len(one_object) == 1  # records of all rounds stay in memory
 
 
 def test_absent_clients_send_nothing_and_a_lost_reply_was_sent(fed: wecfl.Federation) -> None:

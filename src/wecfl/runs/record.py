@@ -290,7 +290,7 @@ class Recorder:
                 **{way: int(n.sum()) for way, n in counted_bytes.items()},
                 "messages": self._metered.messages,
             }
-            of_clients |= {f"bytes_{way}": n.tolist() for way, n in counted_bytes.items()}
+            of_clients |= {f"bytes_{way}": _sharing(n) for way, n in counted_bytes.items()}
             self._metered.clear()
         return found, of_clients
 
@@ -372,6 +372,13 @@ def _pooled(tallies: F64, labels: Int, k: int) -> F64:
     pooled = np.zeros((k, *tallies.shape[1:]))
     np.add.at(pooled, labels, tallies)
     return pooled
+
+
+def _sharing(numbers: Int) -> list[int]:
+    """The numbers, equal ones as one object: records of all rounds stay in memory."""
+    distinct, which = np.unique(numbers, return_inverse=True)
+    objects = distinct.tolist()
+    return [objects[place] for place in which]
 
 
 def _known(name: str, scores: F64) -> list[float | None]:
