@@ -68,6 +68,7 @@ peers: .venv-peers/.ready  ## install the libraries that make bench compares wit
 .venv-peers/.ready: benchmarks/requirements.txt pyproject.toml constraints.txt $(wildcard native/*)
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet -c constraints.txt -r benchmarks/requirements.txt -e .
+	.venv-peers/bin/python -m pip install --quiet --no-deps cfla==1.0.4
 	@touch $@
 
 sanitize: $(READY)  ## the native kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer

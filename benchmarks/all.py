@@ -7,12 +7,14 @@ import argparse
 from rich.console import Console
 
 import architectures
+import checkpoints
 import cluster
 import fleet
 import growth
 import local_update
 import memory
 import peers
+import ready
 import shortcuts
 import whole_round
 from common import show
@@ -21,12 +23,14 @@ QUESTIONS = (
     local_update,
     architectures,
     whole_round,
+    checkpoints,
     memory,
     growth,
     fleet,
     cluster,
     shortcuts,
     peers,
+    ready,
 )
 
 

@@ -39,7 +39,7 @@ def lines(steps: int = 5) -> list[Line]:
     peak = [found[largest][1]]
     return [
         *result,
-        Line(f"peak memory, {largest:,} clients", SETTING.title, peak, most=8, unit="GB"),
+        Line(f"peak memory, {largest:,} clients", SETTING.title, peak, most=6, unit="GB"),
     ]
 
 

@@ -3,16 +3,20 @@
     python benchmarks/peer_training.py FedLab cnn-cifar TURNS CLIENTS
 
 prints as JSON the CPU-seconds of each turn of the peer and of the native engine, which alternate.
-It runs in the environment of the peers, for `peers.py`.
+It runs in the environment of the peers, for `peers.py`. The plain loop, which is no library, is
+measured in the same way.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
+from tempfile import TemporaryDirectory
 from time import sleep
 from types import SimpleNamespace
 
@@ -34,6 +38,19 @@ Work = Callable[[], object]
 """All clients train for 10 steps."""
 Turns = Callable[[Work], None]
 """Given the work of a peer: measures it in turns with the native engine."""
+
+
+def plain_loop(model: str, m: int, turns: Turns) -> None:
+    """What people write: a module, an optimizer and a DataLoader for each client."""
+    given = workload(model, m)
+    models = [given.build() for _ in range(m)]
+    loaders = [DataLoader(samples, BATCH, shuffle=True) for samples in given.sets]
+
+    def work() -> None:
+        for own, loader in zip(models, loaders, strict=True):
+            sgd(own, torch.optim.SGD(own.parameters(), lr=LR, momentum=MOMENTUM), loader)
+
+    turns(work)
 
 
 def fedlab(model: str, m: int, turns: Turns) -> None:
@@ -136,6 +153,69 @@ def fluke(model: str, m: int, turns: Turns) -> None:
     turns(lambda: [client.fit() for client in clients])
 
 
+def cfla(model: str, m: int, turns: Turns) -> None:
+    """`ClientFeSEM.train`, the one of its clients that steps by SGD; here with momentum.
+
+    It makes the model anew by its class, and tests it before and after on the samples held out, of
+    which there are none here.
+    """
+    from cfla.framework.client.client_fesem import ClientFeSEM
+
+    given = workload(model, m)
+
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = given.build()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out
+
+    torch.optim.SGD = partial(torch.optim.SGD, momentum=MOMENTUM)  # type: ignore[misc,assignment]
+    options = {
+        "device": "cpu", "local_epochs": 1, "learning_rate": LR, "batch_size": BATCH,
+        "train_fraction": 1.0,
+    }  # fmt: skip
+    with TemporaryDirectory() as folder:
+        clients = [ClientFeSEM(i, own, options, folder) for i, own in enumerate(given.sets)]
+        start = Made()
+        turns(lambda: [client.train(start, save_metrics=False) for client in clients])
+
+
+def fedjax(model: str, m: int, turns: Turns) -> None:
+    """`create_train_for_each_client` of its `fed_avg`, over `ClientDataset.shuffle_repeat_batch`.
+
+    On one core, since XLA takes its number of threads from that.
+    """
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    import jax
+    from fedjax import ClientDataset, ShuffleRepeatBatchHParams, model_grad, optimizers
+    from fedjax.algorithms.fed_avg import create_train_for_each_client
+
+    from peer_jax_models import examples, made
+
+    given = workload(model, m)
+    ours = made(model)
+    train = create_train_for_each_client(model_grad(ours), optimizers.sgd(LR, MOMENTUM))
+    batches = ShuffleRepeatBatchHParams(batch_size=BATCH)
+    datasets = [ClientDataset(examples(*own.tensors)) for own in given.sets]
+    start, keys = ours.init(jax.random.PRNGKey(0)), jax.random.split(jax.random.PRNGKey(1), m)
+    found = sum(array.size for array in jax.tree_util.tree_leaves(start))
+    named = given.build().named_parameters()
+    expected = sum(array.numel() for name, array in named if "bias_hh" not in name)
+    if found != expected:
+        raise ValueError(f"{model} has {found} parameters in FedJAX, and {expected} in torch")
+
+    def work() -> None:
+        clients = [
+            (i, own.shuffle_repeat_batch(batches), keys[i]) for i, own in enumerate(datasets)
+        ]
+        jax.block_until_ready([delta for _, delta in train(start, clients)])
+
+    turns(work)
+
+
 def flower(model: str, m: int, turns: Turns) -> None:
     """`flwr.simulation.run_simulation` on Ray, one actor per core: a message each way per client.
 
@@ -183,10 +263,13 @@ def flower(model: str, m: int, turns: Turns) -> None:
 
 
 PEERS: dict[str, tuple[str, str, Callable[[str, int, Turns], None]]] = {
+    "plain loop": ("torch", "a module, an optimizer, a DataLoader", plain_loop),
     "FedLab": ("fedlab", "SGDSerialClientTrainer.local_process", fedlab),
     "fluke": ("fluke-fl", "Client.fit", fluke),
     "pfl": ("pfl", "SimulatedBackend.gather_results", pfl),
     "fedbase": ("fedbase", "node.local_update_steps", fedbase),
+    "cfla": ("cfla", "ClientFeSEM.train", cfla),
+    "FedJAX": ("fedjax", "create_train_for_each_client", fedjax),
     "Flower": ("flwr", "run_simulation", flower),
 }
 """Name ↦ distribution, what runs the local training, the function above."""

@@ -4,7 +4,7 @@ Every peer trains the same models on the same clients (320 random samples each: 
 SGD with momentum 0.9) through the class or function of its own that runs local training; the table
 and `peer_training.py` name it. One thread per process; CPU time is that of the process and all its
 descendants, without start-up. Each peer has a process of its own, in which its turns and those of
-the native engine alternate.
+the native engine alternate. The plain loop, which is no library, is measured in the same way.
 
 `make peers` installs them (benchmarks/requirements.txt) into .venv-peers, which is used if it is
 there; a peer that is not installed is said to be so.
@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,14 +32,19 @@ HERE = Path(__file__).parent
 PEERS_PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 
 
-def lines(turns: int = 5, clients: int = 8) -> list[Line]:
-    """A line per peer and model; the goal stands beside the fastest peer and beside Flower."""
-    return [line for model in MODELS for line in _lines(model, turns, clients)]
+def lines(turns: int = 5, clients: int = 8, model: str = "", peers: str = "") -> list[Line]:
+    """A line per peer and model; the goal stands beside the fastest peer and beside Flower.
+
+    One `model`, or some `peers` with commas between them, if they are named.
+    """
+    models = [model] if model else list(MODELS)
+    asked = [name for name in PEERS if name in (peers.split(",") if peers else PEERS)]
+    return [line for each in models for line in _lines(each, turns, clients, asked)]
 
 
-def _lines(model: str, turns: int, clients: int) -> list[Line]:
+def _lines(model: str, turns: int, clients: int, peers: Sequence[str]) -> list[Line]:
     found: dict[str, dict[str, Any]] = {
-        name: _in_its_environment(name, model, turns, clients) for name in PEERS
+        name: _in_its_environment(name, model, turns, clients) for name in peers
     }
     installed = {name: result for name, result in found.items() if "native" in result}
     speedup = {name: ratios(each["peer"], each["native"]) for name, each in installed.items()}
@@ -71,6 +77,7 @@ def _in_its_environment(name: str, model: str, turns: int, clients: int) -> dict
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(HERE),
     }
     command = [python, HERE / "peer_training.py", name, model, str(turns), str(clients)]

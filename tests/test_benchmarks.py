@@ -30,7 +30,7 @@ def test_a_figure_is_a_median_beside_its_goal(module: Callable[[str], ModuleType
 
 def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     asked = {question.__name__ for question in module("all").QUESTIONS}
-    helpers = {"all", "common", "peer_training", "peer_workloads"}
+    helpers = {"all", "common", "peer_jax_models", "peer_training", "peer_workloads"}
     # Cited where they are needed.
     alone = {
         "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
