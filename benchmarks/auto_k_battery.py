@@ -281,10 +281,22 @@ def show(file: Path) -> None:
                  for row in able if row not in right]  # fmt: skip
         print(f"{data:14} {world:24} right: {len(right)} of {len(able)} (of {len(rows)} runs)",
               wrong or "")  # fmt: skip
-    lost = [max(row["by_k"]) - row["accuracy"] for row in lines if "by_k" in row]
-    if lost:
-        close = sum(points <= 0.01 for points in lost)
-        print(f"within a point of the best K: {close} of {len(lost)}, worst {100 * max(lost):.1f}")
+    for data, grouped in itertools.product(DATA, (True, False)):
+        served = [row for row in lines if row["data"] == data and "by_k" in row]
+        if rows := [row for row in served if (row["groups"] > 1) == grouped]:
+            behind_the_best(data, "with groups" if grouped else "without groups", rows)
+
+
+def behind_the_best(data: str, worlds: str, rows: list[dict[str, Any]]) -> None:
+    """How many runs serve within a point of the best K, with K chosen and with the true K."""
+    best = np.array([max(row["by_k"]) for row in rows])
+    chosen = [row["accuracy"] for row in rows]
+    for what, had in (("auto", chosen), ("true", [row["by_k"][row["groups"] - 1] for row in rows])):
+        lost = 100 * (best - had)
+        close = np.count_nonzero(lost < 1 + 1e-9)
+        mean, most = lost.mean(), lost.max()
+        print(f"{data:14} {worlds}, K {what}: within a point of the best K {close} of {len(rows)}, "
+              f"mean {mean:.1f}, worst {most:.1f}")  # fmt: skip
 
 
 def main() -> None:

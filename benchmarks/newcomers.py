@@ -131,6 +131,22 @@ def sizes(config: Config) -> list[tuple[int, bool, bool, bool | None]]:
     return found
 
 
+def apart_in_labels(config: Config) -> float:
+    """How far the labels of the unseen group are from those of the group that is most like it.
+
+    It is the total variation: the share of its samples that would need another label.
+    """
+    federation, groups, unseen = federation_of(config), config.groups, config.unseen
+    assert federation.groups is not None and unseen is not None
+    counts = np.zeros((groups, federation.classes))
+    for group, *parts in zip(federation.groups, federation.train, federation.test, strict=True):
+        labels = federation.y[np.concatenate(parts)]
+        counts[group] += np.bincount(labels, minlength=federation.classes)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    far = np.abs(shares - shares[unseen]).sum(axis=1) / 2
+    return float(np.delete(far, unseen).min())
+
+
 def novelty(world: str, seeds: list[int], unseen: list[int] | None, data_dir: str | None) -> None:
     """False alarms and recall by the number of samples, over seeds and unseen groups."""
     found = []
@@ -141,7 +157,15 @@ def novelty(world: str, seeds: list[int], unseen: list[int] | None, data_dir: st
                 "seed": seed, "unseen": group, "newcomers": 0.2, "clusters": groups - 1,
                 "workers": 1, "objectives": False, "data_dir": data_dir,
             }  # fmt: skip
-            found += sizes(resolve(preset="default", flags=WORLDS[world] | flags))
+            config = resolve(preset="default", flags=WORLDS[world] | flags)
+            here = sizes(config)
+            found += here
+            if "partition" not in WORLDS[world]:
+                new = [[novel for size, unseen, novel, _ in here if unseen and size == n]
+                       for n in (0, SIZES[0])]  # fmt: skip
+                print(f"  seed {seed}, group {group}: {100 * apart_in_labels(config):.0f} % of the "
+                      f"labels are others; found with all samples {sum(new[0])} of {len(new[0])}, "
+                      f"with {SIZES[0]} {sum(new[1])} of {len(new[1])}")  # fmt: skip
     table = np.array([[a, b, c, np.nan if d is None else d] for a, b, c, d in found], float)
     print(f"{world}, seeds {seeds}, {len(table)} newcomers")
     for size in (0, *SIZES):

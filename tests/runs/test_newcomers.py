@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from wecfl.folder.writer import RunFolder
 from wecfl.from_config import federation_of
 from wecfl.models import build
 from wecfl.runs.member_reference import Reference
-from wecfl.runs.novelty import MemberProbe, Usual
+from wecfl.runs.novelty import LossVariance, MemberProbe, Usual
 
 if TYPE_CHECKING:
     from helpers import Wecfl
@@ -184,6 +185,46 @@ def test_novelty_by_hand() -> None:
     # 1/√n of 64/9 lies in the middle of those of 4 and 16: mean 11, sd 5.5.
     assert usual.novelty(64 / 9, distance=22, loss=0)[0] == pytest.approx(2)
     assert usual.novelty(1e6, distance=5)[0] == usual.novelty(16, distance=5)[0]
+
+
+def test_losses_of_fewer_test_samples_are_made_comparable() -> None:
+    """Losses of 4 samples with the variance 0.25 + 4/4; a newcomer has 16."""
+    draws = np.random.default_rng(0)
+    samples = draws.normal(0, 0.5, (20_000, 1)) + draws.normal(0, 2, (20_000, 4))
+    four, two = np.full(20_000, 4.0), np.full(20_000, 2.0)
+    losses, half = samples.mean(axis=1), samples[:, :2].mean(axis=1)
+    half[0] = np.nan  # a member that was not measured
+    variance = LossVariance.of(losses, four, [(losses, four), (half, two)])
+    assert (variance.between, variance.within) == pytest.approx((0.25, 4), rel=0.1)
+    narrower = variance.spread(four, 16)
+    assert narrower == pytest.approx((0.5 / 1.25) ** 0.5, rel=0.05)
+    assert variance.spread(four, four) == 1
+    unknown = LossVariance.of(losses, four, [(losses, four)])
+    assert unknown.spread(four, 16) == 1, "no part is smaller, so nothing is known"
+    assert variance.spread(np.zeros(3), 16) == 1, "no member has test samples"
+
+    far, own = np.zeros((20_000, 1)), np.zeros(20_000, np.int64)
+    as_they_are = MemberProbe(16, far, losses[:, None], own)
+    usual, before = Usual.of([replace(as_they_are, loss_spread=narrower)]), Usual.of([as_they_are])
+    assert usual.limits.tolist() == before.limits.tolist()
+    newcomers = draws.normal(0, 0.5, 20_000) + draws.normal(0, 0.5, 20_000)  # 16 samples each
+    alarms = np.mean([usual.novel(16, loss=loss) for loss in newcomers[:5000]])
+    assert alarms == pytest.approx(0.04, abs=0.01)
+    assert np.mean([before.novel(16, loss=loss) for loss in newcomers[:5000]]) < 0.01
+
+
+def test_few_test_samples_do_not_widen_what_is_usual() -> None:
+    """The same members with 60 or with six test samples: their losses spread alike for 60."""
+    clients = [client(i % 2, i, 120) for i in range(40)]
+    xs, ys = ([each[j][:60] for each in clients] for j in range(2))
+    spreads = []
+    for tests in (slice(60, 120), slice(60, 66)):
+        test = [x[tests] for x, _ in clients], [y[tests] for _, y in clients]
+        federation = Federation.from_arrays(xs, ys, test=test)
+        usual = run_flat(federation, methods.wecfl(k=2), **QUICK).assigner.reference.usual
+        assert usual is not None
+        spreads.append(usual.loss[-1, 1])
+    assert spreads[1] == pytest.approx(spreads[0], rel=0.3)
 
 
 def test_fewer_samples_are_no_novelty() -> None:

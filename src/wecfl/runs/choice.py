@@ -68,6 +68,11 @@ def choice_words(choice: Mapping[str, Any]) -> str:
     4 groups, found by round 2: silhouette 0.42 against 0.11 by chance; on held-out samples their \
 models have the loss 0.6, one model for all 1.3, a model for each client 0.9; 98 % are served \
 better than by one model; 3 of 120 clients are uncertain
+    >>> unsure = asked | {"served": 1.2, "gain": 0.1, "error": 0.07}
+    >>> print(choice_words(choice | {"k": 1, "asked": unsure}))
+    one cluster: it is not certain that 4 clusters (silhouette 0.42, 0.11 by chance) serve \
+held-out samples better than one model (loss 1.2 against 1.3: the gain is less than 2 standard \
+errors of 0.07)
     >>> choice_words({"k": 10, "since": 1, "settled": 3, "best": 10, "silhouette": 0.694})
     'K = 10 chosen in round 1, settled in round 3: silhouette 0.69'
     >>> choice_words({"k": 1, "since": 1, "settled": None, "best": 9, "silhouette": 0.31})
@@ -108,7 +113,13 @@ def _one_words(choice: Mapping[str, Any], asked: Mapping[str, float]) -> str:
     best, one, served = choice["best"], f"{asked['one']:.3g}", f"{asked['served']:.3g}"
     silhouette, chance = f"{choice['silhouette']:.2f}", f"{asked['chance']:.2f}"
     clusters = f"{best} clusters (silhouette {silhouette}, {chance} by chance)"
-    if asked["gain"] <= STANDARD_ERRORS * asked["error"]:
+    if 0 < asked["gain"] <= STANDARD_ERRORS * asked["error"]:
+        return (
+            f"one cluster: it is not certain that {clusters} serve held-out samples better than "
+            f"one model (loss {served} against {one}: the gain is less than "
+            f"{STANDARD_ERRORS:g} standard errors of {asked['error']:.2g})"
+        )
+    if asked["gain"] <= 0:
         return (
             f"one cluster: {clusters} would not serve held-out samples better than one model "
             f"(loss {served} against {one})"

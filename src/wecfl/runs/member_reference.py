@@ -26,7 +26,7 @@ from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.data.federation import Federation
 from wecfl.layout import Layout
 from wecfl.runs.input_moments import InputMoments, moments
-from wecfl.runs.novelty import MemberProbe, Usual, counting_samples
+from wecfl.runs.novelty import LossVariance, MemberProbe, Usual, counting_samples
 
 __all__ = ["Reference", "compared_columns", "compared_points", "first_update", "once"]
 
@@ -99,17 +99,29 @@ class Reference:
         )
         if members is None:
             return replace(made, usual=Usual.of([all_of_them]))
-        probes, single = [all_of_them], once(setting, lr)
+        tests = np.array([len(rows) for rows in members.test], np.float64)
+        single, found = once(setting, lr), dict[int, list[tuple[F64, F64]]]()
         inputs = {usually: (_moments(members), several)}
         for size in _sizes(usually):
             enough = several & (sizes >= size)
             repeats = min(-(-ENOUGH_PROBES // int(enough.sum())), MAX_REPEATS)
             drawn = [_part(members, size, setting.seed, repeat) for repeat in range(repeats)]
-            found = [alone.probe(single, state, start(part)) for part in drawn]
-            far, high = (np.concatenate([probe[i][enough] for probe in found]) for i in range(2))
-            counting = counting_samples(setting.plan, size)
-            probes.append(MemberProbe(counting, far, high, np.tile(places[enough], repeats)))
+            found[size] = [alone.probe(single, state, start(part)) for part in drawn]
             inputs[size] = _moments(drawn[0]), enough
+        variance = LossVariance.of(
+            alone.of_own(high), tests[several],
+            [(alone.of_own(part), np.minimum(tests, size)[several])
+             for size, probes in found.items() for _, part in probes],
+        )  # fmt: skip
+        probes = [replace(all_of_them, loss_spread=variance.spread(tests[several], sizes[several]))]
+        for size, repeated in found.items():
+            _, enough = inputs[size]
+            far, high = (np.concatenate([probe[i][enough] for probe in repeated]) for i in range(2))
+            at = np.tile(places[enough], len(repeated))
+            probes.append(MemberProbe(
+                counting_samples(setting.plan, size), far, high, at,
+                variance.spread(np.minimum(tests, size)[enough], size),
+            ))  # fmt: skip
         parts = {
             size: (rows[heard], enough[heard]) for size, (rows, enough) in sorted(inputs.items())
         }
@@ -139,6 +151,12 @@ class _Alone:
     def places(self) -> Int:
         """(m,), the position of each member's own cluster among the clusters with members."""
         return np.searchsorted(self.clusters, self.labels)
+
+    def of_own(self, values: F64) -> F64:
+        """The values (m, n) of members that are not alone, with their own cluster."""
+        several = self.several
+        chosen: F64 = values[several, self.places[several]]
+        return chosen
 
     def distances(self, points: F32) -> F64:
         """(m, n), ‖g_i − G_k‖, where G_k is the mean of the *other* members of its own cluster."""

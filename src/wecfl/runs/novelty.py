@@ -8,13 +8,14 @@ whose samples the model of cluster k has the loss l_k,
     novelty = min_k √(max(z(d_k), 0)² + max(z(l_k), 0)²)    z(d) = (d − mean) / sd, z(l) likewise,
 
 where mean and standard deviation are those of members with as many samples, in their own clusters.
+(A member's loss is of its test samples. If these are fewer, the standard deviation is corrected.)
 So the novelty says how unusual the client is in the cluster that fits it best. The client is novel
-if its novelty exceeds the limit, which one in twenty-five members exceeds (decisions 39 and 54).
+if its novelty exceeds the limit, which one in twenty-five members exceeds (decisions 39, 54, 61).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from wecfl.core.plan import LocalPlan
 from wecfl.core.types import F64, Int
 
-__all__ = ["FALSE_ALARM_RATE", "MemberProbe", "Usual", "counting_samples"]
+__all__ = ["FALSE_ALARM_RATE", "LossVariance", "MemberProbe", "Usual", "counting_samples"]
 
 FALSE_ALARM_RATE = 0.04
 """The share of newcomers that are called novel although they are like the members."""
@@ -44,10 +45,60 @@ class MemberProbe:
     """(n, K), the loss of each cluster's model on its test samples; NaN if it has none."""
     own: Int
     """(n,), the position of its own cluster among these clusters."""
+    loss_spread: float = 1.0
+    """What the standard deviation of these losses is multiplied by, since a newcomer's loss is of
+    another number of samples (`LossVariance.spread`)."""
 
     def of_own(self, values: F64) -> tuple[float, float]:
         """The mean and the standard deviation of the members' values with their own cluster."""
         return _mean_and_spread(np.take_along_axis(values, self.own[:, None], axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class LossVariance:
+    """The variance of members' losses with the models of their clusters.
+
+    It is between + within / n if the losses are of n samples each. A member holds back a part of
+    its samples for tests, and its loss is of these; a newcomer's loss is of all its samples.
+    """
+
+    between: float
+    within: float
+
+    @classmethod
+    def of(cls, losses: F64, counts: F64, parts: Iterable[tuple[F64, F64]]) -> LossVariance:
+        """By members' losses (m,) on their test samples, `counts` many, and on a part of these.
+
+        Each of the parts is (m,) losses, and on how many of the samples. The mean of s samples that
+        are drawn from n differs from the mean of all n by the variance within · (1/s − 1/n).
+
+        >>> losses, counts = np.array([1.0, 3.0]), np.array([8.0, 8.0])
+        >>> LossVariance.of(losses, counts, [(np.array([1.5, 2.5]), np.array([4.0, 4.0]))])
+        LossVariance(between=0.75, within=2.0)
+        """
+        squared, apart = 0.0, 0.0
+        for loss, fewer in parts:
+            known = np.isfinite(loss - losses)
+            squared += float(((loss - losses)[known] ** 2).sum())
+            apart += float((1 / fewer[known] - 1 / counts[known]).sum())
+        known = np.isfinite(losses)
+        if apart <= 0 or not known.any():
+            return cls(0.0, 0.0)
+        within = squared / apart
+        between = float(losses[known].var()) - within * float((1 / counts[known]).mean())
+        return cls(max(between, 0.0), within)
+
+    def spread(self, counts: F64, samples: F64 | Int | float) -> float:
+        """The ratio of the standard deviations of losses on `samples` and on `counts` samples.
+
+        >>> LossVariance(between=0.0, within=2.0).spread(np.array([4.0, 4.0]), 16)
+        0.5
+        """
+        counts, samples = counts[counts > 0], np.asarray(samples, np.float64)
+        if not len(counts) or self.between + self.within == 0:
+            return 1.0
+        here, there = (self.between + self.within * (1 / n).mean() for n in (counts, samples))
+        return float(np.sqrt(there / here))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +134,13 @@ class Usual:
             loss = np.array([probe.of_own(probe.losses) for probe in ordered])
         limits = []
         for i, probe in enumerate(ordered):
+            # How unusual members are is compared with members, whose losses are of as few samples.
             far = _excess(probe.distances, distance[i])
             high = _excess(probe.losses, loss[i]) if known else np.zeros_like(far)
             least = [np.hypot(far, high).min(axis=1), high.min(axis=1)]
             limits.append(np.quantile(least, 1 - FALSE_ALARM_RATE, axis=1))
+        if known:
+            loss[:, 1] *= [probe.loss_spread for probe in ordered]
         samples = np.array([probe.samples for probe in ordered], np.float64)
         return cls(samples, distance, loss, np.array(limits))
 
