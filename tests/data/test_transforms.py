@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
+from scipy.spatial import transform as turns
 
 from wecfl.config.named_values import write_value
 from wecfl.core.types import F32
@@ -23,6 +24,7 @@ from wecfl.data.transforms import (
     Blur,
     Concept,
     Contrast,
+    Hue,
     Permutation,
     Rotation,
     SampleKind,
@@ -167,6 +169,31 @@ def test_a_blur_is_that_of_scipy(width: float, size: int) -> None:
     np.testing.assert_allclose(blurred, expected, atol=1e-5)
 
 
+@settings(max_examples=25)
+@given(st.floats(0, 359))
+def test_a_hue_is_a_turn_about_grey(angle: float) -> None:
+    x = rng(2).normal(size=(5, 3, 4, 6)).astype(np.float32)
+    turned, y = Hue()(angle, x, np.arange(5), rng())
+    about_grey = turns.Rotation.from_rotvec(np.full(3, np.deg2rad(angle) / np.sqrt(3)))
+    expected = about_grey.apply(np.moveaxis(x, 1, -1).reshape(-1, 3)).reshape(5, 4, 6, 3)
+    np.testing.assert_allclose(turned, np.moveaxis(expected, -1, 1), atol=1e-5)
+    np.testing.assert_array_equal(y, np.arange(5))
+    assert turned.dtype == np.float32
+
+
+def test_groups_see_other_colours() -> None:
+    before = Federation.from_dataset(images(kind=SampleKind((3, 4, 4), 4)), Iid(), clients=6)
+    after = before.transformed(Hue(120), groups=3)
+    for i in range(6):
+        moved = np.roll(samples(before, i)[0], i // 2, axis=1)  # red becomes green, and so on
+        np.testing.assert_allclose(samples(after, i)[0], moved, atol=1e-6)
+    assert before.transformed(Hue(by="client")).groups is None
+    with pytest.raises(PartitionError, match="4 different angles"):
+        before.transformed(Hue(120), groups=4)
+    with pytest.raises(PartitionError, match="three colours"):
+        federation().transformed(Hue(), groups=2)
+
+
 @given(st.floats(0.05, 2), st.integers(0, 9))
 def test_scales_and_names_can_be_undone(spread: float, seed: int) -> None:
     x, y = images(20).x, images(20).y
@@ -305,7 +332,7 @@ def test_what_cannot_be(transform: Transform, groups: int, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("transform", [Rotation(), Blur(), Permutation(), Swap(by="client")])
+@pytest.mark.parametrize("transform", [Rotation(), Hue(), Blur(), Permutation(), Swap(by="client")])
 def test_tables_and_numbers_are_no_images_and_no_classes(transform: Transform) -> None:
     with pytest.raises(PartitionError, match=r"images|numbers"):
         regression().transformed(transform, groups=2)

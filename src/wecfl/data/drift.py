@@ -46,7 +46,7 @@ __all__ = [
     "parsed",
 ]
 
-SENSOR_FAULTS = ("noise", "contrast", "blur", "affine", "rotation")
+SENSOR_FAULTS = ("noise", "contrast", "hue", "blur", "affine", "rotation")
 """The transforms that can simulate a broken sensor: they change features and no targets."""
 
 SCHEDULES = {

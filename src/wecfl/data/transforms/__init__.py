@@ -11,6 +11,7 @@ setting, such as an angle, says how. The option `by` says which clients share a 
 |---|---|---|---|---|
 | rotation | step 90 | turns images by an angle in degrees | g · step | a random multiple |
 | contrast | least 0.25 | x ↦ a x; a below 0 makes a negative | a from 1 to least | random between |
+| hue | step 90 | turns the three colours of images about grey | g · step | a random multiple |
 | blur | width 1 | a Gaussian blur of σ pixels | σ from 0 to width | random between |
 | noise | deviation 1 | adds normal noise of deviation σ | σ from 0 to deviation | random between |
 | affine | spread 0.5 | x ↦ exp(u) x + v per feature or colour | u, v ~ N(0, spread²) | the same |
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from wecfl.config.named_values import read_known
 from wecfl.data.transforms.concepts import Concept, Permutation, Sign, Swap
-from wecfl.data.transforms.features import Affine, Blur, Contrast, Rotation, SensorNoise
+from wecfl.data.transforms.features import Affine, Blur, Contrast, Hue, Rotation, SensorNoise
 from wecfl.data.transforms.transform import By, SampleKind, Transform
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "By",
     "Concept",
     "Contrast",
+    "Hue",
     "Permutation",
     "Rotation",
     "SampleKind",
@@ -48,7 +50,10 @@ __all__ = [
 
 TRANSFORMS: dict[str, type[Transform]] = {
     kind.name: kind
-    for kind in (Rotation, Contrast, Blur, SensorNoise, Affine, Permutation, Swap, Concept, Sign)
+    for kind in (
+        *(Rotation, Contrast, Hue, Blur, SensorNoise, Affine),
+        *(Permutation, Swap, Concept, Sign),
+    )
 }
 """Every transform by its name."""
 

@@ -14,11 +14,40 @@ from wecfl.data.targets import Targets
 from wecfl.data.transforms.transform import By, SampleKind, check_by, check_number
 from wecfl.errors import PartitionError
 
-__all__ = ["Affine", "Blur", "Contrast", "Rotation", "SensorNoise"]
+__all__ = ["Affine", "Blur", "Contrast", "Hue", "Rotation", "SensorNoise"]
+
+
+class _Angular(ABC):
+    """The common part of transforms with an angle in degrees; group g has g · `step`."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    step: float
+
+    @abstractmethod
+    def check_kind(self, kind: SampleKind) -> None:
+        """Refuse samples that can't be turned in this way."""
+
+    def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> list[float]:
+        """Multiples of the step, from 0."""
+        self.check_kind(kind)
+        angles = [g * self.step % 360 for g in range(groups)]
+        if len({round(angle, 6) for angle in angles}) < groups:
+            raise PartitionError(
+                f"{self.name} by steps of {self.step:g}° does not give {groups} different angles; "
+                "ask for fewer groups or for a smaller step"
+            )
+        return angles
+
+    def of_client(self, kind: SampleKind, rng: np.random.Generator) -> float:
+        """A random multiple of the step below 360°."""
+        self.check_kind(kind)
+        return float(rng.integers(ceil(360 / self.step)) * self.step)
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(_Angular):
     """Turns images about their middle, counter-clockwise; group g by g · `step` degrees.
 
     Multiples of 90° only move pixels. Other angles are interpolated (bilinear), and pixels from
@@ -38,21 +67,11 @@ class Rotation:
         check_by(self)
         check_number(self, "step", 0, 360)
 
-    def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> list[float]:
-        """Multiples of the step, from 0."""
-        _check_square(self, kind)
-        angles = [g * self.step % 360 for g in range(groups)]
-        if len({round(angle, 6) for angle in angles}) < groups:
-            raise PartitionError(
-                f"rotation by steps of {self.step:g}° does not give {groups} different angles; ask "
-                "for fewer groups or for a smaller step"
-            )
-        return angles
-
-    def of_client(self, kind: SampleKind, rng: np.random.Generator) -> float:
-        """A random multiple of the step below 360°."""
-        _check_square(self, kind)
-        return float(rng.integers(ceil(360 / self.step)) * self.step)
+    def check_kind(self, kind: SampleKind) -> None:
+        """Refuse anything but square images."""
+        _check_image(self, kind)
+        if kind.shape[1] != kind.shape[2]:
+            raise PartitionError(f"rotation needs square images, got samples of shape {kind.shape}")
 
     def __call__(
         self, setting: float, x: F32, y: Targets, rng: np.random.Generator
@@ -196,6 +215,47 @@ class SensorNoise(_Graded):
 
 
 @dataclass(frozen=True, slots=True)
+class Hue(_Angular):
+    """Turns the colours of images about grey: red towards green; group g by g · `step` degrees.
+
+    At 120° red becomes green, green blue, and blue red. Grey stays grey, and the mean of the three
+    colours stays as it is.
+
+    >>> red = np.float32([1, 0, 0]).reshape(1, 3, 1, 1)
+    >>> Hue()(120, red, np.array([0]), np.random.default_rng(0))[0].ravel().round(3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+
+    step: float = 90.0
+    by: By = "group"
+
+    name: ClassVar[str] = "hue"
+
+    def __post_init__(self) -> None:
+        check_by(self)
+        check_number(self, "step", 0, 360)
+
+    def check_kind(self, kind: SampleKind) -> None:
+        """Refuse anything but images of three colours."""
+        if len(kind.shape) != 3 or kind.shape[0] != 3:
+            raise PartitionError(
+                "hue needs images of three colours (3, height, width), got samples of shape "
+                f"{kind.shape}; use contrast or affine"
+            )
+
+    def __call__(
+        self, setting: float, x: F32, y: Targets, rng: np.random.Generator
+    ) -> tuple[F32, Targets]:
+        """Mix the colours: each becomes a weighted sum of the three."""
+        if setting == 0:
+            return x, y
+        thirds = np.deg2rad(setting) - np.arange(3) * 2 * np.pi / 3
+        first = (1 + 2 * np.cos(thirds)) / 3  # how much of red is in the new red, green and blue
+        mix = np.stack([np.roll(first, c) for c in range(3)], axis=1).astype(np.float32)
+        return np.einsum("ij,njhw->nihw", mix, x).astype(np.float32), y
+
+
+@dataclass(frozen=True, slots=True)
 class Affine:
     """Another scale for each site: x_j ↦ exp(u_j) x_j + v_j, with u_j, v_j ~ N(0, spread²).
 
@@ -256,9 +316,3 @@ def _check_image(transform: Any, kind: SampleKind) -> None:
             f"{transform.name} needs images (colours, height, width), got samples of shape "
             f"{kind.shape}"
         )
-
-
-def _check_square(transform: Rotation, kind: SampleKind) -> None:
-    _check_image(transform, kind)
-    if kind.shape[1] != kind.shape[2]:
-        raise PartitionError(f"rotation needs square images, got samples of shape {kind.shape}")
