@@ -2,12 +2,14 @@
 
 python benchmarks/newcomers.py sizes digits --seeds 0 1 2 3 4
 python benchmarks/newcomers.py sizes mnist-rotated --seeds 0 1 --unseen 0 1
+python benchmarks/newcomers.py labels digits --seeds 0 1 2 3 4 --unseen 0 3 6 9
 python benchmarks/newcomers.py start cifar-10 --seeds 0 --rounds 4 --unseen 3 --data-dir DIR
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -34,6 +36,9 @@ from wecfl.models import make
 
 SIZES = (10, 30, 100, 300)
 """The numbers of samples of newcomers."""
+
+FALSE_ALARMS = 0.04
+"""The stated rate of false alarms."""
 
 ROTATED: dict[str, Any] = {"partition": "iid", "transform": ["rotation"], "groups": 4}
 IMAGES: dict[str, Any] = {"clients": 60, "rounds": 6, "model": "mlp", "lr": 0.01}
@@ -147,6 +152,49 @@ def apart_in_labels(config: Config) -> float:
     return float(np.delete(far, unseen).min())
 
 
+def by_labels(config: Config, size: int) -> tuple[int, float, float]:
+    """How many clients of the unseen group a rule would find that knew the labels of all groups.
+
+    It compares how likely `size` labels of a client are in the unseen group and in the others. It
+    raises as many false alarms as are stated among all other clients, or at most as many in each
+    group. It gives the number of unseen clients, and the shares that are found in either way.
+    """
+    federation, unseen = federation_of(config), config.unseen
+    assert federation.groups is not None and unseen is not None
+    counts = np.full((config.groups, federation.classes), 0.5)
+    for group, *parts in zip(federation.groups, federation.train, federation.test, strict=True):
+        labels = federation.y[np.concatenate(parts)]
+        counts[group] += np.bincount(labels, minlength=federation.classes)
+    logs, draws = np.log(counts / counts.sum(axis=1, keepdims=True)), np.random.default_rng(0)
+    scores: list[tuple[int, Any]] = []
+    for group, rows in zip(federation.groups, federation.train, strict=True):
+        if len(rows) >= size:
+            drawn = [federation.y[draws.choice(rows, size, replace=False)] for _ in range(100)]
+            likely = np.stack([logs[:, labels].sum(axis=1) for labels in drawn])
+            others = np.logaddexp.reduce(np.delete(likely, unseen, axis=1), axis=1)
+            scores.append((int(group), likely[:, unseen] - others))
+    seen = {group for group, _ in scores} - {unseen}
+    of_each = [np.concatenate([s for g, s in scores if g == group]) for group in seen]
+    limits = (np.quantile(np.concatenate(of_each), 1 - FALSE_ALARMS),
+              max(np.quantile(each, 1 - FALSE_ALARMS) for each in of_each))  # fmt: skip
+    new = np.stack([s for g, s in scores if g == unseen])
+    overall, in_each = (float((new > limit).mean()) for limit in limits)
+    return len(new), overall, in_each
+
+
+def labels(world: str, seeds: list[int], unseen: list[int]) -> None:
+    """What a rule could find at best, over seeds and unseen groups."""
+    found = []
+    for seed, group in itertools.product(seeds, unseen):
+        flags = {"seed": seed, "unseen": group, "newcomers": 0.2}
+        found.append(by_labels(resolve(preset="default", flags=WORLDS[world] | flags), SIZES[0]))
+    table = np.array(found)
+    overall, in_each = table[:, 0] @ table[:, 1:] / table[:, 0].sum()
+    print(f"{world}, {SIZES[0]} samples, {table[:, 0].sum():.0f} clients of unseen groups: a rule "
+          f"that knew the labels of all groups would find {100 * overall:.1f} %, and "
+          f"{100 * in_each:.1f} % with the same limit in each group")  # fmt: skip
+
+
 def novelty(world: str, seeds: list[int], unseen: list[int] | None, data_dir: str | None) -> None:
     """False alarms and recall by the number of samples, over seeds and unseen groups."""
     found = []
@@ -222,7 +270,7 @@ def starts(config: Config, unseen: int | None) -> None:
 def main() -> None:
     """Read the flags and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["sizes", "start"])
+    parser.add_argument("what", choices=["sizes", "labels", "start"])
     parser.add_argument("dataset")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=10)
@@ -231,6 +279,9 @@ def main() -> None:
     said = parser.parse_args()
     if said.what == "sizes":
         novelty(said.dataset, said.seeds, said.unseen, said.data_dir)
+        return
+    if said.what == "labels":
+        labels(said.dataset, said.seeds, said.unseen or [0])
         return
     preset = "default" if said.dataset == "digits" else "paper"
     for seed in said.seeds:
