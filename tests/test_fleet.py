@@ -12,8 +12,8 @@ from scipy.spatial.distance import cdist
 import wecfl
 from helpers import Wecfl
 from wecfl import Federation, methods
-from wecfl.bilevel.clustering.joining import toward
-from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.clustering.joining import by_losses
+from wecfl.bilevel.representation import Columns
 from wecfl.config import Config
 from wecfl.core.channel import Channel
 from wecfl.core.rounds import iterate, opening
@@ -67,7 +67,7 @@ def with_rows_for_all(method: wecfl.Method, plan: Plan = PLAN) -> State:
     everyone = Federation.from_arrays(xs, ys, classes=3)
     experiment = Experiment(everyone, method, model="mlp", plan=plan, engine=Compute(workers=1))
     with experiment.open() as opened:
-        setting = replace(opened.settings[0], channel=Turns(), joining=toward)
+        setting = replace(opened.settings[0], channel=Turns(), joining=by_losses)
         path = iterate(setting, opening(setting))
         return [next(path) for _ in range(ROUNDS)][-1]
 
@@ -224,6 +224,9 @@ def test_what_a_fleet_refuses() -> None:
         trained(methods.ifca(k=2))
     with pytest.raises(ConfigError, match="theory"):
         trained(methods.wecfl(k=2), plan=Plan(lr="theory", momentum=0))
+    with pytest.raises(ConfigError, match="predict alone"):
+        alone = Columns("classifier")
+        trained(methods.wecfl(k=2).replace(shared="classifier", representation=alone))
     with pytest.raises(ConfigError, match="machine"):
         trained(methods.wecfl(k=2), engine=Compute("ray"))
     for condition in (Conditions(participation=0.5), Conditions(joining=0.5),
@@ -262,17 +265,41 @@ def test_clients_heard_before_clusters_were_found_are_placed_then(tmp_path: Path
     assert resumed.labels.tolist() == found.labels.tolist()
 
 
-def test_new_clients_join_where_they_point_however_far_the_centers_are() -> None:
-    draws = np.random.default_rng(5)
-    way, group = draws.standard_normal((4, 30)), draws.integers(0, 4, 200)
-    lengths = np.array([1.0, 3.0, 9.0, 27.0])  # the first center is the least far from s
-    sent = draws.standard_normal(30)
-    points = sent + 0.1 + 0.05 * way[group] + 0.05 * draws.standard_normal((200, 30))
-    centers = sent + lengths[:, None] * way
-    labels, ways = toward(points, sent, centers, None)
-    assert agreement(labels, group)["ari"] == 1 and (labels == group).all()
-    nearest = squared_euclidean(points, centers).argmin(axis=1)
-    assert (nearest == 0).all()
-    # The ways are remembered: what the centers are by then does not matter.
-    turned, _ = toward(points, sent, sent + draws.standard_normal((4, 30)), ways)
-    assert turned.tolist() == labels.tolist()
+def drawn_around_means(number: int) -> tuple[Any, Any]:
+    """Clients of four kinds, which differ in the means of classes: one model can learn all."""
+    means = np.random.default_rng(0).standard_normal((4, 4, 16))
+    draws = np.random.default_rng([5, number])
+    y = draws.integers(0, 4, 16)
+    return (means[number % 4][y] + draws.standard_normal((16, 16))).astype(np.float32), y
+
+
+MANY = Fleet(range(2000), drawn_around_means, classes=4, groups=np.arange(2000) % 4)
+
+
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_groups_stay_apart_although_everyone_is_new(k: Any) -> None:
+    how: Any = {"model": "mlp", "plan": Plan(lr=0.1, keep_momentum=False), "rounds": 50}
+    found = run_fleet(MANY, methods.wecfl(k=k), active=40, engine=Compute(workers=1), **how)
+    assert found.records[-1]["heard"] == 2000
+    assert found.agreement()["ari"] > 0.99
+
+
+def test_a_client_is_asked_once_and_receives_all_models(tmp_path: Path) -> None:
+    found = trained(methods.wecfl(k=3), folder=tmp_path)
+    model, losses = found.centers[0].nbytes, 8 * 3
+    first, second, third, *again = [record["clients"] for record in found.records]
+    # In the first round there is one model yet. In the third two clients more take part.
+    for clients, new in ((first, 0), (second, 1), (third, 1), *((one, 0) for one in again)):
+        n = len(clients["number"])
+        assert clients["bytes_down"] == [model * (1 + 3 * new)] * n
+        assert clients["bytes_up"] == [model + losses * new] * n
+    assert [record["traffic"]["messages"] for record in found.records[:3]] == [8, 16, 24]
+
+
+def test_new_clients_choose_alike_with_any_number_of_workers() -> None:
+    one, two = (
+        trained(methods.wecfl(k=2), engine=Compute(workers=workers), conditions=CONDITIONS)
+        for workers in (1, 2)
+    )
+    assert one.centers.tobytes() == two.centers.tobytes()
+    assert one.labels.tolist() == two.labels.tolist()

@@ -50,7 +50,8 @@ class KnownClients:
         """The clients that are known and heard; it depends on where g comes from.
 
         If g follows from the models, the `known` clients are those that were heard in some earlier
-        round, and the `heard` clients are those of this round. If clients are asked for g, both are
+        round, and the `heard` clients are those of this round; those that have just chosen their
+        cluster are not `known` yet. If clients are asked for g, both are
         the clients that take part in the next local update and have answered. If clients tell g
         once, both are all clients that have told it.
         """
@@ -69,6 +70,8 @@ class KnownClients:
         # In the first round no client was heard before: the clients of this round are clustered.
         # A clustering that can ask clients sees all clients that were ever heard.
         known = met | heard if setting.method.judge else met if met.any() else heard
+        if "chosen" in state.known:
+            known = known & ~state.known["chosen"]
         return cls(representation.clients(state, engine, setting.seed, known), known, heard)
 
     def view(self, state: State, setting: Setting, maximization: Step) -> View:
@@ -117,23 +120,17 @@ class KnownClients:
         )
 
     def assigned(self, state: State, setting: Setting, found: Clusters) -> State:
-        """The state with the clusters found. New clients join the nearest cluster."""
+        """The state with the clusters found. New clients join their choice, or the nearest."""
         method, engine, (known, heard) = setting.method, setting.engine, (self.known, self.heard)
         state = self._grown(state, found, setting)
         before = method.representation.centers(state, engine, setting.seed)
         labels, new = state.labels.copy(), heard & ~known
         labels[known & heard] = found.labels[heard[known]]
+        if "chosen" in state.known:
+            new &= ~state.known["chosen"]  # they have their label
         if new.any():
             points = method.representation.clients(state, engine, setting.seed, new)
-            if setting.joining is None or "stranger" not in state.whole:
-                labels[new] = nearest_inhabited(points, before, found.labels, method.distance)
-            else:
-                stranger = state.whole["stranger"][None]
-                alone = replace(state, centers=stranger, labels=np.zeros_like(labels))
-                [sent] = method.representation.centers(alone, engine, setting.seed)
-                ways = state.cluster.get("ways")
-                labels[new], ways = setting.joining(points, sent, before, ways)
-                state = replace(state, cluster={**state.cluster, "ways": ways})
+            labels[new] = nearest_inhabited(points, before, found.labels, method.distance)
         met = known | heard
         if found.placed is not None:
             met[known] = found.placed | heard[known]
@@ -151,7 +148,7 @@ class KnownClients:
             kept["moved"] = np.where(enough[:, None], found.centers, before)
         return state.replace(
             labels=labels,
-            known=without(["met", "candidate"], state.known) | each,
+            known=without(["met", "candidate", "chosen"], state.known) | each,
             whole=kept | notes,
         )
 

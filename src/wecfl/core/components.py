@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 
-Joining = Callable[[Real, Real, Real, F64 | None], tuple[Int, F64]]
-"""Decides which of K centers G new clients join. It is called with their g_i (n, p) after a local
-update, with the g (p,) that all of them were sent, with the centers (K, p), and with the second
-array that it returned the last time (K, p). It returns the labels (n,), and that array."""
+Joining = Callable[[State, "Setting"], State]
+"""Asks clients that take part for the first time which cluster they join, before their local
+update. In the state that it returns they have the label of this cluster, and
+`state.known["chosen"]` (m,) says which clients have chosen one."""
 
 
 class Representation(Protocol):

@@ -19,9 +19,12 @@ __all__ = ["exchange"]
 def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa: B008  (frozen)
     """L: clients run a program on their own data D_i, usually Q gradient steps from ω_i.
 
-    If the server can't use a reply, the client's row stays as it was sent. The memory belongs to
+    Before a local update, new clients may be asked which cluster they join (`Setting.joining`). If
+    the server can't use a reply, the client's row stays as it was sent. The memory belongs to
     the client, and is updated even if the reply is lost.
     """
+    if setting.joining and ask.program is None:
+        state = setting.joining(state, setting)
     method, engine, channel, m = setting.method, setting.engine, setting.channel, len(state.labels)
     steps = channel.steps(setting.plan, engine.sizes, state.round)
     plan = replace(

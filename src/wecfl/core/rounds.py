@@ -60,8 +60,8 @@ def expectation(state: State, setting: Setting) -> State:
     """E: assign each client to a cluster, k = argmin_k λ_i d(g_i, G_k), and move G accordingly.
 
     A client that was not heard in this round keeps its label, and counts with the g_i that the
-    server last knew. A client that is heard for the first time joins the nearest cluster. K may
-    grow (`Clustering`).
+    server last knew. A client that is heard for the first time joins the cluster that it has chosen
+    before its local update (`Setting.joining`), or else the nearest one. K may grow (`Clustering`).
     """
     state = setting.method.representation.told(state, setting)
     clients = KnownClients.of(state, setting)

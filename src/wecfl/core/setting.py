@@ -44,8 +44,8 @@ class Setting:
     labels: Int | None = field(default=None, compare=False)
     """(m,), the cluster of each client at the start; None: all are in the first one."""
     joining: Joining | None = None
-    """Decides which cluster a client joins that was sent the mean of all centers; None: the client
-    joins the nearest cluster."""
+    """Asks clients that take part for the first time which cluster they join; None: they are sent
+    the mean of all centers, and join the nearest cluster."""
     in_place_above: float = inf
     """If the clients' memory has more bytes than this, a local update overwrites it. States of
     earlier rounds then hold the memory of the last round."""

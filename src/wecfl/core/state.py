@@ -67,13 +67,14 @@ class State:
     known: Table = field(default_factory=dict)
     """(m, …), what the server knows about each client: `outcome`, the outcome of its last local
     update (`Reply`; missing if all were heard); `met`, whether it was ever heard (missing if all
-    were); `lr`, the learning rate that it was sent, if that is computed in every round; `control`,
+    were); `chosen`, whether it is new in this round and has chosen its cluster (`Joining`); `lr`,
+    the learning rate that it was sent, if that is computed in every round; `control`,
     its control variate; `candidate`, its place in clusters that are not made yet
     (`Clusters.candidate`)."""
     whole: Table = field(default_factory=dict)
     """What belongs to no single client or cluster: `notes.NAME`, the clustering's notes for the
-    next round and for the record; `stranger`, the model for clients that were never heard; `moved`,
-    the centers G after the expectation step; `validate`, present if the next local update leaves
+    next round and for the record; `stranger`, the model for clients without a cluster; `moved`, the
+    centers G after the expectation step; `validate`, present if the next local update leaves
     validation samples out."""
     tick: int = 0
     """The number of exchanges that kept memory so far, which is the version of `memory`."""
@@ -93,6 +94,14 @@ class State:
     def met(self) -> Bool | None:
         """(m,), the clients that the server has heard in some round so far; None: all clients."""
         return self.known.get("met")
+
+    @property
+    def strangers(self) -> Bool | None:
+        """(m,), the clients that are sent `stranger`, since they have no cluster yet; or None."""
+        if self.met is None or "stranger" not in self.whole:
+            return None
+        chosen = self.known.get("chosen")
+        return ~self.met if chosen is None else ~self.met & ~chosen
 
     @property
     def notes(self) -> dict[str, F64]:
@@ -140,13 +149,13 @@ class State:
 
     @property
     def sent(self) -> F32:
-        """(m, P), what each client is sent: its center, or `stranger` if it was never heard.
+        """(m, P), what each client is sent: its center, or `stranger` if it has no cluster yet.
 
         Each call makes a new matrix.
         """
-        rows = self.own_centers
-        if self.met is not None and "stranger" in self.whole:
-            rows[~self.met] = self.whole["stranger"]
+        rows, strangers = self.own_centers, self.strangers
+        if strangers is not None:
+            rows[strangers] = self.whole["stranger"]
         return rows
 
     def model(self, client: int) -> F32:
@@ -156,7 +165,8 @@ class State:
 
     def sent_to(self, client: int) -> F32:
         """(P,), the model that one client is sent."""
-        if self.met is not None and not self.met[client] and "stranger" in self.whole:
+        strangers = self.strangers
+        if strangers is not None and strangers[client]:
             return np.asarray(self.whole["stranger"])
         return np.asarray(self.centers[self.labels[client]])
 

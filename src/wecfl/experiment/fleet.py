@@ -250,6 +250,12 @@ def _check_choices(experiment: Experiment) -> None:
             f"absent client than its cluster: choose a method with the steps L, E, M and D, such "
             f"as wecfl"
         )
+    if method.k != 1 and not method.whole_centers:
+        raise ConfigError(
+            f"{method.name} can't run on a fleet with more than one cluster, since new clients are "
+            f"asked which cluster's model serves them, and its models do not predict alone: share "
+            f"all columns, or set k to 1"
+        )
     if isinstance(experiment.engine, Compute) and experiment.engine.engine == "ray":
         raise ConfigError("a fleet is trained on this machine: choose engine auto, native or torch")
     if experiment.plan.follows(method.plan):

@@ -7,6 +7,8 @@ nothing, represents the clients that were never heard. Stand-ins are never asked
 of a run with a row for every registered client, up to rounding and the numbers of the clusters
 (`tests/test_fleet.py`). But the cost of a round grows only with its participants.
 
+A client that takes part for the first time is asked which cluster serves it best (`by_losses`).
+
 The state of a fleet is a `State` in which the labels, and `met`, `weight` (λ_i) and `samples` of
 `known`, have a value for every registered client. Its `memory` has rows only for the clients that
 keep something: `client` are their numbers, and `sketch` is what the server keeps of them
@@ -24,7 +26,7 @@ from typing import Any, final
 import numpy as np
 
 from wecfl import memory
-from wecfl.bilevel.clustering.joining import toward
+from wecfl.bilevel.clustering.joining import by_losses
 from wecfl.bilevel.representation.sketches import Sketches
 from wecfl.core.clients import Clients
 from wecfl.core.engine import EngineAround
@@ -266,7 +268,7 @@ class OpenFleet:
             given,
             engine=StandInEngine(given.engine, who, extra, self.kept),
             method=given.method.replace(importance=_Given(importance)),
-            joining=toward,
+            joining=by_losses,
             channel=replace(given.channel, keys=keys, away=away),
         )
 
@@ -302,15 +304,18 @@ class OpenFleet:
 
     def _recorded(self, record: Record, fleet: State) -> Record:
         """The record of the clients that took part, and what is known of all that were heard."""
-        who, of_one = self.engine.who, ("bytes_up", "bytes_down")
+        who = self.engine.who
         sizes = np.bincount(fleet.labels[fleet.known["met"]], minlength=len(fleet.centers))
-        clients = {name: row for name, row in record["clients"].items() if name not in of_one}
         return {
             **record,
             "clusters": int((sizes > 0).sum()),
             "sizes": sizes.tolist(),
             "heard": int(sizes.sum()),
             "memory": {"kept": self.kept.nbytes, "peak": memory.peak()},
-            "clients": {**clients, "number": who.tolist(), "cluster": fleet.labels[who].tolist()},
+            "clients": {
+                **record["clients"],
+                "number": who.tolist(),
+                "cluster": fleet.labels[who].tolist(),
+            },
             "seconds": self.engine.seconds | record["seconds"],
         }

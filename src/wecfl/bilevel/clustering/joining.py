@@ -1,41 +1,53 @@
-"""Which cluster a client joins when it is first heard: the one to which its update points."""
+"""Which cluster a client joins when it takes part for the first time: the one that serves it best.
+
+A client that has never trained is sent the models of all clusters, and replies their mean losses on
+its training samples. It then trains the best of them. So the center of each cluster is trained by
+its own clients only, also where nearly all clients of a round are new.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from wecfl.bilevel.means import cluster_means, unit
-from wecfl.core.types import F64, Int, Real
+from wecfl.bilevel.evaluation import losses
+from wecfl.core.setting import Setting
+from wecfl.core.state import State
 
-__all__ = ["toward"]
+__all__ = ["by_losses"]
 
 
-def toward(points: Real, sent: Real, centers: Real, ways: F64 | None) -> tuple[Int, F64]:
-    """The clusters to which the updates of new clients point, and the directions of all clusters.
+def by_losses(state: State, setting: Setting) -> State:
+    """The state in which new clients have chosen a cluster (`wecfl.core.components.Joining`).
 
-    All new clients were sent the same s, the mean of the centers. Let u_i be g_i − s, the change by
-    the local update of client i, less the mean change of the new clients. Only its direction
-    counts: client i joins argmax_k ⟨u_i, w_k⟩ / ‖u_i‖. The direction w_k of cluster k, one row of
-    `ways`, is a unit vector. It begins along G_k − s, and then turns halfway to the mean direction
-    of the clients that have just joined cluster k.
+    Only clusters with clients are tried. While there is one cluster, nobody is asked. A client
+    whose losses are not finite, or do not arrive, chooses none.
 
-    Clients do not join the nearest center, because a local update is short compared with the
-    distance between two models of many rounds: the nearest center would be the one that is nearest
-    to s, for almost all clients.
-
-    >>> centers = np.array([[9.0, 0.0], [-2.0, 0.0], [0.0, 5.0]])
-    >>> near = np.array([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1]])
-    >>> labels, ways = toward(near, np.zeros(2), centers, None)
-    >>> labels.tolist(), ways.shape
-    ([0, 1, 2], (3, 2))
+    >>> from types import SimpleNamespace
+    >>> from wecfl import methods
+    >>> from wecfl.core.plan import LocalPlan
+    >>> from wecfl.core.program import Answers
+    >>> def ask(job, sent, who, memory):                           # clients at 0, 9, 1 and 8
+    ...     apart = np.array([0, 9, 1, 8])[who][:, None] - sent.common["models"][:, 0]
+    ...     return Answers({"losses": apart**2.0}, np.zeros(len(who), np.int8))
+    >>> setting = Setting(methods.wecfl(k=2), SimpleNamespace(ask=ask), LocalPlan())
+    >>> known = {"met": np.array([True, True, False, False])}
+    >>> centers = np.array([[1.0], [7.0]], np.float32)
+    >>> state = State(3, None, centers, np.array([0, 1, 0, 0]), known=known)
+    >>> by_losses(state, setting).labels.tolist()
+    [0, 1, 0, 1]
     """
-    changes = points.astype(np.float64) - sent
-    if len(changes) > 1:
-        changes -= changes.mean(axis=0)
-    changes = unit(changes)
-    if ways is None or len(ways) != len(centers):
-        ways = unit(centers.astype(np.float64) - sent)
-    labels = (changes @ ways.T).argmax(axis=1)
-    means = unit(cluster_means(changes, labels, np.ones(len(changes)), len(centers)))
-    joined = np.bincount(labels, minlength=len(centers)) > 0
-    return labels, np.where(joined[:, None], unit(ways + means), ways)
+    met = np.ones(len(state.labels), np.bool_) if state.met is None else state.met
+    new = np.flatnonzero(setting.channel.present(len(met), state.round) & ~met)
+    inhabited = np.unique(state.labels[met])
+    if len(new) == 0 or len(inhabited) < 2:
+        return state
+    found = losses(
+        setting.engine, state.centers[inhabited], seed=setting.seed, round=state.round, who=new
+    )
+    answered = np.isfinite(found).all(axis=1)
+    labels, chosen = state.labels.copy(), np.zeros(len(met), np.bool_)
+    labels[new[answered]] = inhabited[found[answered].argmin(axis=1)]
+    chosen[new[answered]] = True
+    return replace(state, labels=labels, known={**state.known, "chosen": chosen})

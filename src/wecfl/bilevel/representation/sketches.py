@@ -43,8 +43,9 @@ class Sketches:
         """(n, width), the sketches of the clients that were heard; `state` is the one after L."""
         shown, heard = method.representation, state.heard
         sent = np.asarray(shown.centers(state, engine, seed), np.float64)[state.labels]
-        never = np.zeros(len(heard), np.bool_) if state.met is None else ~state.met
-        if never.any() and "stranger" in state.whole:
+        strangers = state.strangers
+        never = np.zeros(len(heard), np.bool_) if strangers is None else strangers
+        if never.any():
             alone = replace(state, centers=state.whole["stranger"][None], labels=state.labels * 0)
             sent[never] = shown.centers(alone, engine, seed)
         change = (shown.clients(state, engine, seed) - sent)[heard]
