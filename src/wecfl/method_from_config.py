@@ -8,7 +8,7 @@ from wecfl.bilevel.aggregation import Stay, robust
 from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum
 from wecfl.bilevel.clustering.drift import UntilSettled
 from wecfl.bilevel.clustering.served import Served
-from wecfl.bilevel.combinations import DISTANCES, TOLD, by_told, check_combination
+from wecfl.bilevel.combinations import DISTANCES, TOLD_REPRESENTATIONS, by_told, check_combination
 from wecfl.bilevel.importance import Batches, data_size, uniform
 from wecfl.bilevel.representation import Columns
 from wecfl.bilevel.representation.told import Told
@@ -34,7 +34,7 @@ def method_of(config: Config) -> Method:
         option: getattr(config, key) for key, option in METHOD_OPTIONS.items() if option in has
     }
     method = named(config.method, **{**fitting, **dict(config.options)})
-    if config.representation in TOLD or config.distance != "method":
+    if config.representation in TOLD_REPRESENTATIONS or config.distance != "method":
         method = _by_told(config, method)
     elif isinstance(method.representation, Columns) and method.shared == "all":
         method = method.replace(
@@ -69,10 +69,11 @@ def _by_representation(clustering: Clustering) -> Clustering:
 def _by_told(config: Config, method: Method) -> Method:
     """The method with clients compared by what they tell, and by this distance."""
     name, distance = config.representation, None
-    if name not in TOLD:
+    if name not in TOLD_REPRESENTATIONS:
         raise ConfigError(
             f"distance compares what clients tell the server, but the representation {name} is a "
-            f"part of their models: choose one of {', '.join(TOLD)}, or leave out distance"
+            f"part of their models: choose one of {', '.join(TOLD_REPRESENTATIONS)}, "
+            "or leave out distance"
         )
     if not isinstance(method.representation, Columns | Told):
         raise ConfigError(
@@ -82,7 +83,7 @@ def _by_told(config: Config, method: Method) -> Method:
         if config.distance not in DISTANCES:
             raise ConfigError(unknown("distance", config.distance, DISTANCES))
         distance = DISTANCES[config.distance]
-    made = by_told(method, TOLD[name], distance)
+    made = by_told(method, TOLD_REPRESENTATIONS[name], distance)
     check_combination(made)
     return made
 

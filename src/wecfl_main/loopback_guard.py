@@ -28,7 +28,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Guard", "connection_owner", "main", "trusted_users"]
+__all__ = ["LoopbackGuard", "connection_owner", "main", "trusted_users"]
 
 Scope = MutableMapping[str, Any]
 """What ASGI says about a request: its type, its path, the two ends of its connection."""
@@ -42,7 +42,7 @@ CONNECTION_TABLE = Path("/proc/net/tcp")
 NODE_CALL = re.compile(r"/v1/fleet/(?!(un)?register-node$)[a-z-]+")
 """The paths of calls for which Flower asks for a node's signature, as in `proxy.conf`."""
 
-ENABLE_GRPC = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
+GRPC_VARIABLES = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 """With these variables Flower would open other ports, which are not guarded."""
 
 
@@ -85,7 +85,7 @@ def trusted_users(operators: str) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class LoopbackGuard:
     """An application of ASGI in front of another one, for the requests of some users only."""
 
     app: App
@@ -125,13 +125,13 @@ def main() -> None:
     if not programs:
         raise SystemExit(f"wecfl: {sys.argv[0]} is not installed: pip install 'wecfl[flower]'")
     users, load = trusted_users(os.environ.get("WECFL_OPERATORS", "")), uvicorn.Config.load
-    for name in ENABLE_GRPC:
+    for name in GRPC_VARIABLES:
         os.environ.pop(name, None)
 
     def load_guarded(self: uvicorn.Config) -> None:
         load(self)
         # Outermost: uvicorn's own layers believe what a request says about its origin.
-        self.loaded_app = Guard(self.loaded_app, users)
+        self.loaded_app = LoopbackGuard(self.loaded_app, users)
 
     uvicorn.Config.load = load_guarded  # type: ignore[method-assign]
     sys.exit(programs[sys.argv[0]].load()())

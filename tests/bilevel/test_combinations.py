@@ -11,7 +11,7 @@ from scipy.stats import entropy
 import wecfl
 from helpers import run_flat
 from wecfl import Config, Federation, methods
-from wecfl.bilevel.combinations import DISTANCES, TOLD
+from wecfl.bilevel.combinations import DISTANCES, TOLD_REPRESENTATIONS
 from wecfl.bilevel.distance import cosine, jensen_shannon, kullback_leibler
 from wecfl.bilevel.representation.telling import local_clusters
 from wecfl.core.program import Job, Sent
@@ -46,7 +46,7 @@ def config(name: str, method: str, distance: str) -> Config:
 
 
 def test_the_table_has_every_representation() -> None:
-    assert {name for name, _ in TABLE} == {*TOLD}
+    assert {name for name, _ in TABLE} == {*TOLD_REPRESENTATIONS}
 
 
 @pytest.mark.parametrize(("name", "method", "distance"), CASES)
@@ -114,7 +114,7 @@ def test_what_is_told(fed: Federation) -> None:
     with make_engine("native", fed, module, workers=1) as engine:
         found = {
             name: engine.ask(Job(tells.sized(engine)), Sent({"model": start})).rows["told"]
-            for name, tells in TOLD.items()
+            for name, tells in TOLD_REPRESENTATIONS.items()
             if name not in ("update", "directions")
         }
     import torch

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from wecfl.data.dataset_files import find_fashion, find_mnist
 from wecfl.data.datasets import SOURCES, catalogue, get, load, locate
-from wecfl.data.rules import RULED
+from wecfl.data.rules import RULED_DATASETS
 from wecfl.data.samples import as_labels, holdout, pool
 from wecfl.data.source import Package
 from wecfl.data.tables import TABLES
@@ -483,7 +483,7 @@ def test_catalogue(tmp_path: Path) -> None:
     found = {source.name: where for source, where in catalogue(tmp_path)}
     assert found.pop("digits")
     assert {source.name for source, _ in catalogue()} == {*SOURCES, *TABLES}
-    found = {name: where for name, where in found.items() if name not in {*TABLES, *RULED}}
+    found = {name: where for name, where in found.items() if name not in {*TABLES, *RULED_DATASETS}}
     assert found == {"mnist": None, "fashion-mnist": None, "cifar-10": path}
 
 

@@ -20,7 +20,7 @@ import tomli_w
 from helpers import as_nobody
 from wecfl.deploy.certificates import server_certificate
 from wecfl.deploy.flower_programs import call_flwr, flower_environment, guarded_server
-from wecfl_main.loopback_guard import Guard, connection_owner, trusted_users
+from wecfl_main.loopback_guard import LoopbackGuard, connection_owner, trusted_users
 
 OWN = frozenset({os.getuid()})
 
@@ -45,7 +45,7 @@ def answer(users: frozenset[int], scope: dict[str, Any]) -> list[dict[str, Any]]
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(app, users)(scope, None, send))
+    asyncio.run(LoopbackGuard(app, users)(scope, None, send))
     return sent
 
 

@@ -41,9 +41,9 @@ from wecfl.core.components import Distance
 from wecfl.core.method import Method
 from wecfl.errors import ConfigError
 
-__all__ = ["DISTANCES", "TOLD", "by_told", "check_combination"]
+__all__ = ["DISTANCES", "TOLD_REPRESENTATIONS", "by_told", "check_combination"]
 
-TOLD: dict[str, Telling] = {
+TOLD_REPRESENTATIONS: dict[str, Telling] = {
     "labels": Labels(),
     "predictions": Predictions(),
     "moments": Moments(),
@@ -62,7 +62,7 @@ DISTANCES: dict[str, Distance] = {
 }
 """Distances by the name of `--distance`."""
 
-OF_KIND: dict[Kind, tuple[Distance, ...]] = {
+DISTANCES_OF_KIND: dict[Kind, tuple[Distance, ...]] = {
     "histogram": (jensen_shannon, kullback_leibler, squared_euclidean, cosine),
     "vector": (cosine, squared_euclidean),
     "subspaces": (smallest_angle, angle_sum),
@@ -70,7 +70,7 @@ OF_KIND: dict[Kind, tuple[Distance, ...]] = {
 }
 """The distances by which each kind of representation can be compared; the first is the default."""
 
-NEEDED: dict[type, Distance] = {
+NEEDED_DISTANCES: dict[type, Distance] = {
     KMeans: squared_euclidean,
     Auto: squared_euclidean,
     Served: squared_euclidean,
@@ -110,7 +110,9 @@ def by_told(method: Method, tells: Telling, distance: Distance | None = None) ->
             f"replace: choose wecfl, fesem, flhc or stocfl"
         )
     if distance is None:
-        distance = NEEDED.get(type(_innermost(clustering)), OF_KIND[tells.kind][0])
+        distance = NEEDED_DISTANCES.get(
+            type(_innermost(clustering)), DISTANCES_OF_KIND[tells.kind][0]
+        )
     begin = ("E", "D") if method.opening == ("E", "M", "D") else method.opening
     asks = tuple(step for step in method.steps if step not in ("E", "M", "D"))
     return method.replace(
@@ -144,11 +146,11 @@ def check_combination(method: Method) -> None:
             f"{name} clusters by the models or losses of a round, not by '{tells.name}': choose "
             f"wecfl, fesem or flhc"
         )
-    fitting = OF_KIND[tells.kind]
-    if method.distance not in fitting and method.distance in _NAMES:
+    fitting = DISTANCES_OF_KIND[tells.kind]
+    if method.distance not in fitting and method.distance in _NAME_OF:
         raise ConfigError(
-            f"'{tells.name}' can't be compared by the distance {_NAMES[method.distance]}: choose "
-            f"{' or '.join(_NAMES[distance] for distance in fitting if distance in _NAMES)}"
+            f"'{tells.name}' can't be compared by the distance {_NAME_OF[method.distance]}: "
+            f"choose {' or '.join(_NAME_OF[each] for each in fitting if each in _NAME_OF)}"
         )
     if isinstance(inner, KMeans) and squared_euclidean not in fitting:
         raise ConfigError(
@@ -160,15 +162,15 @@ def check_combination(method: Method) -> None:
 
 def _check_distance(clustering: Any, distance: Distance) -> None:
     """Raise an error if the clustering needs another distance."""
-    if (needed := NEEDED.get(type(clustering))) not in (None, distance):
+    if (needed := NEEDED_DISTANCES.get(type(clustering))) not in (None, distance):
         raise ConfigError(
-            f"{type(clustering).__name__} needs the distance {_NAMES[needed]}, got "
-            f"{_NAMES.get(distance) or getattr(distance, '__name__', 'another')}: set this "
+            f"{type(clustering).__name__} needs the distance {_NAME_OF[needed]}, got "
+            f"{_NAME_OF.get(distance) or getattr(distance, '__name__', 'another')}: set this "
             f"distance, or a clustering for any distance, such as Agglomerative(metric='method')"
         )
 
 
-_NAMES = {distance: name for name, distance in DISTANCES.items()}
+_NAME_OF = {distance: name for name, distance in DISTANCES.items()}
 
 
 def _innermost(clustering: Any) -> Any:

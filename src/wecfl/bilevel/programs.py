@@ -37,17 +37,17 @@ from wecfl.errors import ConfigError, unknown
 
 __all__ = ["PROGRAMS", "decoded", "digest", "encoded", "register"]
 
-TRAINING: tuple[type[Program], ...] = (
+TRAINING_PROGRAMS: tuple[type[Program], ...] = (
     Train, Alone, Ditto, Parts, Only, MetaSteps, MetaGradient, MoreauSteps, InterpolatedSteps,
     NewtonSteps, Trial, MixtureSteps, SoftSteps, AddedSteps, PrototypeSteps, ContrastSteps,
     PulledSteps, PrunedSteps,
 )  # fmt: skip
-EVALUATING: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
-TELLING: tuple[type[Program], ...] = (
+EVALUATING_PROGRAMS: tuple[type[Program], ...] = (ClusterLosses, Risk, Gradients, Score)
+TELLING_PROGRAMS: tuple[type[Program], ...] = (
     Directions, InitialUpdate, Labels, Predictions, Moments, LocalCenters,
 )  # fmt: skip
 PROGRAMS: dict[str, type[Program]] = {
-    kind.name: kind for kind in (*TRAINING, *EVALUATING, *TELLING)
+    kind.name: kind for kind in (*TRAINING_PROGRAMS, *EVALUATING_PROGRAMS, *TELLING_PROGRAMS)
 }
 """The programs that clients know, by name."""
 

@@ -27,7 +27,7 @@ __all__ = [
     "shares_of",
 ]
 
-NEVER = np.float32(-1e30)
+EXCLUDED_LOGIT = np.float32(-1e30)
 """The output for a class that is not to be predicted."""
 
 
@@ -213,7 +213,7 @@ class NearestPrototype:
         prototypes, held = own["prototypes"], own["counts"] > 0
         some = held.any(axis=1)
         squares = np.einsum("icd,icd->ic", prototypes, prototypes)
-        bias = np.where(held, -squares, NEVER)
+        bias = np.where(held, -squares, EXCLUDED_LOGIT)
         for entry in layout.entries:
             if "classifier" in entry.tags:
                 made = 2 * prototypes if "head" in entry.tags else bias

@@ -25,7 +25,7 @@ from wecfl.cli import terminal
 from wecfl.cli.flags import DataDirFlag
 from wecfl.config import Config
 from wecfl.errors import ConfigError, EngineError, unknown
-from wecfl.paper import SHIPPED
+from wecfl.paper import SHIPPED_FOLDER
 
 if TYPE_CHECKING:
     from wecfl.core.state import State
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-NAMES = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+DEFINITION_NAMES = sorted(file.stem for file in SHIPPED_FOLDER.glob("*.toml"))
 """The definitions that come with the package."""
 
 
 def reproduce(
-    *what: Annotated[str, Parameter(help=f"Tables or figures: {', '.join(NAMES)}; or all.")],
+    *what: Annotated[
+        str, Parameter(help=f"Tables or figures: {', '.join(DEFINITION_NAMES)}; or all.")
+    ],
     cells: Annotated[
         tuple[str, ...],
         Parameter(
@@ -76,7 +78,7 @@ def reproduce(
     ] = Path("docs/results"),
     definitions: Annotated[
         Path, Parameter(show_default=False, help="A folder with other definitions (TOML files).")
-    ] = SHIPPED,
+    ] = SHIPPED_FOLDER,
     data_dir: DataDirFlag = None,
     workers: Annotated[
         int | None, Parameter(help="Threads or processes (default: one per core).")
@@ -189,7 +191,7 @@ def _work(
     """Run the queue; returns how many runs failed."""
     from wecfl.paper.queue import queue, work
 
-    bars = _Bars(len(queue(asked, store)), store, local.get("workers"))
+    bars = _QueueBars(len(queue(asked, store)), store, local.get("workers"))
     try:
         with bars.progress:
             for planned, outcome in work(
@@ -208,7 +210,7 @@ def _work(
     return bars.failed
 
 
-class _Bars:
+class _QueueBars:
     """The bars of the queue and of the run at work, and how many runs have ended in which way."""
 
     def __init__(self, runs: int, store: ResultStore, workers: int | None) -> None:

@@ -100,7 +100,7 @@ def run(
     from wecfl.folder.run_list import write_run_list
     from wecfl.models.own import own_model
 
-    stopping, bars = terminal.Stopping(), terminal.Bars()
+    stopping, bars = terminal.Stopping(), terminal.RunBars()
     folders = _folders(out, configs)
     made = [
         prepared(
@@ -210,7 +210,7 @@ def resume(
             f"all {len(listed)} runs of {folder} have ended: to continue, ask for more rounds "
             f"(--rounds), or for all of them (--until rounds)"
         )
-    stopping, bars = terminal.Stopping(), terminal.Bars()
+    stopping, bars = terminal.Stopping(), terminal.RunBars()
     federations: dict[str, Federation | AnyFleet] = {}
     experiments = []
     for path, chosen in left.items():
@@ -289,7 +289,7 @@ def _check_same_code(folder: Path, key: str, was: str, given: str | None) -> Non
 def _run_all(
     experiments: Sequence[Experiment | FleetExperiment],
     folders: Sequence[Path],
-    bars: terminal.Bars,
+    bars: terminal.RunBars,
     stopping: terminal.Stopping,
 ) -> None:
     """Run the experiments one after the other, and print their results as a table."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wecfl.runs.result import Result
 
 __all__ = [
-    "Bars",
+    "RunBars",
     "SafeConsole",
     "Stopped",
     "Stopping",
@@ -165,7 +165,7 @@ def clients(config: Config) -> Federation | AnyFleet:
     return clients_of(config) if is_own(config.dataset) else federation(config)
 
 
-class Bars:
+class RunBars:
     """A progress bar for each run: its rounds, headline and agreement with the hidden groups.
 
     It is a context manager, and a `Watcher` of one run after the other.

@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Presets by name: what differs from the defaults. `paper` is the experiment of the paper's tables.
 """
 
-REQUIRES = {
+REQUIRED_KEYS = {
     "attackers": "attack", "attack_strength": "attack", "noise": "clip", "delta": "noise",
 }  # fmt: skip
 """Choices that only have a meaning together with another choice."""
@@ -111,7 +111,7 @@ def check_together(where: str = "", **choices: Any) -> None:
     ...
     wecfl.errors.ConfigError: attackers needs attack: choose both, or leave out attackers
     """
-    for part, whole in REQUIRES.items():
+    for part, whole in REQUIRED_KEYS.items():
         if choices.get(part) is not None and choices[whole] is None:
             raise ConfigError(f"{where}{part} needs {whole}: choose both, or leave out {part}")
     for part in ("active", "memory"):

@@ -90,11 +90,11 @@ def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
         )
     groups = np.zeros(clients.m, np.int64) if truth is None else truth
     phases = drift.phases(groups, stream(seed, "drift"))
-    source = _Source(clients, seed)
+    pool = _SamplePool(clients, seed)
     if isinstance(drift, Sensor):
-        source = _with_broken(clients, drift, phases[0].groups, seed)
+        pool = _with_broken(clients, drift, phases[0].groups, seed)
     trains, tests = (
-        source.dealt(side, phases) if phases[0].fresh else [source.held(side, p) for p in phases]
+        pool.dealt(side, phases) if phases[0].fresh else [pool.held(side, p) for p in phases]
         for side in SIDES
     )
     changes = []
@@ -106,7 +106,7 @@ def drifting(clients: Federation, drift: Drift, seed: int) -> Drifting:
     if changes[0].round == 1:
         first, *changes = changes
     return Drifting(
-        source.clients.x, source.clients.y, first.train, first.test, first.groups, tuple(changes)
+        pool.clients.x, pool.clients.y, first.train, first.test, first.groups, tuple(changes)
     )
 
 
@@ -151,7 +151,7 @@ def check_still(changes: Sequence[Change], what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Source:
+class _SamplePool:
     """The samples that clients can get."""
 
     clients: Federation
@@ -221,8 +221,8 @@ class _Source:
         return rows
 
 
-def _with_broken(clients: Federation, drift: Sensor, groups: Int, seed: int) -> _Source:
-    """The source whose pool also has the samples of broken sensors."""
+def _with_broken(clients: Federation, drift: Sensor, groups: Int, seed: int) -> _SamplePool:
+    """The pool that also has the samples of broken sensors."""
     fault = TRANSFORMS[drift.how]()
     setting = fault.of_groups(2, SampleKind(clients.shape, 0), stream(seed, "broken sensor"))[1]
     xs, ys, end = [clients.x], [clients.y], len(clients.x)
@@ -237,4 +237,4 @@ def _with_broken(clients: Federation, drift: Sensor, groups: Int, seed: int) -> 
         broken[i] = {"train": train, "test": test}
         end += len(own)
     pool = replace(clients, x=np.concatenate(xs, dtype=np.float32), y=np.concatenate(ys))
-    return _Source(pool, seed, broken)
+    return _SamplePool(pool, seed, broken)

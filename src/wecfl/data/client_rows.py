@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wecfl.core.types import F64, Int
-from wecfl.data.partition import BY_SIZE, describe
+from wecfl.data.partition import PARTITIONS_BY_SIZE, describe
 from wecfl.data.shares import Partition, Shares
 from wecfl.data.source import Dataset
 from wecfl.data.targets import Targets, may_be_labels
@@ -66,7 +66,7 @@ def share_out(
     """The targets as the clients name them, and the rows of each client in the whole pool.
 
     >>> data = Dataset("six", np.zeros((6, 1), np.float32), np.zeros(6, int), 4, 1)
-    >>> _, held = share_out(data, BY_SIZE[0](), clients=2, seed=0)
+    >>> _, held = share_out(data, PARTITIONS_BY_SIZE[0](), clients=2, seed=0)
     >>> [len(rows) for rows in held.train], sorted(int(rows[0]) for rows in held.test)
     ([2, 2], [4, 5])
     """
@@ -76,10 +76,11 @@ def share_out(
         )
     n, labels, classes = data.n_train, data.y, data.classes
     if not may_be_labels(labels):
-        if not isinstance(partition, BY_SIZE):
+        if not isinstance(partition, PARTITIONS_BY_SIZE):
             raise PartitionError(
                 f"{partition.name} divides samples by class, but the targets are numbers; choose "
-                f"{', '.join(kind.name for kind in BY_SIZE)}, or a folder with one file per client"
+                f"{', '.join(kind.name for kind in PARTITIONS_BY_SIZE)}, or a folder with one "
+                "file per client"
             )
         labels, classes = np.zeros(len(data.y), np.int64), 1
     held = split_samples(

@@ -33,7 +33,7 @@ from wecfl.data.dataset_files import (
     read_npz_dataset,
 )
 from wecfl.data.downloads import DownloadProgress, download, has_apt, unpack_debian
-from wecfl.data.rules import RULED, find_drawn, read_drawn
+from wecfl.data.rules import RULED_DATASETS, find_drawn, read_drawn
 from wecfl.data.source import Dataset, KnownSource, Package, Source, TableSource
 from wecfl.data.tables import TABLES
 from wecfl.errors import DataError, unknown
@@ -85,7 +85,7 @@ SOURCES: dict[str, Source] = {
             Source(
                 name, (ruled.features,), 50_000, 10_000, 2, find_drawn, read_drawn, files={}
             )
-            for name, ruled in RULED.items()
+            for name, ruled in RULED_DATASETS.items()
         ),
     )
 }  # fmt: skip

@@ -38,8 +38,8 @@ from wecfl.data.transforms import Permutation, SampleKind
 from wecfl.errors import PartitionError, unknown
 
 __all__ = [
-    "BY_SIZE",
     "PARTITIONS",
+    "PARTITIONS_BY_SIZE",
     "ClientwiseDirichlet",
     "ClientwiseNClass",
     "ClusterwiseDirichlet",
@@ -220,7 +220,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 """Every partition by its name."""
 
-BY_SIZE = (Iid, QuantitySkew, QuantityPower, ClusterwiseQuantity)
+PARTITIONS_BY_SIZE = (Iid, QuantitySkew, QuantityPower, ClusterwiseQuantity)
 """The partitions that do not use classes: they divide samples with any targets."""
 
 

@@ -7,8 +7,8 @@ import re
 __all__ = ["letters", "speeches"]
 
 _NAME = r"(?:M(?:rs|RS)\. )?[A-Z][A-Za-z']*(?: [A-Za-z']+){0,3}"
-_ON_A_LINE_OF_ITS_OWN = re.compile(rf"({_NAME}\.|[A-Z][A-Z' ]+)\n(.+)", re.DOTALL)
-_BEFORE_ITS_SPEECH = re.compile(r"((?:MRS\. )?[A-Z][A-Z' ]+)\. (.+)", re.DOTALL)
+_SPEAKER_ON_OWN_LINE = re.compile(rf"({_NAME}\.|[A-Z][A-Z' ]+)\n(.+)", re.DOTALL)
+_SPEAKER_BEFORE_SPEECH = re.compile(r"((?:MRS\. )?[A-Z][A-Z' ]+)\. (.+)", re.DOTALL)
 _STAGE_DIRECTION = re.compile(r"\[.*?\]|_", re.DOTALL)
 _HEADING = re.compile(r"(?:ACT|SCENE|END|THE END|FINIS)\b")
 _LETTERS = re.compile(r"[^a-z.,;:!?'-]+")
@@ -25,7 +25,7 @@ def speeches(play: str) -> list[tuple[str, str]]:
     found = []
     for paragraph in re.split(r"\n\s*\n", play.replace("\r\n", "\n")):
         text = paragraph.strip()
-        named = _ON_A_LINE_OF_ITS_OWN.match(text) or _BEFORE_ITS_SPEECH.match(text)
+        named = _SPEAKER_ON_OWN_LINE.match(text) or _SPEAKER_BEFORE_SPEECH.match(text)
         if named and not _HEADING.match(text):
             speech = _STAGE_DIRECTION.sub("", named[2])
             found.append((named[1].removesuffix(".").upper(), speech))

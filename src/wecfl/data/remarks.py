@@ -10,7 +10,7 @@ __all__ = ["data_remarks"]
 
 MAX_USUAL_SIZE = 10.0
 """A feature whose root mean square is larger than this counts as not scaled."""
-ROWS_LOOKED_AT = 1000
+MAX_EXAMINED_ROWS = 1000
 """The number of samples that are looked at, to see whether a feature is scaled."""
 MAX_NAMED_FEATURES = 5
 """The largest number of features that are named."""
@@ -34,7 +34,7 @@ def data_remarks(federation: Federation, *, tokens: bool = False) -> list[str]:
 
 def _unscaled(federation: Federation) -> list[str]:
     rows = np.concatenate(federation.train)
-    some = federation.x[rows[:: max(1, len(rows) // ROWS_LOOKED_AT)]].astype(np.float64)
+    some = federation.x[rows[:: max(1, len(rows) // MAX_EXAMINED_ROWS)]].astype(np.float64)
     size = np.sqrt((some**2).mean(axis=0))
     large = np.flatnonzero(size > MAX_USUAL_SIZE)
     if not large.size:

@@ -24,7 +24,7 @@ from wecfl.core.types import F32, Bool
 from wecfl.data.source import Dataset, Source
 from wecfl.rng import stream
 
-__all__ = ["RULED", "Ruled", "find_drawn", "read_drawn"]
+__all__ = ["RULED_DATASETS", "Ruled", "find_drawn", "read_drawn"]
 
 Rule: TypeAlias = Callable[[F32], Bool]
 """Says which samples (n, d) have the label 1."""
@@ -57,7 +57,7 @@ def _above(threshold: float) -> Rule:
     return lambda x: np.asarray(x[:, 0] + x[:, 1] > threshold)
 
 
-RULED = {
+RULED_DATASETS = {
     "sine": Ruled(2, 1.0, (_sine, lambda x: ~_sine(x), _waves, lambda x: ~_waves(x))),
     "circle": Ruled(2, 1.0, (_outside(0.2, 0.5, 0.15), _outside(0.6, 0.5, 0.25))),
     "sea": Ruled(3, 10.0, tuple(map(_above, (8.0, 9.0, 7.0, 9.5))), wrong=0.1),
@@ -77,7 +77,7 @@ def read_drawn(source: Source, _: Path) -> Dataset:
     >>> load("sea").x.shape, load("sea").y.mean().round(2)
     ((60000, 3), np.float64(0.64))
     """
-    ruled, rng = RULED[source.name], stream(0, source.name)
+    ruled, rng = RULED_DATASETS[source.name], stream(0, source.name)
     count = source.n_train + source.n_test
     x = (ruled.upper * rng.random((count, ruled.features))).astype(np.float32)
     y = ruled.rules[0](x) ^ (rng.random(count) < ruled.wrong)

@@ -354,7 +354,9 @@ class DeviceEngine(LocalEngine):
     def _check_fit(self) -> None:
         """Run one forward pass of one client, to refuse at once a model that does not fit."""
         try:
-            self._logits(row_of(self._model)[None], np.zeros(1, np.int64), Samples("test"), FIRST)
+            self._logits(
+                row_of(self._model)[None], np.zeros(1, np.int64), Samples("test"), FIRST_CLIENT
+            )
         except EngineError as error:
             raise self._misfit(str(error)) from None
 
@@ -365,7 +367,7 @@ class DeviceEngine(LocalEngine):
         for count in (1, 2):
             self._stacked = count > 1
             try:
-                with self._running("train", FIRST), warnings.catch_warnings():
+                with self._running("train", FIRST_CLIENT), warnings.catch_warnings():
                     warnings.simplefilter("error", UserWarning)  # vmap would loop over the clients
                     self._module.train()
                     row = self._here(np.stack([row_of(self._model)] * count))
@@ -386,5 +388,5 @@ class DeviceEngine(LocalEngine):
         return "" if same else "the model gives other gradients if clients are stacked"
 
 
-FIRST = np.zeros(1, np.int64)
+FIRST_CLIENT = np.zeros(1, np.int64)
 """The first client."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from wecfl.bilevel.aggregation import Mean
 from wecfl.bilevel.aggregation.attention import Attentive
 from wecfl.bilevel.aggregation.joint_means import PeerGroups, PeerMeans
-from wecfl.bilevel.aggregation.normalized import COUNTED, Normalized
+from wecfl.bilevel.aggregation.normalized import COUNTED_UPDATE, Normalized
 from wecfl.bilevel.aggregation.optimizer import Adaptive, Momentum, adagrad, adam, yogi
 from wecfl.bilevel.clustering import Nearest
 from wecfl.bilevel.distance import squared_euclidean
 from wecfl.bilevel.importance import data_size
 from wecfl.bilevel.local import Train
-from wecfl.bilevel.local.control_variates import CONTROLLED
+from wecfl.bilevel.local.control_variates import CONTROLLED_UPDATE
 from wecfl.bilevel.local.dane import GRADIENTS, NEWTON_UPDATE, NewtonSteps
 from wecfl.bilevel.local.dynamic import Dynamic, dynamic_update
 from wecfl.bilevel.local.feature_contrast import ContrastSteps
@@ -132,7 +132,7 @@ def scaffold() -> Method:
     {'momentum': 0.0}
     """
     return fedavg.replace(
-        name="scaffold", steps=(CONTROLLED, "E", "M", "D"), plan={"momentum": 0.0}
+        name="scaffold", steps=(CONTROLLED_UPDATE, "E", "M", "D"), plan={"momentum": 0.0}
     )
 
 
@@ -160,7 +160,7 @@ def fednova() -> Method:
     {'keep_momentum': False}
     """
     return fedavg.replace(
-        name="fednova", aggregation=Normalized(), steps=(COUNTED, "E", "M", "D"),
+        name="fednova", aggregation=Normalized(), steps=(COUNTED_UPDATE, "E", "M", "D"),
         plan={"keep_momentum": False},
     )  # fmt: skip
 

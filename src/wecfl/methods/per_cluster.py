@@ -23,7 +23,7 @@ from wecfl.bilevel.clustering.updates import (
 from wecfl.bilevel.distance import angle_sum, component, cosine, remainder, smallest_angle
 from wecfl.bilevel.importance import data_size, uniform
 from wecfl.bilevel.local import Risk, Train
-from wecfl.bilevel.local.common_pull import PULLED_TOGETHER
+from wecfl.bilevel.local.common_pull import PULLED_UPDATE
 from wecfl.bilevel.local.mixture import (
     AddedSteps,
     AllModels,
@@ -110,7 +110,7 @@ def wecfl(
     elif k == "auto":
         method = method.replace(clustering=Served(kmeans), judge=Risk("validation"))
     if pull != 0:
-        method = method.replace(local=Train(mu=pull), steps=(PULLED_TOGETHER, "E", "M", "D"))
+        method = method.replace(local=Train(mu=pull), steps=(PULLED_UPDATE, "E", "M", "D"))
     return rescheduled(method, recluster, alarm, watch)
 
 

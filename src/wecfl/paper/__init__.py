@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-__all__ = ["SHIPPED"]
+__all__ = ["SHIPPED_FOLDER"]
 
-SHIPPED = Path(__file__).parent
+SHIPPED_FOLDER = Path(__file__).parent
 """The folder of the definitions that come with the package."""

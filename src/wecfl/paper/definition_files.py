@@ -44,7 +44,7 @@ from wecfl.config.resolve import resolve
 from wecfl.errors import ConfigError, unknown
 from wecfl.method_from_config import method_of
 from wecfl.methods import METHODS
-from wecfl.paper import SHIPPED
+from wecfl.paper import SHIPPED_FOLDER
 from wecfl.paper.definitions import Cell, Choice, Definition, Published, TableLayout
 from wecfl.validation import one_line
 
@@ -63,7 +63,7 @@ REST_OF_METHODS = "rest"
 """As a method of a set: all that no other set of the definition names."""
 
 
-def read_definitions(folder: Path = SHIPPED) -> dict[str, Definition]:
+def read_definitions(folder: Path = SHIPPED_FOLDER) -> dict[str, Definition]:
     """The definitions of a folder by name.
 
     >>> len(read_definitions()["table1"].cells)

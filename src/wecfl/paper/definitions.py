@@ -32,7 +32,7 @@ TableLayout = Literal[
 ]  # fmt: skip
 """The layout of a table that is not shown beside one of the paper."""
 
-VALIDATION_SHARE = 0.2
+TUNING_SHARE = 0.2
 """The share of the training data on which a learning rate is chosen."""
 
 Choice = tuple[tuple[str, Any], ...]
@@ -184,7 +184,7 @@ class Cell:
         >>> [(run.config.lr, run.config.options) for run in cell.candidates]
         [(0.1, (('lam', 0.5),))]
         """
-        usual: dict[str, Any] = {"validation": VALIDATION_SHARE, "adapt_steps": None}
+        usual: dict[str, Any] = {"validation": TUNING_SHARE, "adapt_steps": None}
         return [self.run(self.tune_seed, **usual, **dict(choice)) for choice in self.tune]
 
 

@@ -11,9 +11,9 @@ from wecfl import rng
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.types import F64
 
-__all__ = ["MIN_CLIENTS", "tsne_planes"]
+__all__ = ["MIN_MAPPED_CLIENTS", "tsne_planes"]
 
-MIN_CLIENTS = 5
+MIN_MAPPED_CLIENTS = 5
 """The smallest number of clients for a map: with fewer, neighbourhoods mean nothing."""
 
 

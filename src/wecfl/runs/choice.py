@@ -15,7 +15,7 @@ __all__ = ["choice_words", "last_choice"]
 
 WEAK_SILHOUETTE = 0.25
 """A silhouette below this shows "no substantial structure" (Kaufman & Rousseeuw, 1990)."""
-MEASURED = ("chance", "alone", "gain", "error", "better", "uncertain", "clients")
+SERVICE_NOTES = ("chance", "alone", "gain", "error", "better", "uncertain", "clients")
 """The notes that exist if clients were asked how well clusters serve them (`clustering.served`)."""
 
 
@@ -54,7 +54,7 @@ def last_choice(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     }
     if "loss" in last:
         losses = {"one": last["loss"][0], "served": last["loss"][best - 1]}
-        choice["asked"] = losses | {name: last[name] for name in MEASURED}
+        choice["asked"] = losses | {name: last[name] for name in SERVICE_NOTES}
     return {"choice": choice}
 
 

@@ -9,7 +9,7 @@ from wecfl.runs.record import Record
 
 __all__ = ["drift_words", "last_drift"]
 
-MAX_NAMED = 15
+MAX_LISTED_CLIENTS = 15
 """The largest number of clients that are named."""
 LATE_ROUNDS = 5
 """If drift is found up to this number of rounds after it happened, it is not a false alarm."""
@@ -74,7 +74,9 @@ def drift_words(drift: Mapping[str, Any]) -> str:
         return f"{what}; nothing looked for it (--recluster drift does)"
     moved = f"{drift['moved']} {'client' if drift['moved'] == 1 else 'clients'} moved to another"
     share = 100 * drift["alarms"] / max(drift["looks"], 1)
-    named = ", ".join(map(str, drift["who"][:MAX_NAMED])) + " …" * (len(drift["who"]) > MAX_NAMED)
+    named = ", ".join(map(str, drift["who"][:MAX_LISTED_CLIENTS])) + " …" * (
+        len(drift["who"]) > MAX_LISTED_CLIENTS
+    )
     moved += f" cluster ({named})" if named else " cluster"
     rate = f"in {drift['looks']} looks ({share:.2g} %)"
     if not rounds:

@@ -18,9 +18,9 @@ import numpy as np
 from wecfl.core.types import F32, F64, Bool, Int
 from wecfl.runs.novelty import MemberProbe, Usual
 
-__all__ = ["MIN_FOUND", "InputMoments", "moments"]
+__all__ = ["MIN_FOUND_SHARE", "InputMoments", "moments"]
 
-MIN_FOUND = 0.8
+MIN_FOUND_SHARE = 0.8
 """The smallest share of members that must be found by their inputs, as the mean over clusters."""
 
 

@@ -84,7 +84,7 @@ class Reference:
         centers = np.array(
             [np.average(points[who], axis=0, weights=importance[who]) for who in own]
         )
-        alone = _Alone(clusters, centers, points, labels, importance, heard)
+        alone = _MembersLeftOut(clusters, centers, points, labels, importance, heard)
         made = cls(clusters, centers.astype(np.float32), lr)
         if not alone.several.any():
             return made
@@ -130,7 +130,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Alone:
+class _MembersLeftOut:
     """Members compared with clusters, where a member is left out of the mean of its own cluster."""
 
     clusters: Int

@@ -40,7 +40,7 @@ from wecfl.engine import BaseEngine, make_engine
 from wecfl.errors import ConfigError, DataError, DivergedError
 from wecfl.models import Module, Vote, fill
 from wecfl.runs.blueprint import Blueprint
-from wecfl.runs.input_moments import MIN_FOUND, InputMoments
+from wecfl.runs.input_moments import MIN_FOUND_SHARE, InputMoments
 from wecfl.runs.member_reference import Reference, compared_points, first_update, once
 from wecfl.runs.novelty import counting_samples
 from wecfl.tasks import Classification
@@ -271,11 +271,11 @@ class Assigner:
                 "there are no statistics of the members' inputs, since the run was private or no "
                 "cluster has two members: give labels"
             )
-        if (found := known.found_with(samples)) < MIN_FOUND:
+        if (found := known.found_with(samples)) < MIN_FOUND_SHARE:
             raise ConfigError(
                 f"these clusters can't be told apart by {samples} inputs alone: only "
                 f"{100 * found:.0f} % of the members would be put into their own cluster, and "
-                f"{100 * MIN_FOUND:.0f} % are needed; give labels"
+                f"{100 * MIN_FOUND_SHARE:.0f} % are needed; give labels"
             )
         return known
 

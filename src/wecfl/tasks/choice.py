@@ -33,7 +33,7 @@ from wecfl.tasks.custom import Custom
 from wecfl.tasks.regression import Regression
 from wecfl.tasks.yes_or_no import Binary, MultiLabel
 
-__all__ = ["MAX_CLASSES", "REGISTERED", "TASKS", "FittedTask", "asked_for", "described",
+__all__ = ["MAX_CLASSES", "REGISTERED_TASKS", "TASKS", "FittedTask", "asked_for", "described",
            "fitted", "for_outputs", "named", "parsed", "register"]  # fmt: skip
 
 MAX_CLASSES = 50
@@ -44,7 +44,7 @@ TASKS: dict[str, type[Any]] = {
 }
 """The tasks that can be named in a configuration."""
 
-REGISTERED: dict[str, Custom] = {}
+REGISTERED_TASKS: dict[str, Custom] = {}
 """Tasks with code of the user's own, by the names they were registered under."""
 
 
@@ -77,8 +77,8 @@ def register(name: str, task: Custom) -> Custom:
         raise ConfigError(
             f"the name of a task of your own must be one word that is not used yet, got {name!r}"
         )
-    REGISTERED[name] = replace(task, label=name)
-    return REGISTERED[name]
+    REGISTERED_TASKS[name] = replace(task, label=name)
+    return REGISTERED_TASKS[name]
 
 
 def named(name: str, **options: Any) -> Task:
@@ -87,15 +87,15 @@ def named(name: str, **options: Any) -> Task:
     >>> named("regression", loss="huber")
     Regression(loss='huber', delta=1.0, quantile=0.5, outputs=0)
     """
-    if name in REGISTERED and not options:
-        return REGISTERED[name]
+    if name in REGISTERED_TASKS and not options:
+        return REGISTERED_TASKS[name]
     if name == Custom.name:
         raise ConfigError(
             "a custom task has code of your own, which a text can't give: give the task in Python, "
             "or register it under a name (wecfl.tasks.register)"
         )
     if name not in TASKS:
-        raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED}))
+        raise ConfigError(unknown("task", name, {**TASKS, **REGISTERED_TASKS}))
     check_options("task", TASKS[name], options)
     task: Task = TASKS[name](**options)
     return task

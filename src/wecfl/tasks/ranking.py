@@ -32,13 +32,15 @@ __all__ = [
     "wrong_histograms",
 ]
 
-TENTHS = np.log(np.arange(1, 10) / np.arange(9, 0, -1))
+LOGITS_OF_TENTHS = np.log(np.arange(1, 10) / np.arange(9, 0, -1))
 """The logits of 0.1 … 0.9."""
-EDGES: F64 = np.unique(np.concatenate([np.round(np.arange(-120, 121) / 10, 1), TENTHS]))
+BIN_EDGES: F64 = np.unique(
+    np.concatenate([np.round(np.arange(-120, 121) / 10, 1), LOGITS_OF_TENTHS])
+)
 """The edges of the bins of the logits; a logit on an edge belongs to the bin above it."""
-BIN_COUNT = len(EDGES) + 1
+BIN_COUNT = len(BIN_EDGES) + 1
 """The number of bins of a histogram; the first and the last one are unbounded."""
-TENTH_OF_BIN: Int = np.searchsorted(TENTHS, np.append(-np.inf, EDGES), side="right")
+TENTH_OF_BIN: Int = np.searchsorted(LOGITS_OF_TENTHS, np.append(-np.inf, BIN_EDGES), side="right")
 """(bins,), the tenth of p to which each bin belongs."""
 ROUNDING_SLACK = 1e-9
 """The allowed error of a sum by rounding, relative to the number of its terms."""
@@ -53,7 +55,7 @@ def histograms(logits: F64, truth: F64, owners: Int, clients: int) -> F64:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         p = 1 / (1 + np.exp(-logits))
-    bins = np.searchsorted(EDGES, logits, side="right")
+    bins = np.searchsorted(BIN_EDGES, logits, side="right")
     found = np.zeros((clients, logits.shape[1], 4, BIN_COUNT))
     question = np.broadcast_to(np.arange(logits.shape[1]), logits.shape)
     who = np.broadcast_to(owners[:, None], logits.shape)
@@ -106,7 +108,7 @@ def calibration_error(found: F64) -> F64:
 
 def answers(found: F64) -> F64:
     """(…, 2, 2), counts by true and predicted answer; yes is predicted for p ≥ ½. Exact."""
-    half = int(np.searchsorted(EDGES, 0.0, side="right"))
+    half = int(np.searchsorted(BIN_EDGES, 0.0, side="right"))
     counts = found[..., :2, :]
     return np.stack([counts[..., :half].sum(axis=-1), counts[..., half:].sum(axis=-1)], axis=-1)
 

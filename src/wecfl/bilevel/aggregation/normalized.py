@@ -26,7 +26,7 @@ from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["COUNTED", "Normalized", "check_effort", "effort", "learn_effort"]
+__all__ = ["COUNTED_UPDATE", "Normalized", "check_effort", "effort", "learn_effort"]
 
 
 def effort(steps: Int, momentum: float) -> F64:
@@ -57,7 +57,7 @@ def check_effort(plan: LocalPlan, layout: Layout) -> None:
         )
 
 
-COUNTED = Ask(learn=learn_effort, check=check_effort)
+COUNTED_UPDATE = Ask(learn=learn_effort, check=check_effort)
 """A local update whose steps are counted; it takes the place of "L"."""
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Self
 import numpy as np
 
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
-from wecfl.bilevel.clustering.ward import silhouettes
+from wecfl.bilevel.clustering.ward import MAX_JUDGED_CLIENTS, silhouettes
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
@@ -35,9 +35,6 @@ SCORE_TOLERANCE = 0.02
 """Scores that differ by less count as equal, both silhouettes and nats per client."""
 MAX_CLUSTERS = 50
 """The largest K that is tried."""
-MAX_CLIENTS = 2000
-"""The largest number of clients that K is chosen from. If there are more, this many are drawn at
-random, since the number of distances grows with m²."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,8 +171,8 @@ class Auto:
     def _curve(self, points: F64, weight: F64, rng: np.random.Generator) -> tuple[Curve, Int]:
         """The curve, and the clients that it is made from."""
         drawn = np.arange(len(points))
-        if len(points) > MAX_CLIENTS:
-            drawn = np.sort(rng.choice(len(points), MAX_CLIENTS, replace=False))
+        if len(points) > MAX_JUDGED_CLIENTS:
+            drawn = np.sort(rng.choice(len(points), MAX_JUDGED_CLIENTS, replace=False))
         return Curve.of(points[drawn], weight[drawn], self.most), drawn
 
 

@@ -44,13 +44,13 @@ PATIENCE = 3
 """The number of rounds without a change after which an assignment has settled."""
 WATCHED_ROUNDS = 5
 """The number of rounds in which a client whose data have drifted chooses its cluster."""
-HISTORY = 10
+HISTORY_ROUNDS = 10
 """The number of earlier rounds with which a rise of the loss is compared; more if clients are few.
 """
-CAUTION = 2
+CAUTION_FACTOR = 2
 """The limit aims at the asked rate of false alarms divided by this number, since rounds without
 drift are not quite alike: losses fall (docs/drift.md)."""
-WAYS: Mapping[WatchedBy, Watched] = {"loss": ByLoss(), "distance": ByDistance()}
+WAYS_TO_WATCH: Mapping[WatchedBy, Watched] = {"loss": ByLoss(), "distance": ByDistance()}
 """The ways to watch a client, by name."""
 
 
@@ -95,7 +95,8 @@ class Watch:
     e_i = (r_i − q₁) / (q₂ − q₁), where q₁ and q₂ are the first and second quartile of all r. So at
     most half of the clients may drift in a round. Drift is found if e_i is larger than all but a
     share `alarm` / 2 of the e in earlier rounds. If rounds without drift were alike, the rate of
-    false alarms would be `alarm` / 2. They are not quite alike, hence the factor 2 (`CAUTION`).
+    false alarms would be `alarm` / 2. They are not quite alike, hence the factor 2
+    (`CAUTION_FACTOR`).
 
     A client whose data are found to have drifted, now or in the last `patience` rounds, is asked
     for the losses of all clusters' models, and joins the cluster with the smallest loss. If it
@@ -127,11 +128,11 @@ class Watch:
 
     def step(self, local: str | Ask) -> Steps:
         """The local update `local`, and what the server asks before it or learns from it."""
-        return WAYS[self.by].step(local, self)
+        return WAYS_TO_WATCH[self.by].step(local, self)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with what is known of drift; clients whose data have drifted may have moved."""
-        way = WAYS[self.by]
+        way = WAYS_TO_WATCH[self.by]
         state = way.begun(before, after)
         m, heard = len(state.labels), after.heard
         if after.replies is None or not heard.any():
@@ -139,7 +140,7 @@ class Watch:
         known = self._known(state, m)
         now = np.where(heard, way.values(before, after, setting) + LEAST_LOSS, np.nan)
         excess = _excess(now, known["loss"])
-        limit = _limit(known["rises"][np.isfinite(known["rises"])], self.alarm / CAUTION)
+        limit = _limit(known["rises"][np.isfinite(known["rises"])], self.alarm / CAUTION_FACTOR)
         found, first = excess > limit, known["watched"] == 0
         watched = np.where(found, self.patience, known["watched"])
         usual = np.where(found & first, known["loss"], known["usual"])
@@ -173,7 +174,7 @@ class Watch:
 
     def _known(self, state: State, m: int) -> dict[str, Any]:
         """What is known of each client; in the first round, nothing is."""
-        rounds = max(HISTORY, ceil(2 * CAUTION / (self.alarm * m)))
+        rounds = max(HISTORY_ROUNDS, ceil(2 * CAUTION_FACTOR / (self.alarm * m)))
         start = {
             "loss": np.full(m, np.nan), "usual": np.full(m, np.nan),
             "rises": np.full((m, rounds), np.nan), "watched": np.zeros(m, np.int64),

@@ -28,7 +28,7 @@ __all__ = [
     "medoids",
 ]
 
-SAMPLED_ABOVE = 10_000
+MAX_UNSAMPLED_CLIENTS = 10_000
 """With more distinct clients than this, the fresh starts of K-means use a sample of them."""
 SAMPLE_SIZE = 2000
 """The number of clients in this sample; more if that is fewer than ten for each cluster."""
@@ -131,7 +131,7 @@ class KMeans:
         from sklearn.cluster import KMeans as Lloyd  # noqa: PLC0415  (slow to load)
 
         seed, some, counted = int(rng.integers(2**31)), points, weight
-        if len(points) > SAMPLED_ABOVE:
+        if len(points) > MAX_UNSAMPLED_CLIENTS:
             size = min(max(SAMPLE_SIZE, 10 * k), len(points))
             drawn = rng.choice(len(points), size, replace=False)
             some, counted = points[drawn], weight[drawn]

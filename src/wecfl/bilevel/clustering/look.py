@@ -41,7 +41,7 @@ class Gains(NamedTuple):
     """The gain of a model of its own for each client."""
 
 
-NOTHING = Gains(0.0, 0.0, 0.0)
+NO_GAINS = Gains(0.0, 0.0, 0.0)
 """What is known about the gains before the first look."""
 
 
@@ -170,7 +170,7 @@ class Look:
         mean, error = self.gain(self.losses[:, k - 1], one)
         return Gains(mean, error, self.gain(self.alone, one)[0])
 
-    def accepted(self, k: int, before: Gains = NOTHING) -> int:
+    def accepted(self, k: int, before: Gains = NO_GAINS) -> int:
         """`k`, or 1 if its clusters don't serve better than one model and than none.
 
         Clients that each serve themselves far better than their cluster does have no groups. The

@@ -16,7 +16,7 @@ import numpy as np
 
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
 from wecfl.bilevel.clustering.look import Gains, Look, client_silhouettes
-from wecfl.bilevel.clustering.ward import weighted_ward
+from wecfl.bilevel.clustering.ward import MAX_JUDGED_CLIENTS, weighted_ward
 from wecfl.bilevel.distance import distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.representation.projection import folded
@@ -30,9 +30,6 @@ __all__ = ["Served"]
 
 MIN_CLIENTS = 4
 """The smallest number of clients that K is chosen from."""
-MAX_CLIENTS = 2000
-"""The largest number of clients that K is chosen from. If there are more, this many are drawn at
-random, since the number of distances grows with m²."""
 MAX_COLUMNS = 2048
 """The largest number of columns that clients are compared by in a look. If there are more, they are
 folded to so many, since K is chosen in a fraction of the time of the local update."""
@@ -299,8 +296,8 @@ def _number(notes: Mapping[str, F64], name: str) -> float:
 def _drawn(heard: Bool, rng: np.random.Generator) -> Int:
     """The clients that are looked at, in ascending order."""
     clients = np.flatnonzero(heard)
-    if len(clients) > MAX_CLIENTS:
-        clients = np.sort(rng.choice(clients, MAX_CLIENTS, replace=False))
+    if len(clients) > MAX_JUDGED_CLIENTS:
+        clients = np.sort(rng.choice(clients, MAX_JUDGED_CLIENTS, replace=False))
     return clients
 
 

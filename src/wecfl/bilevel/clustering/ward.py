@@ -6,7 +6,11 @@ import numpy as np
 
 from wecfl.core.types import F64, Int
 
-__all__ = ["silhouettes", "weighted_ward"]
+__all__ = ["MAX_JUDGED_CLIENTS", "silhouettes", "weighted_ward"]
+
+MAX_JUDGED_CLIENTS = 2000
+"""The largest number of clients that K is chosen from. If there are more, this many are drawn at
+random, since the number of distances grows with m²."""
 
 
 def weighted_ward(far: F64, weight: F64, levels: int) -> Int:

@@ -17,7 +17,7 @@ from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import Table
 
-__all__ = ["PULLED_TOGETHER", "mean_of_all"]
+__all__ = ["PULLED_UPDATE", "mean_of_all"]
 
 
 def mean_of_all(state: State, setting: Setting) -> Table:
@@ -34,5 +34,5 @@ def mean_of_all(state: State, setting: Setting) -> Table:
     return {"anchor": np.broadcast_to(mean, (len(state.labels), len(mean)))}
 
 
-PULLED_TOGETHER = Ask(send=mean_of_all)
+PULLED_UPDATE = Ask(send=mean_of_all)
 """A local update in which the mean of all clients takes the place of Ω_k in the pull of `Train`."""

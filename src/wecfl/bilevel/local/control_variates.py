@@ -27,7 +27,7 @@ from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
 
-__all__ = ["CONTROLLED", "check", "learn", "offset"]
+__all__ = ["CONTROLLED_UPDATE", "check", "learn", "offset"]
 
 
 def offset(state: State, setting: Setting) -> Table:
@@ -65,5 +65,5 @@ def check(plan: LocalPlan, layout: Layout) -> None:
         )
 
 
-CONTROLLED = Ask(send=offset, learn=learn, check=check)
+CONTROLLED_UPDATE = Ask(send=offset, learn=learn, check=check)
 """A local update with control variates; it takes the place of "L"."""

@@ -28,7 +28,7 @@ from wecfl.limits import check_positive
 
 __all__ = ["MetaGradient", "MetaSteps", "batch_gradients", "hessian_products"]
 
-DIFFERENCE = 1e-3
+DIFFERENCE_STEP = 1e-3
 """δ in the difference (∇L(ω + δv) − ∇L(ω − δv)) / 2δ, which takes the place of ∇²L(ω)·v."""
 
 
@@ -162,7 +162,7 @@ def batch_gradients(site: Site, rows: F32, plan: LocalPlan, part: slice) -> F32:
 
 def hessian_products(site: Site, rows: F32, vectors: F32, plan: LocalPlan, part: slice) -> F32:
     """(n, P), ∇²L(ω)·v by the difference of two gradients on a part of the round's batches."""
-    step = np.float32(DIFFERENCE) * vectors
+    step = np.float32(DIFFERENCE_STEP) * vectors
     ahead = batch_gradients(site, rows + step, plan, part)
     behind = batch_gradients(site, rows - step, plan, part)
-    return (ahead - behind) / np.float32(2 * DIFFERENCE)
+    return (ahead - behind) / np.float32(2 * DIFFERENCE_STEP)

@@ -49,7 +49,7 @@ class Telling(Program, Protocol):
         """The same program, with the sizes of samples and outputs filled in."""
 
 
-class _Told(FitsAny, KeepsNothing):
+class _TellingProgram(FitsAny, KeepsNothing):
     """A program that replies `told`, and keeps nothing."""
 
     __slots__ = ()
@@ -58,7 +58,7 @@ class _Told(FitsAny, KeepsNothing):
 
 
 @dataclass(frozen=True, slots=True)
-class Directions(_Told):
+class Directions(_TellingProgram):
     """The first left singular vectors of the raw samples of each class (PACFL).
 
     With the samples of a class as the columns of X (D, n), they are the `vectors` directions in
@@ -104,7 +104,7 @@ class Directions(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class InitialUpdate(_Told):
+class InitialUpdate(_TellingProgram):
     """How `steps` steps of SGD change the initial model of the run (FedGroup, StoCFL).
 
     Momentum starts from zero, and the client keeps nothing of these steps.
@@ -136,7 +136,7 @@ class InitialUpdate(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Labels(_Told):
+class Labels(_TellingProgram):
     """The share of each class among the client's training samples: a histogram.
 
     >>> Labels(classes=10).replies["told"].shape
@@ -163,7 +163,7 @@ class Labels(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions(_Told):
+class Predictions(_TellingProgram):
     """The mean of the probabilities that the initial model gives the client's samples.
 
     It shows how inputs differ, and no labels leave the client.
@@ -195,7 +195,7 @@ class Predictions(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Moments(_Told):
+class Moments(_TellingProgram):
     """Mean and covariance of an embedding of the samples: the outputs of the initial model.
 
     Before any training, the outputs are a random projection of the inputs of the last layer, which
@@ -231,7 +231,7 @@ class Moments(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCenters(_Told):
+class LocalCenters(_TellingProgram):
     """The centers of `count` clusters of the client's own samples, and their shares (k-FED).
 
     The samples are projected on their first `count` singular vectors and clustered. Lloyd's

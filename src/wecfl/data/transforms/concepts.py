@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from wecfl.core.types import F32
-from wecfl.data.rules import RULED
+from wecfl.data.rules import RULED_DATASETS
 from wecfl.data.targets import Targets
 from wecfl.data.transforms.transform import By, SampleKind, check_by
 from wecfl.errors import ConfigError, PartitionError, unknown
@@ -20,7 +20,7 @@ __all__ = ["Concept", "Permutation", "Sign", "Swap"]
 
 MAX_FACTORIAL = 20
 """With more classes than this, the number of permutations is taken to be that of this many."""
-MIN_JUDGED = 50
+MIN_JUDGED_SAMPLES = 50
 """The number of samples from which on it is checked whether labels follow a rule."""
 MIN_AGREEMENT = 0.6
 """The smallest share of labels that must follow the rule; some may be wrong."""
@@ -190,12 +190,12 @@ class Concept:
 
     def __post_init__(self) -> None:
         check_by(self)
-        if self.of not in RULED:
-            raise ConfigError(unknown("data set with concepts", str(self.of), RULED))
+        if self.of not in RULED_DATASETS:
+            raise ConfigError(unknown("data set with concepts", str(self.of), RULED_DATASETS))
 
     def of_groups(self, groups: int, kind: SampleKind, rng: np.random.Generator) -> range:
         """The numbers of the rules."""
-        known = len(RULED[self.of].rules)
+        known = len(RULED_DATASETS[self.of].rules)
         self._check(kind)
         if groups > known:
             raise PartitionError(
@@ -207,10 +207,10 @@ class Concept:
     def of_client(self, kind: SampleKind, rng: np.random.Generator) -> int:
         """The number of a random rule."""
         self._check(kind)
-        return int(rng.integers(len(RULED[self.of].rules)))
+        return int(rng.integers(len(RULED_DATASETS[self.of].rules)))
 
     def _check(self, kind: SampleKind) -> None:
-        expected = SampleKind((RULED[self.of].features,), 2)
+        expected = SampleKind((RULED_DATASETS[self.of].features,), 2)
         if kind != expected:
             raise PartitionError(
                 f"concept(of={self.of}) needs samples of shape {expected.shape} and two classes, "
@@ -221,8 +221,8 @@ class Concept:
         self, setting: int, x: F32, y: Targets, rng: np.random.Generator
     ) -> tuple[F32, Targets]:
         """Change the labels on which the rules differ."""
-        first, own = (RULED[self.of].rules[number](x) for number in (0, setting))
-        if len(y) >= MIN_JUDGED and (y == first).mean() < MIN_AGREEMENT:
+        first, own = (RULED_DATASETS[self.of].rules[number](x) for number in (0, setting))
+        if len(y) >= MIN_JUDGED_SAMPLES and (y == first).mean() < MIN_AGREEMENT:
             raise PartitionError(
                 f"concept(of={self.of}): the labels of a client do not follow the first rule of "
                 f"{self.of}; use dataset {self.of}, with a partition that does not rename classes"

@@ -55,17 +55,17 @@ def graph(model: nn.Module, layout: Layout) -> list[Layer]:
         raise Unsupported("two layers share a parameter")
     if len(unpacked_parts(model)) > 1:
         raise Unsupported("the model's samples are several arrays, or sequences with a mask")
-    walk = _Walk(model, {entry.name: entry.start for entry in layout.entries})
+    reader = _GraphReader(model, {entry.name: entry.start for entry in layout.entries})
     if type(model) is nn.Linear:  # tracing would look inside of it
-        return [of_module("", model, walk.columns)]
+        return [of_module("", model, reader.columns)]
     try:
         nodes = _traced(model).nodes
     except Exception as error:
         one_line = " ".join(str(error).split())
         raise Unsupported(f"torch.fx can't trace {type(model).__name__} ({one_line})") from None
     for node in nodes:
-        walk.visit(node)
-    return walk.layers
+        reader.visit(node)
+    return reader.layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _States:
     steps: tuple[tuple[int, int], ...]
 
 
-class _Walk:
+class _GraphReader:
     """The layers found so far, and the value of each node of the graph.
 
     A value is the number of a tensor, the result of a GRU or LSTM (a tuple of values, or

@@ -34,7 +34,7 @@ class Unsupported(WecflError):  # noqa: N818
     """The native engine can't run this model; the message says which layer is the reason."""
 
 
-DEFAULTS = {"dilation": 1, "groups": 1, "ceil": False, "count_padding": True}
+LAYER_DEFAULTS = {"dilation": 1, "groups": 1, "ceil": False, "count_padding": True}
 """The defaults of a layer of the extension."""
 
 
@@ -242,7 +242,7 @@ def _mean(given: Mapping[str, Any], _place: str) -> Layer | None:
 
 
 def _without_defaults(layer: Layer) -> Layer:
-    return {name: value for name, value in layer.items() if DEFAULTS.get(name) != value}
+    return {name: value for name, value in layer.items() if LAYER_DEFAULTS.get(name) != value}
 
 
 def _of_options(part: nn.Module, *names: str) -> Layer:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from wecfl.paper import SHIPPED
+from wecfl.paper import SHIPPED_FOLDER
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["differing", "frame", "published", "tables", "tables_by_method"]
@@ -28,7 +28,9 @@ def published(table: str) -> pd.DataFrame:
     >>> published("table1").loc[("cifar-10", "clusterwise-dirichlet", 10, "wecfl"), "accuracy"]
     np.float64(70.95)
     """
-    rows = pd.DataFrame(json.loads((SHIPPED / "paper.json").read_text(encoding="utf-8"))["rows"])
+    rows = pd.DataFrame(
+        json.loads((SHIPPED_FOLDER / "paper.json").read_text(encoding="utf-8"))["rows"]
+    )
     return (
         rows[rows["table"] == table]
         .drop(columns="table")
@@ -95,7 +97,7 @@ def _table(title: str, rows: pd.DataFrame, names: Mapping[str, str]) -> TextTabl
 
 
 def _texts(row: dict[Any, Any], name: str, paper: bool) -> list[str]:
-    ours = score(row[name], row[f"{name}_std"]) if row["n"] else NOT_RUN
+    ours = score(row[name], row[f"{name}_std"]) if row["n"] else NOT_RUN_TEXT
     ours = "diverged" if row["n"] and isnan(row[name]) else ours
     if not paper:
         return [ours]

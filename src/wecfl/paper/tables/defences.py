@@ -11,7 +11,7 @@ from wecfl.config import Config
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables", "tables_with_means"]
@@ -19,7 +19,7 @@ __all__ = ["frame", "tables", "tables_with_means"]
 UNDEFENDED, NO_ATTACK = "none", "none"
 MAX_LOSS = 2.0
 """The accuracy, in points, that honest clients may lose to attackers."""
-SETTING = ["dataset", "partition", "method", "liars"]
+SETTING_COLUMNS = ["dataset", "partition", "method", "liars"]
 """What a run has in common with the run without attack and defence that it is compared with."""
 
 
@@ -30,8 +30,8 @@ def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
     """
     rows = pd.DataFrame([_row(cell, store) for cell in cells])
     plain = (rows["attack"] == NO_ATTACK) & (rows["defence"] == UNDEFENDED)
-    clean = rows[plain].set_index(SETTING)["accuracy"]
-    known = pd.MultiIndex.from_frame(rows[SETTING])
+    clean = rows[plain].set_index(SETTING_COLUMNS)["accuracy"]
+    known = pd.MultiIndex.from_frame(rows[SETTING_COLUMNS])
     rows["loss"] = clean.reindex(known).to_numpy() - rows["accuracy"]
     return rows
 
@@ -79,7 +79,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     title = f"Points of accuracy of honest clients; held: a loss of at most {MAX_LOSS:g}"
     yield TextTable(title, heads, lines)
     defences = list(dict.fromkeys(frame["defence"]))
-    for (dataset, partition, method), rows in frame.groupby(SETTING[:3], sort=False):
+    for (dataset, partition, method), rows in frame.groupby(SETTING_COLUMNS[:3], sort=False):
         lines = [
             [shown, str(liars), *_scores(each, defences, name), str(each["n"].min())]
             for shown, name, part in _cases(rows)
@@ -122,7 +122,7 @@ def _whole(rows: pd.DataFrame) -> list[str]:
     done = rows[rows["n"] > 0]
     clean, attacked = (done[(done["attack"] == NO_ATTACK) == quiet] for quiet in (True, False))
     if not len(clean) or not len(attacked):
-        return [NOT_RUN] * 6 + ["0"]
+        return [NOT_RUN_TEXT] * 6 + ["0"]
     held = int((attacked["loss"] <= MAX_LOSS).sum())
     return [
         f"{clean['loss'].mean():z.1f}", f"{clean['loss'].max():z.1f}", f"{held} of {len(attacked)}",
@@ -137,7 +137,7 @@ def _scores(rows: pd.DataFrame, defences: Sequence[str], name: str) -> list[str]
     texts = []
     for each in (found.get(defence) for defence in defences):
         if each is None or not each["n"]:
-            texts.append(NOT_RUN if each else "–")
+            texts.append(NOT_RUN_TEXT if each else "–")
             continue
         text = score(each[name], each[f"{name}_std"], digits=1)
         lost = name == "accuracy" and each["loss"] > MAX_LOSS

@@ -12,27 +12,27 @@ from wecfl.data.drift import Staggered, parsed
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "rounds_to_recover", "tables"]
 
-MARGIN = 0.02
+RECOVERY_MARGIN = 0.02
 """How much lower than before the change an accuracy may be that has recovered."""
 ROUNDS_BEFORE = 3
 """The number of rounds before the change whose mean accuracy is to be reached again."""
-COUNTED = ("changed", "found", "at_once", "alarms", "looks")
+DRIFT_COUNTS = ("changed", "found", "at_once", "alarms", "looks")
 """What is shown of `wecfl.runs.drift_summary.last_drift`."""
-NOT_KNOWN = "–"
+NOT_KNOWN_TEXT = "–"
 """Stands for what a method does not look for."""
-HEADS = {
+COLUMN_HEADS = {
     "recover": "rounds to recover", "accuracy": "accuracy at the end %", "ari": "ARI at the end",
     "mean_accuracy": "accuracy in all rounds %", "mean_ari": "ARI in all rounds",
     "found": "found, on average", "alarms": "false alarms %",
 }  # fmt: skip
 """What is shown, with its head."""
-ONCE = ("recover", "accuracy", "ari", "found", "alarms")
-STAGGERED = ("mean_accuracy", "mean_ari", "found", "alarms")
+COLUMNS_OF_ONE_CHANGE = ("recover", "accuracy", "ari", "found", "alarms")
+COLUMNS_OF_STAGGERED_CHANGES = ("mean_accuracy", "mean_ari", "found", "alarms")
 """What is shown of changes that happen once, and of staggered ones."""
 
 
@@ -54,7 +54,9 @@ def _row(cell: Cell, store: ResultStore) -> Row:
         | {"drift": drift.name}
         | {"recover": ", ".join("never" if each is None else str(each) for each in recovered)}
         | dict(averaged(means, {"mean_accuracy": 100.0, "mean_ari": 1.0}))
-        | dict(averaged([result.get("drift", {}) for result in stored], dict.fromkeys(COUNTED, 1)))
+        | dict(
+            averaged([result.get("drift", {}) for result in stored], dict.fromkeys(DRIFT_COUNTS, 1))
+        )
     )
 
 
@@ -69,14 +71,17 @@ def rounds_to_recover(curve: Mapping[str, Sequence[Any]], change: int) -> int | 
     """
     known = dict(zip(curve["round"], curve["accuracy"], strict=True))
     before = mean(known[t] for t in range(max(change - ROUNDS_BEFORE, 1), change))
-    later = (t - change for t in known if t >= change and known[t] >= before - MARGIN)
+    later = (t - change for t in known if t >= change and known[t] >= before - RECOVERY_MARGIN)
     return next(later, None)
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     """A table of each score, with a row for each method and a column for each world."""
     late = frame["drift"] == Staggered.name
-    parts = (("one change", ~late, "drift", ONCE), ("staggered", late, "dataset", STAGGERED))
+    parts = (
+        ("one change", ~late, "drift", COLUMNS_OF_ONE_CHANGE),
+        ("staggered", late, "dataset", COLUMNS_OF_STAGGERED_CHANGES),
+    )
     for title, which, column, shown in parts:
         rows = frame[which]
         worlds = list(dict.fromkeys(rows[column]))
@@ -85,24 +90,24 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
                 [str(label), *_texts(found.set_index(column), worlds, name)]
                 for label, found in rows.groupby("label", sort=False)
             ]
-            told = [line for line in texts if set(line[1:]) != {NOT_KNOWN}]
+            told = [line for line in texts if set(line[1:]) != {NOT_KNOWN_TEXT}]
             if told:
-                yield TextTable(f"{title}, {HEADS[name]}", ["what", *worlds], told)
+                yield TextTable(f"{title}, {COLUMN_HEADS[name]}", ["what", *worlds], told)
 
 
 def _texts(found: pd.DataFrame, worlds: Sequence[str], name: str) -> list[str]:
     rows: dict[Any, Row] = found.to_dict("index")
-    return [_text(rows[world], name) if world in rows else NOT_RUN for world in worlds]
+    return [_text(rows[world], name) if world in rows else NOT_RUN_TEXT for world in worlds]
 
 
 def _text(row: Row, name: str) -> str:
     if not row["n"]:
-        return NOT_RUN
+        return NOT_RUN_TEXT
     if name == "recover":
         return str(row[name])
-    if name in COUNTED:
+    if name in DRIFT_COUNTS:
         if not row["looks"] > 0:
-            return NOT_KNOWN
+            return NOT_KNOWN_TEXT
         alarms = f"{100 * row['alarms'] / row['looks']:.1f}"
         return alarms if name == "alarms" else f"{row[name]:.1f} of {row['changed']:.0f}"
     return score(row[name], row[f"{name}_std"], digits=2 if name.endswith("ari") else 1)

@@ -11,7 +11,7 @@ import pandas as pd
 from wecfl.paper.definitions import Cell, Published
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 from wecfl.runs.summary import best_round
 
@@ -59,7 +59,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 def _texts(row: Row) -> list[str]:
     """A row; rounds are ours, of theirs."""
-    ours = score(row["accuracy"], row["accuracy_std"]) if row["n"] else NOT_RUN
+    ours = score(row["accuracy"], row["accuracy_std"]) if row["n"] else NOT_RUN_TEXT
     ours = "diverged" if row["n"] and isnan(row["accuracy"]) else ours
     apart = row["accuracy"] - row["theirs"]
     fewer = row["rounds"] != row["their_rounds"]

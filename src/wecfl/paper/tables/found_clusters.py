@@ -12,7 +12,7 @@ from wecfl.config import Config
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.paper.tables.scores import Row, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
@@ -92,7 +92,7 @@ def _texts(row: Row, by: Sequence[str], grouped: bool) -> list[str]:
         str(row["k"]),
         *(row[name] or "–" for name in by),
         *([str(row["groups"])] if grouped else []),
-        row["found"].replace(" ", ", ") if done else NOT_RUN,
+        row["found"].replace(" ", ", ") if done else NOT_RUN_TEXT,
         *([row["aris"].replace(" ", ", ") or "–"] if grouped else []),
         right,
         *(score(row[name], row[f"{name}_std"], digits=1) for name in ("accuracy", "macro_f1")),

@@ -12,7 +12,7 @@ from wecfl.methods import options
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
@@ -56,7 +56,7 @@ def _texts(world: pd.DataFrame, methods: Sequence[str], measure: str, digits: in
     texts = []
     for method in methods:
         if method not in found or not found[method]["n"]:
-            texts.append(NOT_RUN)
+            texts.append(NOT_RUN_TEXT)
             continue
         mean = found[method][measure]
         text = score(mean, nan, digits=digits)

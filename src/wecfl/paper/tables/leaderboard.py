@@ -16,12 +16,12 @@ from wecfl.paper.definitions import Cell, PlannedRun
 from wecfl.paper.queue import chosen_run
 from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.paper.tables.scores import Row, averaged, chosen_words, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
-__all__ = ["COLUMNS", "frame", "page", "tables"]
+__all__ = ["SCORE_COLUMNS", "frame", "page", "tables"]
 
-COLUMNS: dict[str, tuple[str, int]] = {
+SCORE_COLUMNS: dict[str, tuple[str, int]] = {
     "accuracy": ("accuracy %", 1),
     "before": ("before %", 1),
     "after": ("after %", 1),
@@ -37,7 +37,7 @@ the method serves clients. `before` and `after` are the accuracies around an ada
 method or by a few more steps (`adapt_steps`). `kilobytes` are what a client sends and receives in a
 round."""
 
-TEMPLATE = Path(__file__).parents[1] / "leaderboard.html"
+PAGE_TEMPLATE = Path(__file__).parents[1] / "leaderboard.html"
 
 
 def frame(cells: Sequence[Cell], store: ResultStore) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def _row(cell: Cell, store: ResultStore) -> Row:
     run = chosen_run(cell, 0, store)
     measured = [_measured(result, _members(run, result, store)) for result in stored]
     percents = ("accuracy", "macro_f1", "before", "after", "worst_decile")
-    factors = {name: 100.0 if name in percents else 1.0 for name in COLUMNS if name != "ari"}
+    factors = {name: 100.0 if name in percents else 1.0 for name in SCORE_COLUMNS if name != "ari"}
     method = cell.config.method
     [family] = [name for name, methods in FAMILIES.items() if method in methods]
     return (
@@ -95,7 +95,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     """The best of each family, all accuracies, and a table for each world, best method first."""
     yield _best(frame)
     yield _accuracies(frame)
-    heads = ["method", "family", *(head for head, _ in COLUMNS.values()), "chosen", "n"]
+    heads = ["method", "family", *(head for head, _ in SCORE_COLUMNS.values()), "chosen", "n"]
     for world, rows in frame.groupby("world", sort=False):
         done = rows.sort_values("accuracy", ascending=False, kind="stable").to_dict("records")
         yield TextTable(str(world), heads, [_texts(row) for row in done])
@@ -114,7 +114,7 @@ def _best(frame: pd.DataFrame) -> TextTable:
 def _top(rows: pd.DataFrame, measure: str) -> str:
     done: list[Row] = rows[rows[measure].notna()].to_dict("records")
     if not done:
-        return NOT_RUN
+        return NOT_RUN_TEXT
     best = max(done, key=lambda row: float(row[measure]))
     return f"{best['method']} {score(best[measure], best[f'{measure}_std'], digits=1)}"
 
@@ -136,17 +136,17 @@ def _accuracies(frame: pd.DataFrame) -> TextTable:
 
 
 def _texts(row: Row) -> list[str]:
-    scores = [_text(row, name) for name in COLUMNS]
+    scores = [_text(row, name) for name in SCORE_COLUMNS]
     return [row["method"], row["family"], *scores, row["chosen"] or "–", str(row["n"])]
 
 
 def _text(row: Row, name: str) -> str:
     if not row["n"]:
-        return NOT_RUN
+        return NOT_RUN_TEXT
     if name == "accuracy" and isnan(row[name]):
         return "diverged"
     spread = nan if name in ("kilobytes", "clusters") else row[f"{name}_std"]
-    return score(row[name], spread, digits=COLUMNS[name][1])
+    return score(row[name], spread, digits=SCORE_COLUMNS[name][1])
 
 
 def page(title: str, frame: pd.DataFrame) -> str:
@@ -158,15 +158,15 @@ def page(title: str, frame: pd.DataFrame) -> str:
             "chosen": row["chosen"], "n": row["n"],
             "cells": [
                 (_text(row, name), None if isnan(row[name]) else round(row[name], 4))
-                for name in COLUMNS
+                for name in SCORE_COLUMNS
             ],
         }
         for row in records
     ]  # fmt: skip
     made = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return made.from_string(TEMPLATE.read_text("utf-8")).render(
+    return made.from_string(PAGE_TEMPLATE.read_text("utf-8")).render(
         title=title,
-        heads=[head for head, _ in COLUMNS.values()],
+        heads=[head for head, _ in SCORE_COLUMNS.values()],
         worlds=list(dict.fromkeys(frame["world"])),
         families=list(FAMILIES),
         rows=rows,

@@ -9,7 +9,7 @@ import pandas as pd
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
@@ -41,5 +41,5 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 def _texts(row: Row | None) -> list[str]:
     if row is None or not row["n"]:
-        return [NOT_RUN, NOT_RUN]
+        return [NOT_RUN_TEXT, NOT_RUN_TEXT]
     return [score(row[name], row[f"{name}_std"]) for name in ("accuracy", "macro_f1")]

@@ -11,12 +11,14 @@ import pandas as pd
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
 
-MEASURED = dict.fromkeys(("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0)
+NEWCOMER_SHARES = dict.fromkeys(
+    ("right", "newcomer", "member", "gap", "recall", "false_alarms"), 100.0
+)
 """Shares of `wecfl.runs.simulated_newcomers.newcomer_summary` in percent; `gap` is the accuracy of
 newcomers minus that of members."""
 NO_UNSEEN_GROUP = "–"
@@ -35,7 +37,7 @@ def _row(cell: Cell, store: ResultStore) -> Row:
         "rounds": cell.config.rounds,
         "unseen": NO_UNSEEN_GROUP if unseen is None else str(unseen),
     }
-    return usual | more | dict(averaged(results, MEASURED))
+    return usual | more | dict(averaged(results, NEWCOMER_SHARES))
 
 
 def _with_gap(found: Row) -> Row:
@@ -53,7 +55,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
         lines = [_line(row) for row in rows.to_dict("records")]
         done = rows[rows["n"] > 0]
         if len(done) > 1:
-            means = [done[name].mean() for name in MEASURED]
+            means = [done[name].mean() for name in NEWCOMER_SHARES]
             texts = ["–" if isnan(mean) else f"{mean:z.1f}" for mean in means]
             ari = f"{done['ari'].mean():.2f}"
             lines.append(["**mean**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
@@ -62,8 +64,8 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 def _line(row: Row) -> list[str]:
     if not row["n"]:
-        return [row["unseen"], *[NOT_RUN] * (len(MEASURED) + 1), "0"]
-    scores = [score(row[name], row[f"{name}_std"], digits=1) for name in MEASURED]
+        return [row["unseen"], *[NOT_RUN_TEXT] * (len(NEWCOMER_SHARES) + 1), "0"]
+    scores = [score(row[name], row[f"{name}_std"], digits=1) for name in NEWCOMER_SHARES]
     return [row["unseen"], *scores, score(row["ari"], row["ari_std"]), str(row["n"])]
 
 

@@ -10,12 +10,12 @@ import pandas as pd
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
 from wecfl.paper.tables.scores import Row, averaged, score_row
-from wecfl.paper.tables.text_table import NOT_RUN, TextTable
+from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
 __all__ = ["frame", "tables"]
 
-MEASURED = {"isolated": 100.0, "exposed": 100.0, "success": 100.0}
+ATTACK_SHARES = {"isolated": 100.0, "exposed": 100.0, "success": 100.0}
 """Shares of `wecfl.runs.record.CONDITION_KEYS`' attack, in percent."""
 
 
@@ -29,7 +29,7 @@ def _row(cell: Cell, store: ResultStore) -> Row:
     attacks = [result["attack"] for result in stored if "attack" in result]
     label = usual.pop("label")
     attack = {"attack": label or cell.config.attack, "aggregation": cell.config.aggregation}
-    return usual | attack | dict(averaged(attacks, MEASURED))
+    return usual | attack | dict(averaged(attacks, ATTACK_SHARES))
 
 
 def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
@@ -64,7 +64,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
 
 def _defence(row: Row) -> list[str]:
     shares = [_score(row, name) for name in ("isolated", "exposed")]
-    ari = score(row["ari"], row["ari_std"]) if row["n"] else NOT_RUN
+    ari = score(row["ari"], row["ari_std"]) if row["n"] else NOT_RUN_TEXT
     start = [_named(row["method"], row["k"]), row["attack"]]
     return [*start, *shares, ari, _score(row, "accuracy"), str(row["n"])]
 
@@ -84,7 +84,7 @@ def _scores(
 
 def _score(row: Row, name: str) -> str:
     if not row["n"]:
-        return NOT_RUN
+        return NOT_RUN_TEXT
     return score(row[name], row[f"{name}_std"], digits=1)
 
 

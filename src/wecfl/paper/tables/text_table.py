@@ -12,15 +12,15 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["NOT_RUN", "TextTable", "markdown_rows"]
+__all__ = ["NOT_RUN_TEXT", "TextTable", "markdown_rows"]
 
-NOT_RUN = "not run"
+NOT_RUN_TEXT = "not run"
 """The text in place of a score that was not computed."""
 
 BOLD = re.compile(r"\*\*(.+?)\*\*")
 LATEX = str.maketrans({"%": r"\%", "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--"})
 """Characters of our tables that LaTeX writes differently."""
-LEFT_ALIGNED = ("method", "what", "attack", "unseen group")
+LEFT_ALIGNED_HEADS = ("method", "what", "attack", "unseen group")
 """The heads of columns that hold words."""
 
 
@@ -57,11 +57,11 @@ class TextTable:
             padding=(0, 1, 0, 0),
         )
         for head in self.heads:
-            justify: Literal["left", "right"] = "left" if head in LEFT_ALIGNED else "right"
+            justify: Literal["left", "right"] = "left" if head in LEFT_ALIGNED_HEADS else "right"
             table.add_column(head, justify=justify, no_wrap=True)
         for row in self.rows:
             texts = (BOLD.sub(r"[bold]\1[/bold]", escape(text)) for text in row)
-            table.add_row(*texts, style="dim" if NOT_RUN in row else None)
+            table.add_row(*texts, style="dim" if NOT_RUN_TEXT in row else None)
         return table
 
 

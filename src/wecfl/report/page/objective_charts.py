@@ -34,7 +34,7 @@ __all__ = ["Chart", "choice_charts", "drawn", "objective_charts"]
 MAX_DRAWN_CHOICES = 6
 """The largest number of rounds whose choice of K is drawn."""
 DESCRIPTIONS = RECORD_KEYS | DIAGNOSTIC_KEYS | CONDITION_KEYS
-SHOWN_ELSEWHERE = {
+KEYS_SHOWN_ELSEWHERE = {
     "round",
     "ari",
     "nmi",
@@ -71,7 +71,7 @@ def objective_charts(records: Sequence[Record]) -> tuple[list[Chart], list[Chart
     more = []
     curves = {name for record in records for name in scores_of(record)[:MAX_SHOWN_SCORES]}
     for key in dict.fromkeys(key for record in records for key in record):
-        if key not in SHOWN_ELSEWHERE | OBJECTIVES | curves:
+        if key not in KEYS_SHOWN_ELSEWHERE | OBJECTIVES | curves:
             for name, values in _series([record.get(key) for record in records]).items():
                 more += drawn(
                     f"{key} {name}".strip(), {name: values}, rounds, DESCRIPTIONS.get(key, "")

@@ -28,7 +28,7 @@ from wecfl.report.page.run_data import RunData
 from wecfl.report.sentences import client_words, partition_words, remarks
 from wecfl.report.tables.newcomers import newcomer_cells
 from wecfl.report.tables.results import MAX_SHOWN_SCORES
-from wecfl.report.tsne import MIN_CLIENTS, tsne_planes
+from wecfl.report.tsne import MIN_MAPPED_CLIENTS, tsne_planes
 from wecfl.runs.scores import ScoreKind, headline_of, kind_of, summary_scores
 
 __all__ = ["ClusterCard", "Origin", "RunSection", "TrackRounds", "facts", "run_section"]
@@ -237,7 +237,7 @@ def _motion(
     kept = run.traced
     if not kept:
         return None, "This run has no trace. Run it again with --trace to see its clients move."
-    if len(run.clients) < MIN_CLIENTS:
+    if len(run.clients) < MIN_MAPPED_CLIENTS:
         return None, f"{len(run.clients)} clients are too few for a map of neighbourhoods."
     if len(kept) > frames:  # clients move early on: keep the first rounds, thin out the others
         early = frames // 2

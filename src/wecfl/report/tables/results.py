@@ -23,7 +23,7 @@ __all__ = ["experiments", "first_scores", "named_runs", "result_cells", "results
 Summary = Mapping[str, Any]
 """`summary.json`, with the configuration as its `config`."""
 
-COLUMNS = {
+FIXED_COLUMNS = {
     "method", "k", "ari", "ari_std", "worst_decile", "worst_decile_std", "clusters", "rounds",
     "seeds", "seconds", "megabytes", "unfinished", "scores",
 }  # fmt: skip
@@ -44,7 +44,7 @@ def experiments(runs: Sequence[Path | Summary]) -> tuple[pd.DataFrame, list[str]
     frame[choices] = frame[choices].map(str)
     differing = [c for c in choices if _differs(frame, c)]
     plain = {c: c.removeprefix("config.") for c in differing}
-    names = {c: name for c, name in plain.items() if name not in {*frame.columns, *COLUMNS}}
+    names = {c: name for c, name in plain.items() if name not in {*frame.columns, *FIXED_COLUMNS}}
     frame = frame.rename(columns=names)
     key = ["method", "k", "planned", *(names.get(c, c) for c in differing)]
     return frame.drop_duplicates([*key, "seed"], keep="last"), key
@@ -134,7 +134,7 @@ def first_scores(frame: pd.DataFrame) -> list[str]:
 def _choices(frame: pd.DataFrame) -> list[str]:
     """The columns that hold choices in which the experiments differ."""
     scores = _all_scores(frame)
-    usual = {*COLUMNS, *scores, *(f"{name}_std" for name in scores)}
+    usual = {*FIXED_COLUMNS, *scores, *(f"{name}_std" for name in scores)}
     return [column for column in frame.columns if column not in usual]
 
 
