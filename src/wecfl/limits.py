@@ -12,6 +12,7 @@ from wecfl.errors import ConfigError
 __all__ = [
     "MAX_COUNT",
     "MAX_SEED",
+    "check_at_least_one",
     "check_kinds",
     "check_not_negative",
     "check_positive",
@@ -41,6 +42,19 @@ def check_whole(**numbers: tuple[Any, int]) -> None:
             raise ConfigError(
                 f"{name} must be a whole number from {minimum} to {maximum}, got {number!r}"
             )
+
+
+def check_at_least_one(**numbers: int | None) -> None:
+    """Raise an error for a number below 1; None, which stands for a default, is no error.
+
+    >>> check_at_least_one(steps=None, clients=0)
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: clients must be at least 1, got 0
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, got {number}")
 
 
 def check_positive(**numbers: float) -> None:

@@ -12,8 +12,8 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Ensemble, Sent, Site
 from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Table
-from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_at_least_one
 
 __all__ = [
     "SERVINGS",
@@ -100,8 +100,7 @@ class Tuned(_OneModel):
     moments: ClassVar[tuple[str, ...]] = ("before", "after")
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"tuning_steps must be at least 1, got {self.steps}")
+        check_at_least_one(tuning_steps=self.steps)
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> Sequence[F32]:
         """The models before and after fine-tuning."""

@@ -21,7 +21,7 @@ from wecfl.core.state import Reply, State
 from wecfl.core.types import F32, F64, Bool, Int, Int8, Real
 from wecfl.errors import ConfigError, DivergedError
 from wecfl.layout import Layout
-from wecfl.limits import check_whole
+from wecfl.limits import check_at_least_one, check_whole
 
 __all__ = ["Channel", "Forging", "Protection", "Updates"]
 
@@ -140,8 +140,7 @@ class Channel:
         if not 0 <= self.joining < 1:
             raise ConfigError(f"joining must be a share in [0, 1), got {self.joining}")
         check_whole(joining_round=(self.joining_round, 2))
-        if self.min_cluster < 1:
-            raise ConfigError(f"min_cluster must be at least 1, got {self.min_cluster}")
+        check_at_least_one(min_cluster=self.min_cluster)
 
     def check(self, plan: LocalPlan, m: int) -> None:
         """Raise an error if the plan or the number m of clients does not allow this."""

@@ -23,6 +23,7 @@ from wecfl.engine.lesson import Lesson, Samples
 from wecfl.engine.site import LocalSite
 from wecfl.errors import ConfigError, ModelError
 from wecfl.layout import Layout
+from wecfl.limits import check_at_least_one
 from wecfl.memory import empty as memory_of
 from wecfl.models.rows import layout_of, reinitialized, row_of
 from wecfl.tasks import Classification
@@ -80,8 +81,7 @@ class BaseEngine(ABC):
         task: Task = Classification(),  # noqa: B008  (frozen)
     ) -> None:
         self.workers = min(cores() if workers is None else workers, len(federation))
-        if self.workers < 1:
-            raise ConfigError(f"workers must be at least 1, got {workers}")
+        check_at_least_one(workers=self.workers)
         if batchnorm not in ("running", "batch"):
             raise ConfigError(f"batchnorm must be 'running' or 'batch', got '{batchnorm}'")
         self.layout = layout_of(model)

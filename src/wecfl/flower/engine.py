@@ -34,6 +34,7 @@ from wecfl.flower.messages import (
 )
 from wecfl.flower.network_report import NetworkReport, News
 from wecfl.flower.roster import Roster
+from wecfl.limits import check_at_least_one
 from wecfl.models.rows import layout_of, reinitialized, row_of
 from wecfl.printing import log
 from wecfl.tasks import Classification
@@ -99,9 +100,7 @@ class FlowerEngine:
             raise ConfigError(f"quorum must lie in (0, 1], got {quorum}")
         if not timeout > 0:
             raise ConfigError(f"timeout must be positive, got {timeout}")
-        for name, value in (("min_clients", min_clients), ("tries", tries), ("kept", kept)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_at_least_one(min_clients=min_clients, tries=tries, kept=kept)
         if min_clients > len(roster):
             raise ConfigError(
                 f"at least {min_clients} valid replies are required, but there are only "

@@ -23,6 +23,7 @@ from wecfl.flower.messages import Refused
 from wecfl.folder.files import replace_file
 from wecfl.folder.parsing import read_json
 from wecfl.folder.schema import RosterSchema
+from wecfl.limits import check_at_least_one
 from wecfl.runs.record import Record
 from wecfl.runs.result import Result
 
@@ -81,8 +82,7 @@ node keys: pin-nodes = false)
         pinned: bool = True,
         enrolment: Enrolment | None = None,
     ) -> None:
-        if m < 1:
-            raise ConfigError(f"clients must be at least 1, got {m}")
+        check_at_least_one(clients=m)
         self._m, self.classes, self.shape, self._pinned = m, classes, shape, pinned
         self._enrolment = enrolment
         self.run = secrets.token_hex(8)

@@ -29,7 +29,7 @@ from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.inputs import check_room
 from wecfl.layout import Layout
-from wecfl.limits import check_positive
+from wecfl.limits import check_at_least_one, check_positive
 
 __all__ = ["Apart", "FitsInMemory", "HyperNetwork", "Parameters", "hyper_update"]
 
@@ -76,10 +76,7 @@ class HyperNetwork:
     lr: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.embedding is not None and self.embedding < 1:
-            raise ConfigError(f"embedding must be at least 1, got {self.embedding}")
-        if self.hidden < 1:
-            raise ConfigError(f"hidden must be at least 1, got {self.hidden}")
+        check_at_least_one(embedding=self.embedding, hidden=self.hidden)
         check_positive(server_lr=self.lr)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:

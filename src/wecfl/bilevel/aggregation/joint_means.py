@@ -13,8 +13,8 @@ from wecfl.core.components import Aggregation
 from wecfl.core.setting import Setting
 from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
-from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_at_least_one
 
 __all__ = ["CommonColumns", "PeerGroups", "PeerMeans"]
 
@@ -64,8 +64,7 @@ class PeerGroups:
     groups: int = 5
 
     def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ConfigError(f"peer_groups must be at least 1, got {self.groups}")
+        check_at_least_one(peer_groups=self.groups)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with the groups of the clients that took part; −1 for the others."""

@@ -20,6 +20,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_at_least_one
 
 __all__ = ["LossSpread", "LossVectors", "needs_body"]
 
@@ -81,8 +82,7 @@ class LossSpread:
     batches: int | None = None
 
     def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise ConfigError(f"restarts must be at least 1, got {self.restarts}")
+        check_at_least_one(restarts=self.restarts)
 
     def __call__(self, before: State, after: State, sent: Table, setting: Setting) -> State:
         """The state with these models as centers; if clients are fewer than K, the others stay."""

@@ -25,7 +25,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_not_negative
+from wecfl.limits import check_at_least_one, check_not_negative
 
 __all__ = ["BetweenGroups", "DecomposedCosines", "Merging", "PulledSteps", "keep_updates"]
 
@@ -66,8 +66,7 @@ class DecomposedCosines:
     per_group: int = 20
 
     def __post_init__(self) -> None:
-        if self.per_group < 1:
-            raise ConfigError(f"per_group must be at least 1, got {self.per_group}")
+        check_at_least_one(per_group=self.per_group)
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """The groups; after the first clustering, only new clients are placed."""

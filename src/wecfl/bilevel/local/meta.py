@@ -24,7 +24,7 @@ from wecfl.core.program import Field, KeepsNothing, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F32, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_positive
+from wecfl.limits import check_at_least_one, check_positive
 
 __all__ = ["MetaGradient", "MetaSteps", "batch_gradients", "hessian_products"]
 
@@ -113,8 +113,7 @@ class MetaGradient(KeepsNothing):
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if self.inner_steps < 1:
-            raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        check_at_least_one(inner_steps=self.inner_steps)
 
     def check(self, plan: LocalPlan, layout: Layout) -> None:
         """Raise an error if steps are not plain, or no mini-batch is left for the query set."""

@@ -32,7 +32,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_not_negative
+from wecfl.limits import check_at_least_one, check_not_negative
 
 __all__ = [
     "AddedSteps",
@@ -189,8 +189,7 @@ class SoftSteps(FitsAny):
 
     def __post_init__(self) -> None:
         check_not_negative(mu=self.mu)
-        if self.interval < 1:
-            raise ConfigError(f"interval must be at least 1, got {self.interval}")
+        check_at_least_one(interval=self.interval)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The client's model, its u, and its momentum buffer."""

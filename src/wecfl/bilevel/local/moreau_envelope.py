@@ -14,7 +14,7 @@ from wecfl.core.program import Field, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_positive
+from wecfl.limits import check_at_least_one, check_positive
 
 __all__ = ["MoreauSteps"]
 
@@ -41,8 +41,7 @@ class MoreauSteps:
 
     def __post_init__(self) -> None:
         check_positive(lam=self.lam)
-        if self.inner_steps < 1:
-            raise ConfigError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        check_at_least_one(inner_steps=self.inner_steps)
         check_positive(inner_lr=self.inner_lr)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:

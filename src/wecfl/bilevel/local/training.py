@@ -18,7 +18,7 @@ from wecfl.core.program import Field, FitsAny, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
-from wecfl.limits import check_not_negative
+from wecfl.limits import check_at_least_one, check_not_negative
 
 __all__ = [
     "MODEL_REPLY",
@@ -166,8 +166,7 @@ class Parts:
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"head_steps must be at least 1, got {self.steps}")
+        check_at_least_one(head_steps=self.steps)
 
     def keeps(self, plan: LocalPlan) -> Mapping[str, Field]:
         """The momentum buffer."""

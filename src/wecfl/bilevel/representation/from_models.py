@@ -18,6 +18,7 @@ from wecfl.core.state import State
 from wecfl.core.types import F32, F64, Bool, Int, Real
 from wecfl.errors import ConfigError
 from wecfl.layout import Layout
+from wecfl.limits import check_at_least_one
 
 __all__ = [
     "Columns",
@@ -64,8 +65,7 @@ class Columns(FromModels):
     asks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.project is not None and self.project < 1:
-            raise ConfigError(f"project must be at least 1, got {self.project}")
+        check_at_least_one(project=self.project)
 
     def __repr__(self) -> str:
         projected = "" if self.project is None else f", project={self.project}"

@@ -21,6 +21,7 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, FitsAny, KeepsNothing, Program, ReplyAndMemory, Sent, Site
 from wecfl.core.types import F64, Int, Table
 from wecfl.errors import ConfigError
+from wecfl.limits import check_at_least_one
 
 __all__ = [
     "Directions",
@@ -76,8 +77,7 @@ class Directions(_TellingProgram):
     kind: ClassVar[Kind] = "subspaces"
 
     def __post_init__(self) -> None:
-        if self.vectors < 1:
-            raise ConfigError(f"vectors must be at least 1, got {self.vectors}")
+        check_at_least_one(vectors=self.vectors)
 
     @property
     def replies(self) -> Mapping[str, Field]:
@@ -120,8 +120,7 @@ class InitialUpdate(_TellingProgram):
     replies: ClassVar[Mapping[str, Field]] = {"told": Field(("trainable",))}
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError(f"start_steps must be at least 1, got {self.steps}")
+        check_at_least_one(start_steps=self.steps)
 
     def sized(self, engine: Engine) -> InitialUpdate:
         """The same program."""
@@ -249,8 +248,7 @@ class LocalCenters(_TellingProgram):
     kind: ClassVar[Kind] = "centers"
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"local_clusters must be at least 1, got {self.count}")
+        check_at_least_one(local_clusters=self.count)
 
     @property
     def replies(self) -> Mapping[str, Field]:
@@ -280,8 +278,8 @@ def local_clusters(points: F64, k: int) -> tuple[F64, Int]:
     """
     from sklearn.cluster import KMeans  # noqa: PLC0415  (slow to load)
 
-    if len(np.unique(points, axis=0)) <= k:
-        centers, labels = np.unique(points, axis=0, return_inverse=True)
+    centers, labels = np.unique(points, axis=0, return_inverse=True)
+    if len(centers) <= k:
         return centers, labels.reshape(-1)
     if k == 1:
         return points.mean(axis=0, keepdims=True), np.zeros(len(points), np.int64)

@@ -10,7 +10,7 @@ from wecfl.bilevel.local.training import MODEL_REPLY
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Field, FitsAny, KeepsNothing, ReplyAndMemory, Sent, Site
 from wecfl.core.types import Table
-from wecfl.errors import ConfigError
+from wecfl.limits import check_at_least_one
 
 __all__ = ["Trial"]
 
@@ -32,8 +32,7 @@ class Trial(FitsAny, KeepsNothing):
     replies: ClassVar[Mapping[str, Field]] = MODEL_REPLY
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"start_steps must be at least 1, got {self.steps}")
+        check_at_least_one(start_steps=self.steps)
 
     def __call__(self, site: Site, sent: Sent, memory: Table, plan: LocalPlan) -> ReplyAndMemory:
         """Train the model that was sent."""
