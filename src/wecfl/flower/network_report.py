@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,6 +13,7 @@ from flwr.app import Message
 from wecfl.channel.privacy import Privacy
 from wecfl.flower.ledger import append_line
 from wecfl.printing import log, printable
+from wecfl.runs.json_values import json_number
 
 __all__ = ["NetworkReport", "News"]
 
@@ -80,7 +81,7 @@ class NetworkReport:
         epsilon = max(known, metrics.get("epsilon", inf))
         self._entries["privacy"] = {
             "replies": max(before["replies"], int(metrics.get("released", 0))),
-            "epsilon": epsilon if isfinite(epsilon) else None,
+            "epsilon": json_number(epsilon),
         }
 
     def _audit(self, sender: str, message: object, outcome: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import isnan
 
-import numpy as np
 import pandas as pd
 
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
-from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.scores import Row, averaged, score_row, seed_counts
 from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
@@ -58,7 +57,9 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
             means = [done[name].mean() for name in NEWCOMER_SHARES]
             texts = ["–" if isnan(mean) else f"{mean:z.1f}" for mean in means]
             ari = f"{done['ari'].mean():.2f}"
-            lines.append(["**mean**", *(f"**{text}**" for text in [*texts, ari]), _span(done["n"])])
+            lines.append(
+                ["**mean**", *(f"**{text}**" for text in [*texts, ari]), seed_counts(done["n"])]
+            )
         yield TextTable(f"{dataset}, WeCFL with K = {k}, {rounds} rounds", heads, lines)
 
 
@@ -67,8 +68,3 @@ def _line(row: Row) -> list[str]:
         return [row["unseen"], *[NOT_RUN_TEXT] * (len(NEWCOMER_SHARES) + 1), "0"]
     scores = [score(row[name], row[f"{name}_std"], digits=1) for name in NEWCOMER_SHARES]
     return [row["unseen"], *scores, score(row["ari"], row["ari_std"]), str(row["n"])]
-
-
-def _span(counts: pd.Series[int]) -> str:
-    least, most = np.min(counts), np.max(counts)
-    return str(most) if least == most else f"{least}–{most}"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from wecfl.paper.definitions import Cell
 from wecfl.paper.result_store import ResultStore
-from wecfl.paper.tables.scores import Row, averaged, score_row
+from wecfl.paper.tables.scores import Row, averaged, score_row, seed_counts
 from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
@@ -37,7 +37,11 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
     columns = list(dict.fromkeys(frame["aggregation"]))
     for (method, k), rows in frame.groupby(["method", "k"], sort=False):
         lines = [
-            [str(attack), *_scores(by_attack, columns, "accuracy", best=max), _seeds(by_attack)]
+            [
+                str(attack),
+                *_scores(by_attack, columns, "accuracy", best=max),
+                seed_counts(by_attack["n"]),
+            ]
             for attack, by_attack in rows.groupby("attack", sort=False)
         ]
         title = f"Accuracy of honest clients in %, {_named(method, k)}"
@@ -48,7 +52,7 @@ def tables(frame: pd.DataFrame) -> Iterator[TextTable]:
             [
                 _named(method, k),
                 *_scores(by_method, columns, "success", best=min),
-                _seeds(by_method),
+                seed_counts(by_method["n"]),
             ]
             for (method, k), by_method in opened.groupby(["method", "k"], sort=False)
         ]
@@ -86,11 +90,6 @@ def _score(row: Row, name: str) -> str:
     if not row["n"]:
         return NOT_RUN_TEXT
     return score(row[name], row[f"{name}_std"], digits=1)
-
-
-def _seeds(rows: pd.DataFrame) -> str:
-    least, most = rows["n"].min(), rows["n"].max()
-    return str(most) if least == most else f"{least}–{most}"
 
 
 def _named(method: object, k: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from typing import Any
 
@@ -15,7 +15,7 @@ from wecfl.paper.definitions import Cell, PlannedRun
 from wecfl.paper.queue import chosen_run
 from wecfl.paper.result_store import ResultStore, StoredResult
 
-__all__ = ["Row", "averaged", "chosen_words", "score_row"]
+__all__ = ["Row", "averaged", "chosen_words", "score_row", "seed_counts"]
 
 Row = dict[Any, Any]
 """One of the records of a data frame."""
@@ -50,6 +50,16 @@ def averaged(
         values = [factor * result[name] for result in results if result.get(name) is not None]
         yield name, float(np.mean(values)) if values else nan
         yield f"{name}_std", float(np.std(values, ddof=1)) if len(values) > 1 else nan
+
+
+def seed_counts(counts: Iterable[int]) -> str:
+    """The number of seeds of several rows; if it differs, the smallest and the largest one.
+
+    >>> seed_counts([3, 3]), seed_counts([1, 3, 2])
+    ('3', '1–3')
+    """
+    known = sorted(counts)
+    return str(known[0]) if known[0] == known[-1] else f"{known[0]}–{known[-1]}"
 
 
 def _clusters(config: Config) -> int | str:
