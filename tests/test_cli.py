@@ -580,9 +580,8 @@ def test_a_world_is_described_resumed_and_shared_by_newcomers(wecfl: Wecfl, tmp_
     )  # fmt: skip
     once = wecfl("run", *world, "--rounds", "2", "--out", "once")
     assert once.code == 0
-    assert "iid, rotation, noise(deviation=0.2, by=client), mixed 10 %: 16 clients in 4 groups" in (
-        once.out
-    )
+    for part in ("noise(deviation=0.2, by=client)", "mixed 10 %", "16 clients in 4 groups"):
+        assert part in once.out
     assert wecfl("run", *world, "--rounds", "1", "--out", "twice").code == 0
     assert wecfl("resume", "twice", "--rounds", "2").code == 0
     for name in ("clients.csv", "newcomers.csv"):

@@ -16,6 +16,9 @@ MAX_LINES = 400
 MAX_FUNCTION_LINES = 70
 """Of a function's body, without its docstring."""
 MAX_MATCH_LETTERS = 60
+MAX_COMPARED_LETTERS = 60
+"""Of prose that a test compares with an output; rows of tables and commands are no prose."""
+MIN_PROSE_WORDS = 10
 
 RIDDLES = {
     "AGAIN", "BEST", "BIG", "CLEAR", "CLOSE", "COUNTED", "CROWDED", "DETAILED", "DRAWN",
@@ -195,20 +198,41 @@ def test_files_in_docstrings_and_comments_exist() -> None:
     )
 
 
+def text_of(pattern: ast.expr) -> str:
+    """The constant parts of a text."""
+    parts = [node.value for node in ast.walk(pattern) if isinstance(node, ast.Constant)]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
 def test_tests_pin_no_whole_sentences(tests: dict[str, ast.Module]) -> None:
     """Of an error: its type, the key fact, and that it is one line."""
-
-    def letters(pattern: ast.expr) -> int:
-        parts = [node.value for node in ast.walk(pattern) if isinstance(node, ast.Constant)]
-        return sum(len(part) for part in parts if isinstance(part, str))
-
     nothing(
         [
             f"{file}:{node.lineno} {ast.unparse(keyword.value)}"
             for file, tree in tests.items()
             for node in calls(tree, "raises")
             for keyword in node.keywords
-            if keyword.arg == "match" and letters(keyword.value) > MAX_MATCH_LETTERS
+            if keyword.arg == "match" and len(text_of(keyword.value)) > MAX_MATCH_LETTERS
+        ]
+    )
+
+
+def test_tests_compare_no_whole_sentences(tests: dict[str, ast.Module]) -> None:
+    """`assert "a key fact" in output`, not the sentence around it."""
+    compared = [
+        (f"{file}:{node.lineno}", text)
+        for file, tree in tests.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Constant | ast.JoinedStr) and (text := text_of(side))
+    ]
+    nothing(
+        [
+            f"{place} {text}"
+            for place, text in compared
+            if len(text) > MAX_COMPARED_LETTERS
+            and len(re.findall(r"[A-Za-z]+", text)) >= MIN_PROSE_WORDS
         ]
     )
 
