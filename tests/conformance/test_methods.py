@@ -180,7 +180,7 @@ def test_every_method_gives_the_same_result_on_both_engines(name: str) -> None:
         np.testing.assert_allclose(ours.models, theirs.models, atol=1e-4)
 
 
-@on_engines(in_turns(NAMES, 0, of=2, always=KINDS))
+@on_engines(in_turns(NAMES, 0, always=KINDS))
 def test_every_method_goes_on_to_the_bit(
     name: str, engine: str, fed: wecfl.Federation, tmp_path: Path
 ) -> None:

@@ -133,7 +133,7 @@ def same_result(one: Result, two: Result) -> None:
 # The same numbers as a simulation
 
 
-@pytest.mark.parametrize("method", in_turns([*METHODS, "wecfl auto"], 0, of=2))
+@pytest.mark.parametrize("method", in_turns([*METHODS, "wecfl auto"], 0))
 def test_every_method_comes_to_what_the_simulation_does(
     fed: Federation, served: Served, method: str
 ) -> None:

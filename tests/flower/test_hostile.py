@@ -94,7 +94,7 @@ def test_what_ended_runs_does_not(tamper: Tamper, clients: int, tmp_path: Path) 
     assert np.abs(result.centers).max() < 1e3
 
 
-@tries(3)
+@tries(2)
 @given(
     chance=chances,
     choices=st.sampled_from(RUNS),
