@@ -17,9 +17,6 @@ from helpers import Outcome
 
 FACTOR = int(os.environ.get("WECFL_FUZZ", "0"))
 
-TURNS = 3
-"""A suite over all methods runs the methods of one turn out of so many."""
-
 T = TypeVar("T")
 
 chances = st.randoms(use_true_random=False)
@@ -35,7 +32,7 @@ def tries(count: int) -> settings:
     )
 
 
-def in_turns(cases: Iterable[T], turn: int, always: Container[T] = ()) -> list[T]:
+def in_turns(cases: Iterable[T], turn: int, of: int = 3, always: Container[T] = ()) -> list[T]:
     """Every third of the cases, from the one numbered `turn` on, and those of `always`.
 
     Suites over all methods have different turns, so that each method is in several of them, and
@@ -44,7 +41,7 @@ def in_turns(cases: Iterable[T], turn: int, always: Container[T] = ()) -> list[T
     found = list(cases)
     if FACTOR:
         return found
-    return [case for place, case in enumerate(found) if place % TURNS == turn or case in always]
+    return [case for place, case in enumerate(found) if place % of == turn or case in always]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -131,7 +131,8 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     engine = NativeEngine(fed, model, batchnorm="batch" if by_batch else "running", batch=32)
     found = evaluation.gradients(engine, rows)
     for own, module, width, ours in zip(fed.train, modules, widths, found, strict=True):
-        x, y, how = fed.x[own], fed.y[own], {"width": width, "by_batch": by_batch}
+        x, y = fed.x[own], fed.y[own]
+        how: dict[str, Any] = {"width": width, "by_batch": by_batch}
         exact = autograd(module, x, y, torch.float64, **how)
         # As in training: torch's own error where the network is badly conditioned.
         shaken = [x] if tokens_of(model) else [x, np.nextafter(x, 9), np.nextafter(x, -9)]
@@ -243,7 +244,8 @@ class UnreadWay(nn.Module):
         self.head = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.both_ways(x)[1][-1])
+        logits: Tensor = self.head(self.both_ways(x)[1][-1])
+        return logits
 
 
 class UnreadFunction(nn.Module):
@@ -258,7 +260,8 @@ class UnreadFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         image = self.first(x)
         self.unread(image)
-        return self.head(torch.flatten(self.second(image), 1))
+        logits: Tensor = self.head(torch.flatten(self.second(image), 1))
+        return logits
 
 
 @pytest.mark.parametrize("isa", ISAS)
