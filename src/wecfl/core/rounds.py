@@ -82,7 +82,7 @@ def maximization(state: State, setting: Setting) -> State:
     if setting.method.representation.tells and state.met is not None:
         heard &= state.met  # a client that has told nothing has no cluster yet
     heard &= setting.enough(state.labels[heard], len(state.centers))[state.labels]
-    counted = state if heard.all() else state.take(heard)
+    counted = state if heard.all() else replace(state, memory={}).take(heard)
     after = setting.method.aggregation(
         counted, importance[heard], engine.sizes[heard], engine.layout
     )
