@@ -24,11 +24,15 @@ from helpers import Wecfl, local_update, method_named, run_flat, same_states
 from moody_model import Moody, is_marked, with_marked_client
 from wecfl import Correction, Federation, RayEngine, State, make_engine, methods
 from wecfl.bilevel import evaluation
+from wecfl.bilevel.local import Train
 from wecfl.core.plan import LocalPlan
+from wecfl.core.program import Job, Sent
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
-from wecfl.core.types import F32
+from wecfl.core.types import F32, Table
 from wecfl.engine.local import BaseEngine
+from wecfl.engine.ray import FETCHING
+from wecfl.engine.ray.actor_memory import MAX_REPEATED_EXCHANGES, ActorMemory
 from wecfl.engine.ray.cluster import imported
 from wecfl.errors import ConfigError, EngineError
 from wecfl.models import build, row_of
@@ -263,6 +267,79 @@ def test_a_node_that_dies_is_done_without(
         found = trained(engine, cnn())
     assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
     assert "died during 'train'" in caplog.text
+
+
+def wide() -> nn.Module:
+    """A model whose rows are too large to be sent with the answers of actors."""
+    with keyed(SEED):
+        return nn.Sequential(nn.Flatten(), nn.Linear(72, 600), nn.ReLU(), nn.Linear(600, 3))
+
+
+def memory_after(engine: BaseEngine, memory: Table, number: int, active: list[int] | None) -> Table:
+    """What clients keep after a local update that begins with one model for all."""
+    who = np.arange(5) if active is None else np.array(active)
+    job = Job(Train(), PLAN.of(who), SEED, number, keep=True)
+    sent = Sent({"model": np.repeat(row_of(wide())[None], len(who), axis=0)})
+    return engine.ask(job, sent, who, memory).memory
+
+
+def remembered(
+    engine: BaseEngine, rounds: int, before: Callable[[int], object] = lambda number: None
+) -> list[Table]:
+    """What clients keep after each of some rounds."""
+    memories: list[Table] = [{}]
+    for number in range(rounds):
+        before(number)
+        active = [None, [0, 3], [1, 2, 3, 4], [2]][number % 4]
+        memories.append(memory_after(engine, memories[-1], number, active))
+    return memories[1:]
+
+
+def bits(memories: list[Table]) -> list[bytes]:
+    return [memory["momentum"].tobytes() for memory in memories]
+
+
+def test_what_clients_keep_stays_with_their_actors_and_can_be_read_at_any_time(
+    images: Federation, cluster: Any
+) -> None:
+    """Also of earlier rounds, after the engine was closed, and by an engine that goes on."""
+    with make_engine("native", images, wide(), workers=1) as local:
+        expected = remembered(local, 13)
+    with RayEngine(images, wide(), workers=2, address=cluster.address) as engine:
+        found = remembered(engine, 13)
+        last = found[-1]
+        assert isinstance(last, ActorMemory)
+        assert len(last.exchanges) == 13 % MAX_REPEATED_EXCHANGES
+        assert bits(found[3:4]) == bits(expected[3:4])
+    assert bits(found) == bits(expected)
+    with make_engine("native", images, wide(), workers=1) as local:
+        once_more = memory_after(local, expected[-1], 13, [1, 2])
+    with RayEngine(images, wide(), workers=3, address=cluster.address) as engine:
+        for memory in (last, expected[-1]):
+            assert bits([memory_after(engine, memory, 13, [1, 2])]) == bits([once_more])
+
+
+@pytest.mark.parametrize("when", ["training", "reading"])
+def test_what_clients_keep_is_made_again_if_its_node_dies(
+    when: str, images: Federation, cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rounds since the last copy are done again, of which there is none here."""
+    with make_engine("native", images, wide(), workers=1) as local:
+        expected = remembered(local, 7)
+    node = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+
+    def remove(number: int) -> None:
+        if number == 6:
+            cluster.remove_node(node, allow_graceful=False)
+
+    with RayEngine(images, wide(), address=cluster.address) as engine:
+        assert engine.nodes == 3
+        found = remembered(engine, 7, remove if when == "training" else lambda number: None)
+        if when == "reading":
+            remove(6)
+        assert bits(found[-1:]) == bits(expected[-1:])
+    assert f"died during '{'train' if when == 'training' else FETCHING}'" in caplog.text
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def exchange(state: State, setting: Setting, ask: Ask = Ask()) -> State:  # noqa
     job = Job(
         ask.program or method.local, plan.of(who), setting.seed, state.round, state.tick,
         method.shared, keep=True, met=met[who],
-        in_place=sum(rows.nbytes for rows in state.memory.values()) > setting.in_place_above,
+        in_place_above=setting.in_place_above,
     )  # fmt: skip
     shape = (len(who), state.centers.shape[1])
     answers = engine.ask(job, sent, who, state.memory)

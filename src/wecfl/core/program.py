@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -239,8 +240,8 @@ class Job:
     """Whether the new memory replaces the old one. An evaluation never changes it."""
     met: Bool | None = None
     """(n,), the clients that should have memory from an earlier exchange; None: none of them."""
-    in_place: bool = False
-    """Whether the new memory may be written into the arrays of the old one."""
+    in_place_above: float = inf
+    """If the old memory has more bytes than this, the new one may be written into its arrays."""
 
     def keeps(self, layout: Layout) -> dict[str, Field]:
         """What stays at a client: what the program keeps, and the private columns."""

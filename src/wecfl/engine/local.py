@@ -159,6 +159,7 @@ class LocalEngine(BaseEngine):
         clients = self._chosen(who)
         n, m, everyone = len(clients), len(self.sizes), len(clients) == len(self.sizes)
         travels = self.layout.columns(job.shared) if job.keep else slice(None)
+        in_place = sum(table.nbytes for table in memory.values()) > job.in_place_above
         rows: dict[str, NDArray[Any]] = {}
         kept: dict[str, NDArray[Any]] = {}
         for start in range(0, n, size := self._clients_at_a_time()):
@@ -181,7 +182,7 @@ class LocalEngine(BaseEngine):
                     continue
                 if name not in kept:
                     before = memory.get(name)
-                    if before is None or not (job.in_place and before.flags.writeable):
+                    if before is None or not (in_place and before.flags.writeable):
                         before = table_for(made, m, before)
                     kept[name] = before
                 kept[name][clients[part]] = made

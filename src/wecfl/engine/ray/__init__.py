@@ -6,18 +6,21 @@ computation depends on is keyed by (seed, round, client). So any number of actor
 the same bits, and if an actor dies, another one can repeat its work.
 
 Rows of numbers are sent through Ray's object store. After the distribution, the clients of a
-cluster have the same model, so each distinct row of a matrix is sent once, for all shards. Ray
-itself pickles what it sends: whoever can reach its ports can run code on its nodes.
+cluster have the same model, so each distinct row of a matrix is sent once, for all shards. What
+clients keep stays on the nodes (`actor_memory.py`). Ray itself pickles what it sends: whoever can
+reach its ports can run code on its nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from time import monotonic, sleep
 from typing import Any, Literal, Unpack, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +29,11 @@ from torch import nn
 from wecfl.core.program import Answers, Job, Sent
 from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
-from wecfl.engine.local import NO_MEMORY, BaseEngine, EngineOptions, table_for
+from wecfl.engine.local import NO_MEMORY, BaseEngine, EngineOptions
 from wecfl.engine.ray.actor import Actor
+from wecfl.engine.ray.actor_memory import ActorMemory, Exchange, Shard
 from wecfl.engine.ray.cluster import check_address, connect, first_line, imported
-from wecfl.engine.ray.rows import Packed, distinct
+from wecfl.engine.ray.rows import Packed, array_for, distinct
 from wecfl.errors import EngineError, WecflError
 from wecfl.printing import log
 
@@ -40,6 +44,8 @@ ClientProgress = Callable[[str, int, int], None]
 
 MAX_REPLACEMENTS = 3
 """The largest number of times that the actor of a shard is replaced in one step."""
+FETCHING = "fetch what clients keep"
+"""The name of this work in messages."""
 FREE_CORES_TIMEOUT_SECONDS = 5.0
 """The time to wait for free cores. After it, actors share the cores that exist."""
 
@@ -79,7 +85,8 @@ class RayEngine(BaseEngine):
         self._ray = imported(loopback=address is None)
         self._progress = progress or (lambda work, done, total: None)
         self._max_replacements = max_replacements
-        self._shards: list[_Shard] = []
+        self._shards: list[Shard] = []
+        self._unread: WeakValueDictionary[int, ActorMemory] = WeakValueDictionary()
         self._name = ""
         inner_options: EngineOptions = {
             "batchnorm": self._batchnorm, "batch": self._batch, "workers": 1, "task": self.task,
@@ -103,24 +110,50 @@ class RayEngine(BaseEngine):
     def ask(
         self, job: Job, sent: Sent, who: Int | None = None, memory: Table = NO_MEMORY
     ) -> Answers:
-        """Each shard runs the program for its clients (`wecfl.core.engine.Engine`)."""
-        clients, m = self._chosen(who), len(self.sizes)
+        """Each shard runs the program for its clients (`wecfl.core.engine.Engine`).
+
+        What clients keep stays with the actors, until somebody reads it (`ActorMemory`).
+        """
+        if not self._shards:
+            raise EngineError("the engine is closed: make a new one")
+        clients = self._chosen(who)
+        before = self._held(memory)
+        exchange = self._exchange(job, sent, clients)
         rows: dict[str, NDArray[Any]] = {}
-        kept: dict[str, NDArray[Any]] = {}
-        for at, (reply, after) in self._each(job, sent, clients, memory):
+        kept: dict[Shard, Any] = {}
+        row_bytes: dict[str, int] = {}
+        for shard, (reply, sizes), part in self._each(job, exchange, before):
+            at = np.searchsorted(clients, exchange.clients(shard))
             for name, made in reply.items():
                 if name not in rows:
-                    rows[name] = table_for(made, len(clients))
-                rows[name][np.searchsorted(clients, at)] = made
-            for name, made in after.items():
-                if name not in kept:
-                    kept[name] = table_for(made, m, memory.get(name))
-                kept[name][at] = made
-        return Answers(rows, np.zeros(len(clients), np.int8), {**memory, **kept})
+                    rows[name] = array_for(made, (len(clients), *made.shape[1:]))
+                rows[name][at] = made
+            kept[shard] = part
+            row_bytes |= sizes
+        heard = np.zeros(len(clients), np.int8)
+        if not row_bytes:
+            return Answers(rows, heard, memory)
+        after = before.after(exchange, kept, row_bytes)
+        self._unread[id(after)] = after
+        if after.is_due:
+            after.tables()
+        return Answers(rows, heard, after)
+
+    def _held(self, memory: Table) -> ActorMemory:
+        """The memory of all clients: with the actors of this engine, or a copy that is here."""
+        if isinstance(memory, ActorMemory) and memory.kept.keys() <= {*self._shards}:
+            return memory
+        return ActorMemory(len(self.sizes), dict(memory), self._fetched)
 
     def close(self) -> None:
-        """End the actors; also end Ray, or the connection to it, if this engine began it."""
+        """End the actors; also end Ray, or the connection to it, if this engine began it.
+
+        What clients keep is fetched before.
+        """
         if self._ray.is_initialized():
+            for memory in list(self._unread.values()):
+                with suppress(EngineError):  # which is raised again if the memory is read
+                    memory.tables()
             for shard in self._shards:
                 self._ray.kill(shard.actor)
         self._shards.clear()
@@ -133,7 +166,7 @@ class RayEngine(BaseEngine):
         for number in range(self.workers):
             clients = np.arange(number, m, self.workers)
             held = ray.put(_alone(self._drifting, clients.tolist()))
-            self._shards.append(_Shard(clients, held, self._actor(free - number)))
+            self._shards.append(Shard(clients, held, self._actor(free - number)))
         self._how = {
             "kind": kind, "model": ray.put(self._model), "options": dict(options),
             "release": version("wecfl"),
@@ -165,22 +198,22 @@ class RayEngine(BaseEngine):
         options = {"num_cpus": 1 if free >= 1 else 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**options)(Actor).remote()
 
-    def _loaded(self, shard: _Shard) -> Any:
+    def _loaded(self, shard: Shard) -> Any:
         return shard.actor.load.remote(shard.held, **self._how)
 
-    def _ask_all(self, ask: Callable[[_Shard], Any]) -> list[Any]:
+    def _ask_all(self, ask: Callable[[Shard], Any]) -> list[Any]:
         """The answers of all actors, before they take part in a step."""
         asked = [(shard, ask(shard)) for shard in self._shards]
-        deaths: Counter[_Shard] = Counter()
+        deaths: Counter[Shard] = Counter()
         return [self._answer(shard, answer, ask, "load", deaths) for shard, answer in asked]
 
     def _answer(
         self,
-        shard: _Shard,
+        shard: Shard,
         asked: Any,
-        ask: Callable[[_Shard], Any],
+        ask: Callable[[Shard], Any],
         work: str,
-        deaths: Counter[_Shard],
+        deaths: Counter[Shard],
     ) -> Any:
         """The answer of a shard's actor, or of the one that replaces it."""
         while True:
@@ -192,61 +225,103 @@ class RayEngine(BaseEngine):
             except self._ray.exceptions.RayError as error:
                 raise self._as_ours(error, "load") from None
 
-    def _each(self, job: Job, sent: Sent, clients: Int, memory: Table) -> Iterator[tuple[Int, Any]]:
-        """Let the actors run a program for these clients; yield clients and results as they come.
+    def _exchange(self, job: Job, sent: Sent, clients: Int) -> Exchange:
+        """What the actors of these clients are told, without the clients' memory.
 
-        Every actor gets what is common to all, and the rows and the memory of its own clients.
+        Every actor gets what is common to all, and the rows of its own clients.
         """
-        if not self._shards:
-            raise EngineError("the engine is closed: make a new one")
-        ray, calls, work = self._ray, {}, job.program.name
+        ray, calls = self._ray, {}
         packed = {name: self._packed(rows) for name, rows in sent.own.items()}
         common = {name: ray.put(np.ascontiguousarray(a)) for name, a in sent.common.items()}
         for shard in self._shards:
             part = np.flatnonzero(np.isin(clients, shard.clients))
             if len(part):
                 in_shard = np.searchsorted(shard.clients, clients[part])
-                held = {name: rows[clients[part]] for name, rows in memory.items()}
                 calls[shard] = (
-                    in_shard, replace(job, plan=job.plan.of(part)), held, list(common),
+                    in_shard, replace(job, plan=job.plan.of(part)), list(common),
                     {name: rows.which(part) for name, rows in packed.items()},
                     *common.values(), *(rows.rows(part) for rows in packed.values()),
                 )  # fmt: skip
-        waiting = {
-            shard.actor.call.remote(*call, round=self._round): shard
-            for shard, call in calls.items()
-        }
-        deaths: Counter[_Shard] = Counter()
-        done = 0
-        self._progress(work, done, len(clients))
+        size = sum(rows.nbytes for rows in packed.values())
+        size += sum(rows.nbytes for rows in sent.common.values())
+        return Exchange(calls, self._round, size)
+
+    def _each(
+        self, job: Job, exchange: Exchange, memory: ActorMemory
+    ) -> Iterator[tuple[Shard, Any, Any]]:
+        """Let the actors run a program; yield shards, answers and references to what is kept."""
+        ray, work = self._ray, job.program.name
+        waiting = {}
+        for shard in exchange.calls:
+            answer, part = self._called(shard, memory.part(shard), exchange)
+            waiting[answer] = shard, part
+        deaths: Counter[Shard] = Counter()
+        done, total = 0, sum(len(exchange.clients(shard)) for shard in exchange.calls)
+        self._progress(work, done, total)
         while waiting:
             (ready,), _ = ray.wait(list(waiting), num_returns=1)
-            shard = waiting.pop(ready)
+            shard, part = waiting.pop(ready)
             try:
                 result = ray.get(ready)
             except self._fatal as error:
                 self._renew(shard, work, deaths, error)
                 self._answer(shard, self._loaded(shard), self._loaded, work, deaths)
-                again = shard.actor.call.remote(*calls[shard], round=self._round)
-                waiting[again] = shard
+                answer, part = self._called(shard, self._restored(shard, memory), exchange)
+                waiting[answer] = shard, part
                 continue
             except ray.exceptions.RayError as error:
                 raise self._as_ours(error, work) from None
-            in_shard, *_ = calls[shard]
-            yield shard.clients[in_shard], result
-            done += len(in_shard)
-            self._progress(work, done, len(clients))
+            yield shard, result, part
+            done += len(exchange.clients(shard))
+            self._progress(work, done, total)
+
+    def _called(self, shard: Shard, memory: Any, exchange: Exchange) -> tuple[Any, Any]:
+        """References to the answer of a shard's actor, and to what its clients keep then."""
+        call = shard.actor.call.options(num_returns=2).remote
+        answer, kept = call(memory, *exchange.calls[shard], round=exchange.round)
+        return answer, kept
+
+    def _restored(self, shard: Shard, memory: ActorMemory) -> Any:
+        """What the clients of a shard keep; if a node was lost with it, it is made again."""
+        part = memory.part(shard)
+        if shard not in memory.kept:
+            return part
+        try:
+            self._ray.get(part)
+        except self._fatal:
+            part = memory.copied(shard)
+            for exchange in memory.exchanges:
+                if shard in exchange.calls:
+                    _, part = self._called(shard, part, exchange)
+            memory.kept[shard] = part
+        return part
+
+    def _fetched(self, shard: Shard, memory: ActorMemory) -> Table:
+        """The rows that the clients of a shard keep, from the node where they are."""
+        if not self._shards or not self._ray.is_initialized():
+            raise EngineError("what clients keep can't be read, because the engine is closed")
+        deaths: Counter[Shard] = Counter()
+        while True:
+            try:
+                rows: Table = self._ray.get(memory.part(shard))
+            except self._fatal as error:
+                self._renew(shard, FETCHING, deaths, error)
+                self._answer(shard, self._loaded(shard), self._loaded, FETCHING, deaths)
+                self._restored(shard, memory)
+            else:
+                return rows
 
     def _packed(self, rows: NDArray[Any]) -> Packed:
         """The rows (n, …, P) of the clients that are asked, packed for the actors."""
         given = np.ascontiguousarray(rows)
         if given.dtype != np.float32 or given.ndim < 2:
-            return Packed(given)
+            return Packed(given, given.nbytes)
         flat = given.reshape(-1, given.shape[-1])
         chosen, which = distinct(flat)
         if len(chosen) * self.nodes < len(flat):
-            return Packed(self._ray.put(flat[chosen]), which.reshape(given.shape[:-1]))
-        return Packed(given)
+            rows = flat[chosen]
+            return Packed(self._ray.put(rows), rows.nbytes, which.reshape(given.shape[:-1]))
+        return Packed(given, given.nbytes)
 
     @property
     def _fatal(self) -> tuple[type[Exception], ...]:
@@ -257,7 +332,7 @@ class RayEngine(BaseEngine):
             known.WorkerCrashedError, known.OutOfMemoryError,
         )  # fmt: skip
 
-    def _renew(self, shard: _Shard, work: str, deaths: Counter[_Shard], error: Exception) -> None:
+    def _renew(self, shard: Shard, work: str, deaths: Counter[Shard], error: Exception) -> None:
         """Give a shard to a new actor on a node that is alive; its data is not loaded yet."""
         count = len(shard.clients)
         if deaths[shard] == self._max_replacements:
@@ -279,16 +354,6 @@ class RayEngine(BaseEngine):
         if isinstance(cause, WecflError):
             return cause
         return EngineError(f"the Ray engine failed in {work}: {first_line(cause or error)}")
-
-
-@dataclass(slots=True, eq=False)
-class _Shard:
-    """Some of the clients, and the actor that currently has them."""
-
-    clients: Int
-    held: Any
-    """The data of its clients, in the object store."""
-    actor: Any
 
 
 def _alone(federation: Federation, clients: Sequence[int]) -> Federation:

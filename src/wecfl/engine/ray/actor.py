@@ -8,12 +8,14 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from wecfl.core.program import Job, Sent
 from wecfl.core.types import Int, Table
 from wecfl.data.federation import Federation
 from wecfl.engine.ray.cluster import imported
+from wecfl.engine.ray.rows import array_for
 from wecfl.errors import EngineError
 
 __all__ = ["Actor"]
@@ -51,36 +53,37 @@ class Actor:
 
     def call(
         self,
+        memory: Table,
         clients: Int,
         job: Job,
-        memory: Table,
         common: Sequence[str],
         which: Mapping[str, Int | None],
         *arrays: Any,
         round: int,
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Run a program for these clients of the shard; return what they reply and what they keep.
+    ) -> tuple[tuple[Table, dict[str, int]], Table]:
+        """Run a program for these clients of the shard, with their data of this round of the run.
 
-        Their data are those of this round of the run. `arrays` are first the common arrays, and
-        then the arrays with a row for each client.
+        `memory` is what all clients of the shard keep. `arrays` are first the common arrays, and
+        then the arrays with a row for each client. The first value is for the driver: what the
+        clients reply, and the bytes of a row of what clients keep. The second one is what all
+        clients of the shard keep.
         """
         own = {
-            name: array if numbers is None else array[numbers]
+            name: _writable(array, numbers)
             for (name, numbers), array in zip(which.items(), arrays[len(common) :], strict=True)
         }
         shared = dict(zip(common, arrays, strict=False))
-        writable = {name: np.array(rows) for name, rows in own.items()}
-        held = self._spread(clients, memory)
         self._engine.move_to(round)
-        answers = self._engine.ask(job, Sent(writable, shared), clients, held)
-        kept = {name: rows[clients] for name, rows in answers.memory.items()} if job.keep else {}
-        return answers.rows, kept
+        answers = self._engine.ask(job, Sent(own, shared), clients, memory)
+        kept = answers.memory if job.keep else {}
+        return (answers.rows, {name: rows[:1].nbytes for name, rows in kept.items()}), kept
 
-    def _spread(self, clients: Int, memory: Table) -> dict[str, Any]:
-        """Tables (n, …) of the whole shard with these clients' rows; the other rows are zero."""
-        n = len(self._engine.sizes)
-        spread = {}
-        for name, rows in memory.items():
-            spread[name] = np.zeros((n, *rows.shape[1:]), rows.dtype)
-            spread[name][clients] = rows
-        return spread
+
+def _writable(array: NDArray[Any], numbers: Int | None) -> NDArray[Any]:
+    """The rows with these numbers, or all rows, in an array that a program may overwrite."""
+    if numbers is None:
+        rows = array_for(array, array.shape)
+        rows[...] = array
+        return rows
+    rows = array_for(array, (*numbers.shape, *array.shape[1:]))
+    return np.take(array, numbers, axis=0, out=rows, mode="clip")

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from wecfl import memory
 from wecfl.core.types import F32, Int
 
-__all__ = ["Packed", "distinct"]
+__all__ = ["Packed", "array_for", "distinct"]
 
 KEY_COLUMNS = 64
 """The number of columns that are compared first, to find rows that may be equal."""
@@ -20,6 +22,7 @@ class Packed:
     """A matrix of rows as it is sent: whole, or as its distinct rows and their numbers."""
 
     array: Any
+    nbytes: int
     numbers: Int | None = None
 
     def rows(self, part: Int) -> Any:
@@ -29,6 +32,11 @@ class Packed:
     def which(self, part: Int) -> Int | None:
         """The number of each client's row; None: each client has its own row, in order."""
         return None if self.numbers is None else self.numbers[part]
+
+
+def array_for(rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """An array of any content, for numbers like these."""
+    return memory.empty(shape) if rows.dtype == np.float32 else np.empty(shape, rows.dtype)
 
 
 def distinct(rows: F32) -> tuple[Int, Int]:
