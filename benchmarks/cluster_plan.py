@@ -5,10 +5,11 @@ The model, for m clients that take part, n nodes of c cores with an actor each, 
     T(n) = m t / (n c)  +  n c o  +  m s  +  B (b + 1 / w)
 
 t: seconds of a core to train and test a client; o: seconds of the call of an actor; s: seconds
-of the server per client (E, M, D); B = 12 m P, the bytes of models and momentum that come back and
-of momentum that is sent; b: seconds to copy a byte through the object store; w: bytes per second of
-the network, 10 Gbit/s. Everything that the driver does comes one after the other, so the plan is
-careful. No real round on several machines was compared with it.
+of the server per client (E, M, D); B = 4 m P (1 + f), the bytes of the models that come back and of
+momentum, which is fetched in a share f of the rounds: in every tenth one in memory, in every one
+with a checkpoint in every round; b: seconds to copy a byte through the object store; w: bytes per
+second of the network, 10 Gbit/s. Everything that the driver does comes one after the other, so the
+plan is careful. No real round on several machines was compared with it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
 from wecfl.core.setting import Setting
 from wecfl.engine.local import BaseEngine
+from wecfl.engine.ray.actor_memory import MAX_REPEATED_EXCHANGES
 from wecfl.engine.ray.cluster import imported
 
 MEGABYTES = 64
@@ -38,6 +40,8 @@ ACTORS = 4
 REPEATS = 5
 STEPS = 10
 """Mini-batches of 32 in a round."""
+FETCHES = {"": 1 / MAX_REPEATED_EXCHANGES, ", checkpoints": 1.0}
+"""The share of rounds in which momentum is fetched, in memory and with checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,14 @@ class Constants:
     """For each byte."""
     parameters: int
 
-    def round(self, clients: int, nodes: int, *, cores: int = 16, network: float = 1.25e9) -> float:
+    def round(
+        self, clients: int, nodes: int, fetched: float, *, cores: int = 16, network: float = 1.25e9
+    ) -> float:
         """The seconds of a round of so many clients; one node needs no network and no store."""
         work = clients * self.train / (nodes * cores) + clients * self.server
         if nodes == 1:
             return work
-        sent = 12 * clients * self.parameters
+        sent = 4 * clients * self.parameters * (1 + fetched)
         return work + nodes * cores * self.call + sent * (self.copy + 1 / network)
 
 
@@ -76,9 +82,10 @@ def lines(clients: int = 10_000, cores: int = 16) -> list[Line]:
     for steps in (STEPS, 10 * STEPS):
         work = replace(found, train=found.train * steps / STEPS)
         for nodes in (1, 4, 16, 100):
-            seconds = work.round(clients, nodes, cores=cores)
             name = f"{steps} steps, {nodes} node{'s' if nodes > 1 else ''} of {cores} cores"
-            told.append(Line(name, title, [seconds], unit="s"))
+            for how, fetched in FETCHES.items():
+                seconds = work.round(clients, nodes, fetched, cores=cores)
+                told.append(Line(name + how, title, [seconds], unit="s"))
     return told
 
 

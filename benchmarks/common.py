@@ -248,7 +248,7 @@ def cpu_seconds() -> float:
     """Used so far by this process and all that descend from it (Linux)."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = process_time() + ended.ru_utime + ended.ru_stime
-    for pid in _descendants(os.getpid()):
+    for pid in descendants(os.getpid()):
         with suppress(OSError):  # it has ended: its parent counts it from now on
             after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             # User and system, of itself and of its children that have ended.
@@ -256,12 +256,13 @@ def cpu_seconds() -> float:
     return total
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The processes that descend from a process (Linux)."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
-                found += [child, *_descendants(child)]
+                found += [child, *descendants(child)]
     return found
 
 

@@ -34,8 +34,7 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     # Cited where they are needed.
     alone = {
         "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
-        "table2_mixture", "auto_k_battery", "auto_k_safeguards", "drift", "niid_scaffold",
-        "kmeans_sample", "cluster_plan",
+        "table2_mixture", "auto_k_battery", "auto_k_safeguards", "drift", "niid_scaffold", "kmeans_sample", "cluster_plan", "cluster_profile",
         "projection",
     }  # fmt: skip
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
@@ -45,9 +44,11 @@ def test_a_plan_adds_up_what_was_measured(module: Callable[[str], ModuleType]) -
     found = module("cluster_plan").Constants(
         train=0.01, call=0.001, server=0.0002, copy=1e-9, parameters=1000
     )
-    assert found.round(1000, 1, cores=10) == pytest.approx(1.0 + 0.2)
-    # half a second of training, the server, 20 actors, 12 MB copied and sent at 12 MB/s
-    assert found.round(1000, 2, cores=10, network=12e6) == pytest.approx(0.5 + 0.2 + 0.02 + 1.012)
+    assert found.round(1000, 1, 1.0, cores=10) == pytest.approx(1.0 + 0.2)
+    # half a second of training, the server, 20 actors, 8 MB copied and sent at 8 MB/s, or 4 MB
+    for fetched, sent in ((1.0, 1.008), (0.0, 0.504)):
+        seconds = found.round(1000, 2, fetched, cores=10, network=8e6)
+        assert seconds == pytest.approx(0.5 + 0.2 + 0.02 + sent)
 
 
 def test_growth_runs_the_public_interface(module: Callable[[str], ModuleType]) -> None:
