@@ -34,7 +34,8 @@ def test_every_question_is_asked(module: Callable[[str], ModuleType]) -> None:
     # Cited where they are needed.
     alone = {
         "soak", "choose_k", "newcomers", "kmeans_start", "serve_rate", "weighting",
-        "table2_mixture", "auto_k_battery", "auto_k_safeguards", "drift", "niid_scaffold", "kmeans_sample", "cluster_plan", "cluster_profile",
+        "table2_mixture", "auto_k_battery", "auto_k_safeguards", "drift", "niid_scaffold",
+        "kmeans_sample", "cluster_plan", "cluster_profile",
         "projection",
     }  # fmt: skip
     assert asked == {file.stem for file in PLACE.glob("*.py")} - helpers - alone
