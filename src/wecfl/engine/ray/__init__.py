@@ -289,7 +289,7 @@ class RayEngine(BaseEngine):
         try:
             self._ray.get(part)
         except self._fatal:
-            part = memory.copied(shard)
+            part = self._ray.put(memory.copied(shard))
             for exchange in memory.exchanges:
                 if shard in exchange.calls:
                     _, part = self._called(shard, part, exchange)
