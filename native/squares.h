@@ -153,6 +153,10 @@ static void combine_points(const ConvShape& s, const float* in, const float* gra
     auto put = [](float* to, size_t point, V p, V q, V a, V z) {
         store(to + P * point, p), store(to + Q * point, q), store(to + A * point, a), store(to + Z * point, z);
     };
+    // The next band's rows come while this one is multiplied: P and Q fetch one of every two.
+    auto fetch_next = [](const float* square) {
+        if (I == P || I == Q) __builtin_prefetch(square), __builtin_prefetch(square + LANES);
+    };
     auto channels = [&](int count, float* to_channel, auto row) {
         for (int c = 0; c < count; c++, to_channel += plane) {
             float* at = to_channel;
@@ -167,7 +171,9 @@ static void combine_points(const ConvShape& s, const float* in, const float* gra
         if (I == Z && 2 * y + 1 >= s.height) plus = other;
         auto column = [&](int x) { return load(plus + x * LANES) + r.sign * load(other + x * LANES); };
         V d0 = column(0), d1 = column(1);
+        const float* next = top + ((I == P ? 2 : 3) + 2 * (to - from)) * s.in_row;
         for (int x = 0; x < across; x++, at += LANES) {
+            fetch_next(next + 2 * x * LANES);
             const V d2 = column(2 * x + 2), d3 = x < whole ? column(2 * x + 3) : V{};
             put(at, in_point, d1 + d2, d2 - d1, d0 - d2, d3 - d1);
             d0 = d2, d1 = d3;
@@ -181,7 +187,9 @@ static void combine_points(const ConvShape& s, const float* in, const float* gra
             const V below = both ? load(bottom + x * LANES) : V{};
             return I == Z ? below : I == P ? load(top + x * LANES) + below : load(top + x * LANES) - below;
         };
+        const float* next = top + ((I == P ? 0 : 1) + 2 * (to - from)) * s.out_row;
         for (int x = 0; x < across; x++, at += LANES) {
+            fetch_next(next + 2 * x * LANES);
             const V first = column(2 * x), second = x < whole ? column(2 * x + 1) : V{};
             put(at, out_point, first + second, first - second, first, second);
         }
