@@ -62,15 +62,15 @@ static void taps_pixels(const Taps& taps, const TapGrid& g, const float* in, con
     }
 }
 
-// partial[o][k][lane] += Σ_pixels grad[o][pixel] · in[pixel + offset k] for OB outputs and TB taps.
+// gradient[o][k] += Σ_pixels Σ_lanes grad[o][pixel] · in[pixel + offset k] for OB outputs and TB taps. Lanes are added up
+// at once: a vector for each weight would not fit in a cache.
 template <int OB, int TB>
 INLINE void taps_weights_tile(const TapGrid& g, const int32_t* offsets, const float* in, const float* grad,
-                              size_t grad_plane, size_t grad_row, float* partial, size_t per_output) {
-    V acc[OB][TB];
+                              size_t grad_plane, size_t grad_row, float* gradient, size_t per_output) {
+    constexpr int N = OB * TB, SQUARES_OF_LANES = (N + LANES - 1) / LANES;
+    V acc[SQUARES_OF_LANES * LANES] = {};
     const float* tap[TB];
     EACH(t, TB) tap[t] = in + ptrdiff_t(offsets[t]) * LANES;
-    EACH(p, OB)
-        EACH(t, TB) acc[p][t] = load(partial + p * per_output + t * LANES);
     for (int y = 0; y < g.rows; y++) {
         size_t at = y * g.row;
         const float* up = grad + y * grad_row;
@@ -79,18 +79,22 @@ INLINE void taps_weights_tile(const TapGrid& g, const int32_t* offsets, const fl
             EACH(p, OB) d[p] = load(up + p * grad_plane);
             EACH(t, TB) {
                 const V u = load(tap[t] + at);
-                EACH(p, OB) acc[p][t] += d[p] * u;
+                EACH(p, OB) acc[p * TB + t] += d[p] * u;
             }
         }
     }
+    alignas(64) float sums[SQUARES_OF_LANES * LANES];
+    if constexpr (N > 4)
+        EACH(n, SQUARES_OF_LANES) store(sums + n * LANES, lane_sums(acc + n * LANES));
+    else
+        EACH(n, N) sums[n] = sum(acc[n]);
     EACH(p, OB)
-        EACH(t, TB) store(partial + p * per_output + t * LANES, acc[p][t]);
+        EACH(t, TB) gradient[p * per_output + t] += sums[p * TB + t];
 }
 
 static void taps_weights(const Taps& taps, TapGrid g, const float* in, const float* grad, size_t grad_plane,
-                         size_t grad_row, float* partial) {
+                         size_t grad_row, float* gradient) {
     const int rows = g.rows, band = g.columns < 64 ? 64 / g.columns : 1;  // so that a band stays in the first cache
-    const size_t per_output = size_t(taps.count) * LANES;
     for (int y = 0; y < rows; y += band) {
         g.rows = rows - y < band ? rows - y : band;
         const float *from = in + y * g.row, *up = grad + y * grad_row;
@@ -101,7 +105,7 @@ static void taps_weights(const Taps& taps, TapGrid g, const float* in, const flo
             auto tile = [&](auto size) {
                 constexpr int N = decltype(size)::value;
                 taps_weights_tile<OB, N>(g, taps.offsets + k, from, up + o * grad_plane, grad_plane, grad_row,
-                                         partial + o * per_output + size_t(k) * LANES, per_output);
+                                         gradient + size_t(o) * taps.count + k, taps.count);
                 k += N;
             };
             while (taps.count - k >= TB) tile(Constant<TB>{});
@@ -110,7 +114,7 @@ static void taps_weights(const Taps& taps, TapGrid g, const float* in, const flo
             while (k < taps.count) tile(Constant<1>{});
             o += OB;
         };
-        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<LANES_16 ? 6 : 3>{});
+        while (g.outputs - o >= 4) outputs(Constant<4>{}, Constant<LANES_16 ? 4 : 3>{});
         while (o < g.outputs) outputs(Constant<1>{}, Constant<9>{});
     }
 }
@@ -147,13 +151,12 @@ static void backward_any_conv(const Pass& p, const Op& op, int b) {
     const float* up = p.grad(op.out, b);
     const TapGrid grid{conv.outputs, ho.height, ho.width, size_t(gi.columns()) * op.stride.y * LANES,
                        size_t(op.stride.x) * LANES};
-    float* partial = p.partial + op.partial_at * LANES;
     for (int g = 0; g < conv.groups; g++)
         taps_weights(conv.taps, grid, p.value(op.in, b) + g * conv.inputs * gi.plane() * LANES,
                      up + ho.at(g * conv.outputs, 0, 0) * LANES, ho.plane() * LANES,
                      size_t(ho.columns()) * LANES,
-                     partial + size_t(g) * conv.outputs * conv.taps.count * LANES);
-    if (op.bias >= 0) add_channel_sums(ho, up, partial + op.partial_weights * LANES);
+                     p.gradient + op.weight + size_t(g) * conv.outputs * conv.taps.count);
+    if (op.bias >= 0) add_channel_sums(ho, up, p.partial + op.partial_at * LANES);
     if (!op.input_gradient) return;
     float* out = p.grad(op.in, b);
     const Op* further = nullptr;
@@ -168,7 +171,7 @@ static void backward_any_conv(const Pass& p, const Op& op, int b) {
         for (int g = 0; g < conv.groups; g++)
             taps_pixels(phase.taps, pixels,
                         up + (g * conv.outputs * ho.plane() + phase.start) * LANES,
-                        p.flipped + op.partial_at + g * weights + phase.weights_at, nullptr, more,
+                        p.flipped + op.flipped_at + g * weights + phase.weights_at, nullptr, more,
                         [&](int c, int y, int x) {
                             return out + hi.at(g * conv.inputs + c, phase.first.y + y * op.stride.y,
                                                phase.first.x + x * op.stride.x) * LANES;

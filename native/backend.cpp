@@ -155,9 +155,12 @@ static void backward_block(const Pass& p, const Op& op, int b) {
     }
 }
 
-static void backward_all(const Pass& p, float* gradient) {
+static void backward_all(const Pass& p) {
+    float* gradient = p.gradient;
     std::memset(p.partial, 0, p.net.partial_size * LANES * sizeof(float));
     std::memset(p.square_sums, 0, p.net.square_sums_size * sizeof(float));
+    for (int i = 0; i < p.net.op_count; i++)
+        if (const Op& op = p.net.ops[i]; op.any) std::fill_n(gradient + op.weight, op.any->weights(), 0.f);
     turn_kernels(p);
     combine(p, true);
     for (int i = p.net.op_count - 1; i >= 0;) {
@@ -215,10 +218,11 @@ static void forward(const Network& net, float* row, const Batch& batch, Mode mod
 
 static void gradient(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
                      const Workspace& workspace, float* out) {
-    const Pass p = make_pass(net, row, batch, mode, key, workspace);
+    Pass p = make_pass(net, row, batch, mode, key, workspace);
+    p.gradient = out;
     forward_all(p);
     loss_gradient(p);
-    backward_all(p, out);
+    backward_all(p);
 }
 
 extern const Backend backend;

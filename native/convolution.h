@@ -50,7 +50,7 @@ static void combine(const Pass& p, bool back) {
         const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels;
         with_kernel(op, [&](auto k) {
             constexpr int K = decltype(k)::value;
-            back ? combine_weights<K>(co, ci, p.flipped + op.partial_at, p.combined + op.combined_back_at)
+            back ? combine_weights<K>(co, ci, p.flipped + op.flipped_at, p.combined + op.combined_back_at)
                  : combine_weights<K>(ci, co, p.row + op.weight, p.combined + op.combined_at);
         });
     }
@@ -115,7 +115,7 @@ static void backward_conv(const Pass& p, const Op& op, int b) {
         if (op.pairs_back)
             return conv_pairs<K>(back, up, p.combined + op.combined_back_at, nullptr, p.room, out, 0,
                                  hi.height);
-        conv_forward<K, 1>(back, up, p.flipped + op.partial_at, nullptr, out, 0, hi.height);
+        conv_forward<K, 1>(back, up, p.flipped + op.flipped_at, nullptr, out, 0, hi.height);
     });
 }
 
@@ -136,9 +136,9 @@ static void turn_kernels(const Pass& p) {
         const Op& op = p.net.ops[n];
         if ((op.kind != Kind::conv && op.kind != Kind::any_conv) || !op.input_gradient || op.squares) continue;
         const float* w = p.row + op.weight;
-        float* to = p.flipped + op.partial_at;
+        float* to = p.flipped + op.flipped_at;
         if (op.kind == Kind::any_conv) {
-            for (size_t k = 0; k < op.partial_weights; k++) to[k] = w[op.any->order[k]];
+            for (size_t k = 0; k < op.any->weights(); k++) to[k] = w[op.any->order[k]];
             continue;
         }
         const int ci = p.tensor(op.in).value.channels, co = p.tensor(op.out).value.channels,

@@ -158,10 +158,12 @@ void Plan::assign_memory() {
         Op& op = ops_[i];
         const Geometry &in = tensors_[op.in].value, &out = tensors_[op.out].value;
         if (op.kind == Kind::conv || op.kind == Kind::any_conv) {
-            op.partial_weights = size_t(out.channels) * (in.channels / op.groups) * op.kernel.area();
+            const size_t weights = size_t(out.channels) * (in.channels / op.groups) * op.kernel.area();
             op.partial_biases = op.bias < 0 ? 0 : out.channels;
             op.squares = op.kind == Kind::conv && by_squares(op, in, out);
-            if (op.squares) op.partial_weights = 0;
+            if (op.kind == Kind::conv && !op.squares) op.partial_weights = weights;  // others add up lanes at once
+            op.flipped_at = net_.flipped_size;
+            if (op.input_gradient && !op.squares) net_.flipped_size += weights;
         } else if (op.kind == Kind::group_norm || op.kind == Kind::layer_norm) {
             const size_t count = op.kind == Kind::group_norm ? in.channels
                                                              : size_t(in.channels) * in.height * in.width / op.groups;
@@ -202,7 +204,6 @@ void Plan::assign_memory() {
         }
     }
     add_in_convolutions();
-    net_.flipped_size = net_.partial_size;
     net_.ops = ops_.data(), net_.op_count = int(ops_.size());
     net_.tensors = tensors_.data();
 }

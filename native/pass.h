@@ -20,6 +20,7 @@ struct Pass {
           *flipped = nullptr, *rows = nullptr, *combined = nullptr, *room = nullptr, *moments = nullptr,
           *kept = nullptr, *ordered = nullptr, *turned_steps = nullptr, *square_sums = nullptr;
     uint8_t* codes = nullptr;
+    float* gradient = nullptr;  // (trainable,), what the backward pass makes
 
     const Tensor& tensor(int t) const { return net.tensors[t]; }
     float* value(int t, int b) const {

@@ -100,6 +100,7 @@ struct AnyConv {
     const Phase* phases;
     int phase_count;
     const int32_t* order;  // turned weight n is weight order[n]
+    size_t weights() const { return size_t(groups) * outputs * taps.count; }
 };
 
 struct Op {
@@ -131,6 +132,7 @@ struct Op {
     size_t combined_at = 0, combined_back_at = 0;  // the combined weights of each, in floats
     size_t partial_at = 0;                         // its partial sums of weights, in vectors
     size_t partial_weights = 0, partial_biases = 0;  // how many
+    size_t flipped_at = 0;     // its turned weights, in floats
     size_t codes_at = 0;       // its pooling codes or dropout mask, in vectors of bytes, of block 0
     size_t statistics_at = 0;  // its BatchNorm statistics, in floats
     size_t moments_at = 0;     // its means and deviations of single samples, in vectors, of block 0
@@ -140,7 +142,6 @@ struct Op {
     int adds = -1;                // of a convolution: the tensor whose gradient it adds to that of its input, for a fork
     bool only_reached = false;    // it leaves out gradients of pixels that it doesn't read: who adds them knows that
 
-    bool keeps_sums() const { return partial_weights + partial_biases > 0; }
     // Whether its backward pass writes ReLU's mask into the gradient of its own output.
     bool masks() const { return relu && other >= 0; }
 };
