@@ -69,6 +69,11 @@ INLINE void conv_some_squares(const ConvShape& s, const float* in, const float* 
         const float sign = COMBINED[i].sign;
         float* to = room;
         for (int c = 0; c < s.in_channels; c++, plus += s.in_plane, other += s.in_plane) {
+            // The rows that the next pair of rows reads beside these, into the second-level cache.
+            if (i == P || i == Q) {
+                const float* next = plus + (i == P ? 2 : 3) * s.in_row;
+                EACH(k, 2 * N) __builtin_prefetch(next + k * LANES, 0, 2);
+            }
             V d[2 * N + 2];
             EACH(k, 2 * N + 1) d[k] = load(plus + k * LANES) + sign * load(other + k * LANES);
             d[2 * N + 1] = even ? load(plus + (2 * N + 1) * LANES) + sign * load(other + (2 * N + 1) * LANES) : V{};
