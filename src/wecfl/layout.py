@@ -65,7 +65,8 @@ class Layout:
         >>> Layout.of([("w", (2, 3), []), ("b", (2,), [])]).trained_stops
         [6, 8]
         """
-        return [entry.stop for entry in self.entries if entry.stop <= self.trainable]
+        trainable = self.trainable
+        return [entry.stop for entry in self.entries if entry.stop <= trainable]
 
     @property
     def head(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -67,9 +68,7 @@ class Walk:
 
     def batches(self, own: Int, key: int, done: int) -> list[Int]:
         """The mini-batches of a client whose samples are `own` and that takes `done` steps."""
-        plan = LocalPlan(
-            self.steps, self.batch, epochs=self.epochs, leave_validation=self.leave_validation
-        )
+        plan = _plan_of_batches(self.steps, self.batch, self.epochs, self.leave_validation)
         whole = plan.batches(len(own), self.seed, self.round, key)
         taken = whole[self.begin : self.end][: max(done - self.begin, 0)]
         return [own[chosen] for chosen in taken for _ in range(self.repeat)]
@@ -78,6 +77,14 @@ class Walk:
         """The seed of a client's Dropout."""
         purpose = f"dropout {self.begin}" if self.begin else "dropout"
         return rng.derive(self.seed, purpose, self.round, key)
+
+
+@lru_cache(maxsize=16)
+def _plan_of_batches(
+    steps: int, batch: int, epochs: int | None, leave_validation: bool
+) -> LocalPlan:
+    """A plan with these mini-batches. All clients of a lesson share it, since plans are checked."""
+    return LocalPlan(steps, batch, epochs=epochs, leave_validation=leave_validation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -86,6 +86,7 @@ class NativeEngine(LocalEngine):
                 f"the native kernels don't know the loss of the task {self.task.name}"
             )
         self._layers = graph(self._model, self.layout)
+        self._has_dropout = any(layer["kind"] == "dropout" for layer in self._layers)
         try:
             self._runner = self._make(self._layers, isa)
         except ValueError as error:  # from `native/rules.cpp`: the layer and the rule it breaks
@@ -144,11 +145,15 @@ class NativeEngine(LocalEngine):
             clients=np.array(busy),
             index=index,
             offsets=offsets,
-            keys=np.array([lesson.walk.dropout(keys[row]) for row in busy], dtype=np.uint64),
+            keys=np.array([self._dropout(lesson, keys[row]) for row in busy], dtype=np.uint64),
             threads=self.workers,
             **{name: values[spots] for name, values in by_sample.items() if values is not None},
         )
         return models, buffers
+
+    def _dropout(self, lesson: Lesson, key: int) -> int:
+        """The seed of a client's Dropout; 0 if the model has none, which saves drawing it."""
+        return lesson.walk.dropout(key) if self._has_dropout else 0
 
     def _optimizer(self, plan: LocalPlan) -> _native.Optimizer:
         return _native.Optimizer(
