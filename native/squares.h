@@ -23,23 +23,28 @@ struct Combination {
 inline constexpr Combination COMBINED[4] = {{2, 1, 1}, {2, 1, -1}, {0, 2, -1}, {3, 1, -1}};
 
 // Weights w[o][c][3][3], combined: to[point][o][c]; for the input's gradient to[point][c][o] of the turned kernels.
-// Turning exchanges A and Z.
+// Turning exchanges A and Z. A vector is combined at a time; what the last one of a row has too much is overwritten by
+// the next row, or lies in the gap between two points.
 static void combine_square_weights(int in_channels, int out_channels, const float* w, bool back, float* to) {
     const size_t point = wecfl::square_point(in_channels, out_channels);
     const int rows = back ? in_channels : out_channels, columns = back ? out_channels : in_channels;
     const size_t row_step = back ? 9 : 9 * size_t(in_channels), column_step = back ? 9 * size_t(in_channels) : 9;
     const int forms[4] = {P, Q, back ? Z : A, back ? A : Z};
-    auto four = [&](float a, float b, float c, float* out) {
-        out[forms[P]] = .5f * (a + b + c), out[forms[Q]] = .5f * (a - b + c), out[forms[A]] = a, out[forms[Z]] = c;
+    auto four = [](V a, V b, V c, V* out) {
+        out[P] = .5f * (a + b + c), out[Q] = .5f * (a - b + c), out[A] = a, out[Z] = c;
     };
-    for (int r = 0; r < rows; r++)
-        for (int q = 0; q < columns; q++, to++) {
-            const float* g = w + r * row_step + q * column_step;
-            float along[3][4], all[4];
-            for (int i = 0; i < 3; i++) four(g[3 * i], g[3 * i + 1], g[3 * i + 2], along[i]);
-            for (int j = 0; j < 4; j++) {
-                four(along[0][j], along[1][j], along[2][j], all);
-                for (int i = 0; i < 4; i++) to[(i * 4 + j) * point] = all[i];
+    for (int r = 0; r < rows; r++, to += columns)
+        for (int q = 0; q < columns; q += LANES) {
+            alignas(64) float g[9][LANES];
+            for (int n = 0; n < LANES; n++) {
+                const float* from = w + r * row_step + (q + n < columns ? q + n : q) * column_step;
+                EACH(k, 9) g[k][n] = from[k];
+            }
+            V along[3][4], combined[4];
+            EACH(i, 3) four(load(g[3 * i]), load(g[3 * i + 1]), load(g[3 * i + 2]), along[i]);
+            EACH(j, 4) {
+                four(along[0][j], along[1][j], along[2][j], combined);
+                EACH(i, 4) store_any(to + q + (forms[i] * 4 + forms[j]) * point, combined[i]);
             }
         }
 }
