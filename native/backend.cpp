@@ -94,7 +94,7 @@ static void backward_whole(const Pass& p, const Op& op, float* gradient) {
 static bool has_statistics(const Op& op) { return op.kind == Kind::norm || op.kind == Kind::norm_relu_pool; }
 
 static void forward_all(const Pass& p) {
-    combine(p, false);
+    if (!p.batch.before) combine(p, false);
     for (int b = 0; b < p.blocks; b++) gather(p, b);
     for (int i = 0; i < p.net.op_count;) {
         const Op& op = p.net.ops[i];
@@ -157,12 +157,14 @@ static void backward_block(const Pass& p, const Op& op, int b) {
 
 static void backward_all(const Pass& p) {
     float* gradient = p.gradient;
-    std::memset(p.partial, 0, p.net.partial_size * LANES * sizeof(float));
-    std::memset(p.square_sums, 0, p.net.square_sums_size * sizeof(float));
-    for (int i = 0; i < p.net.op_count; i++)
-        if (const Op& op = p.net.ops[i]; op.any) std::fill_n(gradient + op.weight, op.any->weights(), 0.f);
-    turn_kernels(p);
-    combine(p, true);
+    if (!p.batch.before) {
+        std::memset(p.partial, 0, p.net.partial_size * LANES * sizeof(float));
+        std::memset(p.square_sums, 0, p.net.square_sums_size * sizeof(float));
+        for (int i = 0; i < p.net.op_count; i++)
+            if (const Op& op = p.net.ops[i]; op.any) std::fill_n(gradient + op.weight, op.any->weights(), 0.f);
+        turn_kernels(p);
+        combine(p, true);
+    }
     for (int i = p.net.op_count - 1; i >= 0;) {
         const Op& op = p.net.ops[i];
         if (is_whole(op)) {
@@ -186,6 +188,7 @@ static void backward_all(const Pass& p) {
             for (int j = i; j > end; j--) backward_block(p, p.net.ops[j], b);
         i = end;
     }
+    if (p.batch.after) return;
     reduce_partial_sums(p, gradient);
     reduce_square_sums(p, gradient);
 }
@@ -199,6 +202,30 @@ static Pass make_pass(const Network& net, float* row, const Batch& batch, Mode m
     return p;
 }
 
+// Tensors that a second-level cache does not hold are used again for each block: a ResNet-8 then goes through half the
+// memory. Linear layers read and write the gradients of their weights once for each part, so they must be the smaller.
+static int capacity(const Network& net, int samples) {
+    const size_t tensors = net.tensors_size * LANES, second_level = (size_t(1) << 20) / sizeof(float);
+    const bool small_parts = net.separable && tensors > second_level && net.linear_weights < tensors;
+    return small_parts ? 1 : (samples + LANES - 1) / LANES;
+}
+
+// f(part) for all parts of a batch that a workspace has room for.
+template <class F>
+static void in_parts(const Network& net, const Batch& batch, const Workspace& workspace, F f) {
+    for (int first = 0; first < batch.count;) {
+        Batch part = batch;
+        part.count = std::min(batch.count - first, workspace.capacity * LANES);
+        part.before = first;
+        part.rows += first;
+        if (part.weights) part.weights += first;
+        if (part.bias) part.bias += size_t(first) * net.classes;
+        first += part.count;
+        part.after = batch.count - first;
+        f(part);
+    }
+}
+
 static size_t workspace_bytes(const Network& net, int capacity) {
     Batch none{};
     Pass p{net, nullptr, none, Mode::train, 0, capacity, 0};
@@ -207,25 +234,29 @@ static size_t workspace_bytes(const Network& net, int capacity) {
 
 static void forward(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
                     const Workspace& workspace, float* logits) {
-    const Pass p = make_pass(net, row, batch, mode, key, workspace);
-    forward_all(p);
-    const int last = net.output;
-    const Geometry& g = p.tensor(last).value;
-    for (int s = 0; s < batch.count; s++)
-        for (int c = 0; c < net.classes; c++)
-            logits[size_t(s) * net.classes + c] = p.value(last, s / LANES)[g.at(c, 0, 0) * LANES + s % LANES];
+    in_parts(net, batch, workspace, [&](const Batch& part) {
+        const Pass p = make_pass(net, row, part, mode, key, workspace);
+        forward_all(p);
+        const int last = net.output;
+        const Geometry& g = p.tensor(last).value;
+        for (int s = 0; s < part.count; s++)
+            for (int c = 0; c < net.classes; c++)
+                *logits++ = p.value(last, s / LANES)[g.at(c, 0, 0) * LANES + s % LANES];
+    });
 }
 
 static void gradient(const Network& net, float* row, const Batch& batch, Mode mode, uint64_t key,
                      const Workspace& workspace, float* out) {
-    Pass p = make_pass(net, row, batch, mode, key, workspace);
-    p.gradient = out;
-    forward_all(p);
-    loss_gradient(p);
-    backward_all(p);
+    in_parts(net, batch, workspace, [&](const Batch& part) {
+        Pass p = make_pass(net, row, part, mode, key, workspace);
+        p.gradient = out;
+        forward_all(p);
+        loss_gradient(p);
+        backward_all(p);
+    });
 }
 
 extern const Backend backend;
-const Backend backend = {WECFL_ISA_NAME, LANES, workspace_bytes, forward, gradient, update};
+const Backend backend = {WECFL_ISA_NAME, LANES, capacity, workspace_bytes, forward, gradient, update};
 
 }  // namespace WECFL_ISA

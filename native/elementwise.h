@@ -156,7 +156,7 @@ static void forward_dropout(const Pass& p, const Op& op, int b) {
         const size_t e = number++;
         V kept = {};
         for (int i = 0; i < LANES; i++) {
-            const size_t sample = size_t(b) * LANES + i,
+            const size_t sample = size_t(p.batch.before) + size_t(b) * LANES + i,
                          elements = size_t(gi.channels) * gi.height * gi.width;
             const bool yes = random_unit(p.key ^ (op.codes_at << 40), sample * elements + e) >= op.rate;
             mask[e * LANES + i] = yes;

@@ -59,15 +59,18 @@ static void linear(int blocks, int inputs, int outputs, const float* in, size_t 
     }
 }
 
-// dw[o][k] = Σ_samples grad[o][sample] · turned[sample][k], vectors along k.
+// dw[o][k] = Σ_samples grad[o][sample] · turned[sample][k], vectors along k; `more`: added to what is there.
 template <int OB>
 INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size_t grad_block,
-                                const float* turned, float* dw) {
+                                const float* turned, bool more, float* dw) {
     auto g = [&](int p, int s) { return grad[(s / LANES) * grad_block + size_t(p) * LANES + s % LANES]; };
     int k = 0;
     auto columns = [&](auto vectors) {
         constexpr int N = decltype(vectors)::value;
         V acc[OB][N] = {};
+        if (more)
+            EACH(p, OB)
+                EACH(n, N) acc[p][n] = load_any(dw + size_t(p) * inputs + k + n * LANES);
         for (int s = 0; s < samples; s++) {
             const float* t = turned + size_t(s) * inputs + k;
             V u[N];
@@ -85,24 +88,24 @@ INLINE void linear_weights_rows(int samples, int inputs, const float* grad, size
     if (k + LANES <= inputs) columns(Constant<1>{});
     for (; k < inputs; k++)
         for (int p = 0; p < OB; p++) {
-            float total = 0;
+            float total = more ? dw[size_t(p) * inputs + k] : 0;
             for (int s = 0; s < samples; s++) total += g(p, s) * turned[size_t(s) * inputs + k];
             dw[size_t(p) * inputs + k] = total;
         }
 }
 
 static void linear_weights(int samples, int inputs, int outputs, const float* grad, size_t grad_block,
-                           const float* turned, float* dw) {
+                           const float* turned, bool more, float* dw) {
     int o = 0;
     for (; o + 6 <= outputs; o += 6)
         linear_weights_rows<6>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
+                               more, dw + size_t(o) * inputs);
     for (; o + 2 <= outputs; o += 2)
         linear_weights_rows<2>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
+                               more, dw + size_t(o) * inputs);
     for (; o < outputs; o++)
         linear_weights_rows<1>(samples, inputs, grad + size_t(o) * LANES, grad_block, turned,
-                               dw + size_t(o) * inputs);
+                               more, dw + size_t(o) * inputs);
 }
 
 static void forward_linear(const Pass& p, const Op& op) {
@@ -132,13 +135,13 @@ static void backward_linear(const Pass& p, const Op& op, float* gradient) {
         for (; k < inputs; k++)
             for (int i = 0; i < LANES; i++) turned[size_t(i) * inputs + k] = h[size_t(k) * LANES + i];
     }
-    linear_weights(p.batch.count, inputs, outputs, g, g_block, p.turned, gradient + op.weight);
-    if (op.bias >= 0)
-        for (int o = 0; o < outputs; o++) {
-            V acc = {};
-            for (int b = 0; b < p.blocks; b++) acc += load(g + b * g_block + size_t(o) * LANES);
-            gradient[op.bias + o] = sum(acc);
-        }
+    linear_weights(p.batch.count, inputs, outputs, g, g_block, p.turned, p.batch.before > 0, gradient + op.weight);
+    float* biases = p.partial + op.partial_at * LANES;
+    for (size_t o = 0; o < op.partial_biases; o++) {
+        V acc = load(biases + o * LANES);
+        for (int b = 0; b < p.blocks; b++) acc += load(g + b * g_block + o * LANES);
+        store(biases + o * LANES, acc);
+    }
     if (!op.input_gradient) return;
     float* out = p.grad(op.in, 0);
     const int plane = gi.height * gi.width;

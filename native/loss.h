@@ -32,7 +32,7 @@ static void loss_gradient(const Pass& p) {
         if (loss.kind == Loss::squares) {
             const float* y = p.batch.targets.numbers + p.batch.rows[s] * classes;
             for (int c = 0; c < classes; c++)
-                d[at(h, c)] = 2 * (output(c) - y[c]) / (float(classes) * p.batch.count);
+                d[at(h, c)] = 2 * (output(c) - y[c]) / (float(classes) * p.batch.all());
             continue;
         }
         float top = output(0);
@@ -42,14 +42,14 @@ static void loss_gradient(const Pass& p) {
         const int64_t truth = p.batch.targets.labels[p.batch.rows[s]];
         if (loss.kind == Loss::plain) {
             for (int c = 0; c < classes; c++)
-                d[at(h, c)] = (d[at(h, c)] / norm - (c == truth)) / p.batch.count;
+                d[at(h, c)] = (d[at(h, c)] / norm - (c == truth)) / p.batch.all();
             continue;
         }
         const float own = (1 - loss.smoothing) * loss.weights[truth], every = loss.smoothing / classes;
         for (int c = 0; c < classes; c++) {
             const float share = d[at(h, c)] / norm;
             d[at(h, c)] = (own * (share - (c == truth)) + every * (share * weight_sum - loss.weights[c])) /
-                          p.batch.count;
+                          p.batch.all();
         }
     }
     for (int s = 0; p.batch.weights && s < p.batch.count; s++) {

@@ -154,6 +154,7 @@ void Plan::assign_memory() {
         if (value_of_[t] == int(t)) tensors_[t].value_at = take(tensors_[t].value);
     for (size_t t = 0; t < tensors_.size(); t++) tensors_[t].value_at = tensors_[value_of_[t]].value_at;
     place_gradients(take);
+    net_.separable = true;
     for (size_t i = 0; i < ops_.size(); i++) {
         Op& op = ops_[i];
         const Geometry &in = tensors_[op.in].value, &out = tensors_[op.out].value;
@@ -172,6 +173,12 @@ void Plan::assign_memory() {
             op.moments_at = net_.moments_size;
             net_.moments_size += 4 * size_t(op.groups);
         }
+        if (op.kind == Kind::linear && !op.by_column) {
+            op.partial_biases = op.bias < 0 ? 0 : out.channels;
+            net_.linear_weights += in.size() * out.channels;
+        }
+        net_.separable &= op.kind != Kind::norm && op.kind != Kind::norm_relu_pool && op.kind != Kind::embedding &&
+                          op.kind != Kind::gru && op.kind != Kind::lstm && !(op.kind == Kind::linear && op.by_column);
         op.partial_at = net_.partial_size;
         net_.partial_size += op.partial_weights + op.partial_biases;
         if (op.kind == Kind::conv) {

@@ -161,6 +161,8 @@ struct Network {
     int64_t trainable, width;
     int classes;  // outputs of the last layer
     int output;   // the tensor that holds them
+    bool separable;        // no operation needs all samples of a batch at once
+    size_t linear_weights;  // how many weights linear layers have
     LossOptions loss;
     // What a workspace holds: in vectors per block; vectors; vectors of bytes per block; floats.
     size_t tensors_size, partial_size, codes_size, statistics_size, turned_size, flipped_size, rows_size,
@@ -184,6 +186,8 @@ struct Batch {
     int count;
     const float* weights = nullptr;  // (count,), factors of the samples' losses, or null: all 1
     const float* bias = nullptr;     // (count, classes), added to the outputs, or null: nothing
+    int before = 0, after = 0;       // samples of the mini-batch before and behind these, if it is taken in parts
+    int all() const { return before + count + after; }
 };
 
 enum class Descent : int { sgd, nesterov, adam, adamw };
@@ -208,7 +212,7 @@ struct Update {
     int64_t tensors;
 };
 
-// Memory for the passes over batches of up to `capacity` blocks of LANES samples. It starts as zeros, and
+// Memory for the passes over batches, `capacity` blocks of LANES samples at a time. It starts as zeros, and
 // the borders of tensors stay zero from pass to pass; so it is always used with the same capacity.
 struct Workspace {
     void* memory;  // workspace_bytes(network, capacity), aligned to 64 bytes
@@ -219,6 +223,9 @@ struct Workspace {
 struct Backend {
     const char* name;
     int lanes;
+    // How many blocks a workspace for batches of so many samples should have room for. If it has room for fewer than
+    // a batch has, the passes take the batch in parts, with the same result to the last bit.
+    int (*capacity)(const Network&, int samples);
     size_t (*workspace_bytes)(const Network&, int capacity);
     // Forward pass; writes the logits (count, classes).
     void (*forward)(const Network&, float* row, const Batch&, Mode, uint64_t key, const Workspace&,

@@ -115,7 +115,7 @@ public:
         const auto [smallest, largest] = check_offsets(offsets.data(), n, steps + 1, int64_t(index.shape(0)));
         check_norms(smallest);
         for_each_client(threads, [&](std::atomic<int64_t>& next, std::atomic<bool>& stop) {
-            const int capacity = blocks_of(largest);
+            const int capacity = backend_->capacity(net, largest);
             const auto memory = workspace_memory(capacity),
                        gradient_memory = shelf_.take(net.trainable * sizeof(float)),
                        start_memory = shelf_.take(net.width * sizeof(float));
@@ -208,7 +208,7 @@ private:
         demand(offsets.data()[0] >= 0 && offsets.data()[m] <= n, "offsets reach beyond the index");
         const Mode how = mode == "running" ? Mode::running : Mode::batch;
         for_each_client(threads, [&](std::atomic<int64_t>& next, std::atomic<bool>& stop) {
-            const int capacity = blocks_of(batch);
+            const int capacity = backend_->capacity(net, batch);
             const auto memory = workspace_memory(capacity);
             const Workspace workspace{memory.get(), capacity};
             auto run = make(workspace);
@@ -222,8 +222,6 @@ private:
             }
         });
     }
-
-    int blocks_of(int batch) const { return (batch + backend_->lanes - 1) / backend_->lanes; }
 
     // A larger capacity takes more bytes, so a piece from the shelf was laid out for the same one.
     std::shared_ptr<void> workspace_memory(int capacity) {
