@@ -38,7 +38,8 @@ def step(model: nn.Module, isa: str, x: Any, y: Any, **by_sample: Any) -> NDArra
         x=x.reshape(len(x), -1), y=y, clients=np.zeros(1, np.int64), index=np.arange(len(x)),
         offsets=np.array([[0, len(x)]]), keys=np.ones(1, np.uint64), threads=1, **by_sample,
     )  # fmt: skip
-    return row.astype(np.float64) - after[0]
+    gradient: NDArray[np.float64] = row.astype(np.float64) - after[0]
+    return gradient
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
