@@ -93,6 +93,29 @@ def lines(node: Node, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("privacy", [None, PRIVACY])
+def test_private_columns_stay_also_where_the_server_says_that_nothing_is_to_be_kept(
+    make_nodes: Callable[..., Nodes], privacy: Privacy | None
+) -> None:
+    """The attack that broke it: FedPer trains, and then a program is asked as an evaluation is."""
+    nodes = make_nodes()
+    server = Server(nodes, privacy=privacy)
+    shared = server.engine.layout.columns("*bias")
+    left: list[int] = []
+
+    def watch(message: Message) -> Message:
+        arrays = message.content.array_records.get("arrays", {})
+        left.extend(array.shape[0] for array in arrays.values())
+        return message
+
+    for node in nodes.values():
+        node.tamper = watch
+    server.ask(shared="*bias", keep=True)
+    server.ask(shared="*bias", keep=False, tick=1, lr=1e-12)
+    width = len(np.arange(server.engine.layout.width)[shared])
+    assert left == 2 * M * [width]
+
+
 # Noise that does not cancel
 
 

@@ -218,7 +218,7 @@ class _LocalClient:
             kept_memory.save(job.tick + 1, {**fitting, **after}, keep=int(config["kept"]))
             lost = bool(config["known"]) and not after.keys() <= fitting.keys()
         rows = {name: made[0] for name, made in answers.rows.items()}
-        if job.keep and "model" in rows:
+        if "model" in rows:  # also in an evaluation: private columns never leave
             rows["model"] = rows["model"][self.layout.columns(job.shared)]
         return rows, lost
 
