@@ -244,6 +244,24 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, file: Path) -> None:
     opened.context.close()
 
 
+def test_no_column_of_the_members_is_cut_off(browser: Any, tmp_path: Path) -> None:
+    """Cards are narrow, and names may be long."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(20, 3)).astype(np.float32) for _ in range(2)]
+    named = Federation.from_arrays(
+        xs, [x[:, 0] > 0 for x in xs], names=["The New York Hospital, NY", "b" * 40]
+    )
+    run_flat(named, methods.fedavg, model="logistic", rounds=1, lr=0.05, out=tmp_path / "run")
+    file = write(page([tmp_path / "run"]), tmp_path / "page.html")
+    for width in (1400, 400):
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        tab.goto(file.as_uri())
+        tab.locator(".card summary").click()
+        members = tab.locator(".card .wide")
+        assert members.evaluate("box => box.scrollWidth - box.clientWidth") <= 0
+        tab.close()
+
+
 def test_dark_and_light_follow_the_reader(browser: Any, file: Path, visit: Visit) -> None:
     opened = Visit(browser, file, color_scheme="dark")
     assert max(opened.color()[:3]) < 60

@@ -375,3 +375,33 @@ def test_the_page_says_why_there_are_so_many_clusters(tmp_path: Path) -> None:
     assert "K = 3 chosen in round 1" in page([tmp_path / "both"])
     norms = lines(Text(page([tmp_path / "cfl"])), "choice-0-1")
     assert norms[0]["v0"] > 0
+
+
+def named_classes(path: Path) -> Path:
+    """A finished run of clients whose classes and names are texts, in `path`."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(20, 3)).astype(np.float32) for _ in range(3)]
+    ys = [np.where(x[:, 0] > 0, "benign", "<b>ill") for x in xs]
+    run_flat(Federation.from_arrays(xs, ys), methods.wecfl(k=2), out=path, **QUICK)
+    return path
+
+
+def test_classes_are_called_by_their_names(tmp_path: Path) -> None:
+    html = page([named_classes(tmp_path / "run")])
+    bars = re.findall(r'<span title="class ([^:]+): [^"]+">.*?<b>([^<]+)</b>', html)
+    assert {tuple(map(unescape, names)) for names in bars} == {("benign",) * 2, ("<b>ill",) * 2}
+
+
+def test_classes_of_another_run_are_refused(tmp_path: Path) -> None:
+    file = named_classes(tmp_path / "run") / "pipeline.json"
+    written = json.loads(file.read_text("utf-8"))
+    written["classes"].append("a third")
+    file.write_text(json.dumps(written), "utf-8")
+    with pytest.raises(RunFolderError, match="do not belong together"):
+        page([tmp_path / "run"])
+
+
+def test_axes_of_few_rounds_have_no_ticks_between_them(runs: Path) -> None:
+    spec = Text(page([runs / "wecfl"])).json["convergence-0"]
+    axis = spec["layer"][0]["encoding"]["x"]["axis"]
+    assert (axis["values"], axis["format"]) == ([1, 2, 3, 4], "d")

@@ -29,6 +29,8 @@ COLOR_COUNT = 10
 """The number of colours of the page. Cluster k has colour k mod 10 and shape k div 10."""
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3))
 """Line i has dashes i mod 4, so that lines differ without colour and show where they coincide."""
+MAX_TICKS = 6
+"""About how many ticks the axis of rounds has."""
 Series = Mapping[str, Sequence[float | None]]
 """The values of each line by its name; None where a value is not known."""
 Spec = dict[str, Any]
@@ -83,7 +85,7 @@ def line_chart(
     scale, axis = _upwards(known, percent, best)
     number_format = ".1%" if percent else ".4~g"
     hover = _nearest_round()
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis(over))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis(over, rounds))
     layers: list[alt.Chart] = []
     looks = strokes or [stroke(i) for i in range(len(fields))]
     for field, values, (color, dashes) in zip(fields, columns, looks, strict=True):
@@ -131,7 +133,7 @@ def area_chart(series: Mapping[str, Sequence[int]], rounds: Sequence[int]) -> Sp
         for t, *counts in zip(rounds, *series.values(), strict=True)
     ]
     hover = _nearest_round()
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis("round"))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis("round", rounds))
     axis = alt.Axis(format="~s", tickCount=5)
     layers: list[alt.Chart] = []
     for i in range(len(series)):
@@ -161,8 +163,14 @@ def _where(hover: alt.Parameter, opacity: float) -> Any:
     return alt.when(hover).then(alt.value(opacity)).otherwise(alt.value(0))
 
 
-def _rounds_axis(over: str) -> alt.X:
-    axis = alt.Axis(title=over, tickMinStep=1, tickCount=6, labelFlush=False, grid=False)
+def _rounds_axis(over: str, rounds: Sequence[int]) -> alt.X:
+    """An axis of whole numbers, each of which has a tick if they are few."""
+    few = len(rounds) and max(rounds) - min(rounds) <= MAX_TICKS
+    ticks = range(min(rounds), max(rounds) + 1) if few else ()
+    axis = alt.Axis(
+        title=over, tickCount=MAX_TICKS, labelFlush=False, grid=False, format="d",
+        values=list(ticks) or alt.Undefined,
+    )  # fmt: skip
     return alt.X("round:Q", axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 

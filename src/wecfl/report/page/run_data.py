@@ -17,6 +17,7 @@ from wecfl.folder.readers import (
     read_classes,
     read_clients,
     read_metrics,
+    read_pipeline,
     read_summary,
 )
 from wecfl.runs.record import Record
@@ -38,6 +39,8 @@ class RunData:
     held: Int | None
     """(classes, m), training samples of each class; None in older folders."""
     traced: list[int]
+    class_names: list[str]
+    """The names of the classes; those without names are called by their numbers."""
 
     @classmethod
     def read(cls, folder: Path) -> RunData:
@@ -73,7 +76,14 @@ class RunData:
                 "and clients.csv: its files do not belong together"
             )
         traced = [t for t in traced_rounds(folder) if 1 <= t <= len(records)]
-        return cls(folder, summary, config, records, clients, labels, held, traced)
+        pipeline, classes = read_pipeline(folder), 0 if held is None else len(held)
+        names = [*map(str, (pipeline.classes if pipeline else None) or range(classes))]
+        if held is not None and len(names) != classes:
+            raise RunFolderError(
+                f"{folder} holds {classes} classes in classes.csv and the names of {len(names)} in "
+                "pipeline.json: its files do not belong together"
+            )
+        return cls(folder, summary, config, records, clients, labels, held, traced, names)
 
     def trace(self, round: int, of: Literal["clients", "centers"] = "clients") -> tuple[F64, F64]:
         """The distances and norms of the clients, or of their centers, in a round."""

@@ -71,8 +71,8 @@ class ClusterCard:
     samples: int
     groups: list[tuple[int, int, int]]
     """Hidden group, its clients in this cluster, all its clients; empty if groups are unknown."""
-    classes: list[float]
-    """The share of each class in the training samples; empty if it is unknown."""
+    classes: list[tuple[str, float]]
+    """The name of each class and its share in the training samples; empty if it is unknown."""
     score: str
     """The name of the headline."""
     kind: ScoreKind
@@ -290,7 +290,7 @@ def _cards(run: RunData) -> list[ClusterCard]:
                 clients=len(own),
                 samples=int(own["samples"].sum()),
                 groups=groups_inside,
-                classes=(counts / max(counts.sum(), 1)).tolist(),
+                classes=[*zip(run.class_names, counts / max(counts.sum(), 1), strict=False)],
                 score=score,
                 kind=kind,
                 scores=known.loc[known.index.intersection(own.index)].tolist(),
