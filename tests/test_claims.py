@@ -113,9 +113,14 @@ def figures() -> dict[int, list[str]]:
         f"{cell(CIFAR, 'clientwise-nclass', method, k, 0):.2f}"
         for method, k in (("wecfl", 10), ("fesem", 10), ("ifca", 10), ("fedavg", 1))
     ]
+    apart = [
+        f"{name} {cell(FASHION, 'clientwise-dirichlet', method, k, 0):.2f} and "
+        f"{cell(FASHION, 'clientwise-nclass', method, k, 0):.2f}"
+        for name, method, k in (("WeCFL", "wecfl", 10), ("IFCA", "ifca", 10))
+    ]
     return {
         1: two,
-        2: alone,
+        2: [*alone, *apart],
         3: [
             f"FedAvg {cell(CIFAR, groups, 'fedavg', 1, 0, 1):.2f}",
             f"FedProx {cell(CIFAR, groups, 'fedprox', 1, 0, 1):.2f}",
@@ -132,6 +137,12 @@ def figures() -> dict[int, list[str]]:
             f"FedAvg has {cell(CIFAR, groups, 'fedavg', 1, 0):.2f}",
             f"vote of five models {cell(CIFAR, groups, 'fedavg+', 5, 0):.2f} and of ten "
             f"{cell(CIFAR, groups, 'fedavg+', 10, 0):.2f}",
+            *(
+                f"{name} has {cell(CIFAR, pairs, one, 1, 0):.2f}, {whose} votes "
+                f"{cell(CIFAR, pairs, one + '+', 5, 0):.2f} and "
+                f"{cell(CIFAR, pairs, one + '+', 10, 0):.2f}"
+                for name, one, whose in (("FedAvg", "fedavg", "the"), ("FedProx", "fedprox", "its"))
+            ),
         ],
         8: [f"{moved[0]} clients", "none later" if not any(moved[1:]) else "some later"],
         9: [f"ARI {CELLS[CIFAR, groups, 'wecfl', 10, 1]['ari']:.2f}"],

@@ -54,3 +54,36 @@ def test_k_auto_in_the_results() -> None:
     assert {*runs["criterion"]} == {"both", "served"}
     for accuracy in runs["accuracy"]:
         assert f"{accuracy:.1f} %" in words("results.md")
+
+
+def test_which_votes_of_several_models_were_run() -> None:
+    tables = [pd.read_csv(DOCS / "results" / f"table{number}.csv") for number in (1, 2)]
+    votes = pd.concat([table[table["method"].str.endswith("+")] for table in tables])
+    run = votes[votes["n"] > 0]
+    assert {*run["dataset"]} == {"cifar-10"}
+    assert {*zip(run["partition"], run["method"], strict=True)} == {
+        ("clusterwise-dirichlet", "fedavg+"),
+        ("clusterwise-nclass", "fedavg+"),
+        ("clusterwise-nclass", "fedprox+"),
+    }, "docs/claims.md, claim 7, says which votes were run"
+
+
+@pytest.mark.parametrize("table", ["table1", "table2"])
+def test_how_many_cells_were_run(table: str) -> None:
+    stored = pd.read_csv(DOCS / "results" / f"{table}.csv")
+    said = f"{(stored['n'] > 0).sum()} of {len(stored)} cells have been run"
+    part = words("results.md").split(f"<!-- {table} run -->")[1].split("<!--")[0]
+    assert said in part
+
+
+def test_what_clustering_is_worth_on_cifar_10() -> None:
+    stored = pd.read_csv(DOCS / "results" / "table1.csv").set_index(
+        ["dataset", "partition", "method", "k"]
+    )["accuracy"]
+    kinds = ("clusterwise-dirichlet", "clusterwise-nclass")
+    ten, one = (
+        [f"{stored['cifar-10', kind, method, k]:.1f}" for kind in kinds]
+        for method, k in (("wecfl", 10), ("fedavg", 1))
+    )
+    said = f"reach {ten[0]} and {ten[1]} %, one model for all {one[0]} and {one[1]} %"
+    assert said in words("results.md")

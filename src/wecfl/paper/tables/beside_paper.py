@@ -17,7 +17,7 @@ from wecfl.paper.tables.scores import score_row
 from wecfl.paper.tables.text_table import NOT_RUN_TEXT, TextTable
 from wecfl.report.tables.results import score
 
-__all__ = ["differing", "frame", "published", "tables", "tables_by_method"]
+__all__ = ["coverage", "differing", "frame", "published", "tables", "tables_by_method"]
 
 SCORES = {"accuracy": "accuracy %", "macro_f1": "macro-F1 %"}
 
@@ -125,3 +125,20 @@ def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
     return (
         f"More than {limit:g} of the paper's ± away, of {known} cells run and given a ±: {cells}.\n"
     )
+
+
+def coverage(frame: pd.DataFrame) -> str:
+    """A sentence on how many cells have a run, and of which methods some cells have none.
+
+    >>> cells = pd.DataFrame({"method": ["fedavg", "fedavg+", "fedavg+"], "n": [2, 1, 0]})
+    >>> coverage(cells)
+    '2 of 3 cells have been run; not run: fedavg+ in 1 of 2.\\n'
+    """
+    have_run = frame["n"] > 0
+    missing = [
+        f"{method} in {int((~rows).sum())} of {len(rows)}"
+        for method, rows in have_run.groupby(frame["method"], sort=False)
+        if not rows.all()
+    ]
+    rest = f"; not run: {', '.join(missing)}" if missing else ""
+    return f"{int(have_run.sum())} of {len(frame)} cells have been run{rest}.\n"

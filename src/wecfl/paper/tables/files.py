@@ -90,8 +90,9 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
     The files are in the folder of results. Pages are *.md and methods/*.md beside that folder. A
     page asks for a table with ``<!-- NAME -->`` and ``<!-- /NAME -->``, and the text between the
     two is replaced. NAME is the name of the definition, ``DEFINITION: TITLE`` for one of its
-    tables, the name followed by a method (for the rows of that method), or ``cost``. If there is a
-    ``RESULTS/note.md``, it is added to all tables that are compared with the paper's.
+    tables, the name followed by a method (for the rows of that method) or by ``run`` (how many of
+    its cells have been run), or ``cost``. If there is a ``RESULTS/note.md``, it is added to all
+    tables that are compared with the paper's.
     """
     base, frame = store.folder / definition.name, frame_of(definition, store)
     note = store.folder / "note.md"
@@ -115,6 +116,7 @@ def write(definition: Definition, store: ResultStore) -> list[Path]:
     for table in tables:
         asked[f"{definition.name}: {table.title}"] = markdown_rows(table.heads, table.rows)
     if definition.paper:
+        asked[f"{definition.name} run"] = beside_paper.coverage(frame)
         for table in beside_paper.tables_by_method(frame):
             rows = markdown_rows(table.heads, table.rows)
             asked[f"{definition.name} {table.title}"] = _joined(rows, remark)
