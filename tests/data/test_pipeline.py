@@ -24,6 +24,7 @@ from wecfl.data.federation import Federation
 from wecfl.data.fitting import fit_pipeline
 from wecfl.data.frames import read_frame
 from wecfl.data.pipeline import Pipeline
+from wecfl.data.remarks import data_remarks
 from wecfl.data.statistics import ColumnMoments, medians
 from wecfl.errors import ConfigError, DataError
 from wecfl.from_config import federation_of
@@ -317,3 +318,34 @@ def test_files_that_hold_no_table(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError) as caught:
         Federation.from_frame(read_frame(file), client="commune", target="insured")
     assert "\n" not in str(caught.value)
+
+
+def wards(ages: list[Any]) -> Federation:
+    """Two clients whose table has these ages."""
+    half = len(ages) // 2
+    frame = pd.DataFrame({"ward": ["a"] * half + ["b"] * half, "sick": ["y", "n"] * half})
+    frame["age"] = pd.Series(ages, dtype=object)
+    return Federation.from_frame(frame, client="ward", target="sick", impute="median")
+
+
+def test_objects_that_are_numbers_are_numbers() -> None:
+    fed = wards([age if age % 4 else None for age in range(40)])
+    assert fed.pipeline is not None
+    assert fed.pipeline.features == ["age", "age is missing"]
+    assert data_remarks(fed) == []
+
+
+def test_texts_that_are_numbers_but_a_few_are_named() -> None:
+    [line] = data_remarks(wards([str(age) if age % 4 else "?" for age in range(60)]))
+    assert "age" in line
+    assert "'?'" in line
+    assert data_remarks(wards(["old", "young"] * 10)) == []
+
+
+def test_a_number_that_no_float_holds_is_refused_in_one_line() -> None:
+    with pytest.raises(DataError, match="age must hold numbers"):
+        wards([10**400] * 20)
+    pipeline = wards([*range(20, 40)]).pipeline
+    assert pipeline is not None
+    with pytest.raises(DataError, match="age must hold numbers"):
+        pipeline.transform([[10**400]])

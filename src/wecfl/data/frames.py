@@ -82,7 +82,7 @@ def client_tables(
     names = tuple(str(value) for value in values)
     rows = [np.flatnonzero(owners == i) for i in range(len(names))]
     groups = _groups(frame[group], names, rows) if group else None
-    chosen = frame[used]
+    chosen = _with_numbers(frame[used])
     several = tuple(targets) if len(targets) > 1 else ()
     return ClientTables(
         names, [chosen.iloc[own] for own in rows], [labels[own] for own in rows], classes, several,
@@ -124,6 +124,21 @@ def _feature_columns(
     if not used or not len(frame):
         raise DataError("the table has no features or no rows; expected at least one of each")
     return used
+
+
+def _with_numbers(features: pd.DataFrame) -> pd.DataFrame:
+    """The features; columns of Python objects that are all numbers become columns of numbers.
+
+    >>> _with_numbers(pd.DataFrame({"a": [1, None], "b": ["1", "2"]}, dtype=object)).dtypes.tolist()
+    [dtype('float64'), dtype('O')]
+    """
+    kinds = {"integer", "floating", "mixed-integer-float", "decimal"}
+    objects = [str(name) for name in features if features[name].dtype == object]
+    held = [name for name in objects if pd.api.types.infer_dtype(features[name]) in kinds]
+    try:
+        return features.astype(dict.fromkeys(held, np.float64))
+    except OverflowError as error:
+        raise DataError(f"the columns {', '.join(held)} must hold numbers: {error}") from None
 
 
 def _groups(column: pd.Series[Any], names: Sequence[str], rows: Sequence[Int]) -> list[int]:

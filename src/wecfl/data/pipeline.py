@@ -284,7 +284,7 @@ def numbers_of(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> F6
     for column in columns:
         try:
             found.append(frame[column.name].astype("float64").to_numpy(np.float64))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())[:80]
             raise DataError(
                 f"{where}: the column {column.name} must hold numbers: {reason}"

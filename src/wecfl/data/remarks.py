@@ -16,8 +16,15 @@ MAX_NAMED_FEATURES = 5
 """The largest number of features that are named."""
 
 
+MIN_NUMBERS_AMONG_TEXTS = 10
+"""A column of texts is named if at least this many of its values, and most of them, are numbers."""
+
+
 def data_remarks(federation: Federation, *, tokens: bool = False) -> list[str]:
-    """A line if no client is tested, and one about features that are not scaled, unless tokens.
+    """What a user may have overlooked, one line for each.
+
+    That no client is tested, that texts are mostly numbers, and, unless the samples are tokens,
+    that features are not scaled.
 
     >>> x = [[1000.0, 1.0], [-1000.0, 0.0]]
     >>> for line in data_remarks(Federation.from_arrays([x], [[0, 1]], test=0)): print(line)
@@ -27,6 +34,7 @@ def data_remarks(federation: Federation, *, tokens: bool = False) -> list[str]:
     lines = []
     if not any(map(len, federation.test)):
         lines.append("no client has test samples, so there will be no scores")
+    lines += _numbers_as_texts(federation)
     if len(federation.shape) == 1 and not tokens:
         lines += _unscaled(federation)
     return lines
@@ -49,3 +57,28 @@ def _unscaled(federation: Federation) -> list[str]:
         f"the features {shown}{more} are far from 0 or vary widely (up to {size.max():.2g}), and "
         "SGD learns them badly; scale them: scale='standard' (--scale standard)"
     ]
+
+
+def _numbers_as_texts(federation: Federation) -> list[str]:
+    """A line for each column of texts that are mostly numbers, such as 41, 67 and ?."""
+    lines = []
+    for column in federation.pipeline.columns if federation.pipeline else ():
+        values = column.values or ()
+        others = [value for value in values if not _is_number(value)]
+        numbers = len(values) - len(others)
+        if numbers >= max(MIN_NUMBERS_AMONG_TEXTS, len(others)):
+            but = f" but {', '.join(map(repr, others[:MAX_NAMED_FEATURES]))}" if others else ""
+            lines.append(
+                f"the column {column.name} holds texts that are numbers{but}, so each of its "
+                f"{len(values)} values is a category; if they are quantities, make numbers of them "
+                "(pandas.to_numeric(column, errors='coerce')) and give impute"
+            )
+    return lines
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -128,11 +128,11 @@ def differing(frame: pd.DataFrame, limit: float = 2.0) -> str:
 
 
 def coverage(frame: pd.DataFrame) -> str:
-    """A sentence on how many cells have a run, and of which methods some cells have none.
+    r"""A sentence on how many cells have a run, and of which methods some cells have none.
 
     >>> cells = pd.DataFrame({"method": ["fedavg", "fedavg+", "fedavg+"], "n": [2, 1, 0]})
     >>> coverage(cells)
-    '2 of 3 cells have been run; not run: fedavg+ in 1 of 2.\\n'
+    '2 of 3 cells have been run; not run: fedavg+ in 1 of 2.\n'
     """
     have_run = frame["n"] > 0
     missing = [
