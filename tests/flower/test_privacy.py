@@ -104,7 +104,7 @@ def test_private_columns_stay_also_where_the_server_says_that_nothing_is_to_be_k
     left: list[int] = []
 
     def watch(message: Message) -> Message:
-        arrays = message.content.array_records.get("arrays", {})
+        arrays: dict[str, Any] = dict(message.content.array_records.get("arrays", {}))
         left.extend(array.shape[0] for array in arrays.values())
         return message
 
