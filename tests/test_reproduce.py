@@ -795,7 +795,7 @@ def test_the_gallery_shows_every_cell_of_the_taxonomy() -> None:
         for config in worlds.values()
         for transform in config.transform or ()
     }
-    others = {"sign", "concept"}  # of regressions and of streams of points
+    others = {"sign", "concept", "hue"}  # of regressions, streams of points, and three colours
     assert {name for name, _ in kinds} == set(TRANSFORMS) - others
     assert {("rotation", True), ("rotation", False), ("permutation", True)} <= kinds
     partitions = {config.partition for config in worlds.values()}
