@@ -647,6 +647,19 @@ def test_the_self_check_finds_what_the_kernels_compute_otherwise() -> None:
         NativeEngine(fed, model)
 
 
+@pytest.mark.parametrize("seed", [4, 200, 231, 606])
+def test_a_network_on_whose_relu_rounding_decides_is_not_refused(seed: int) -> None:
+    """With these weights an input of ReLU was zero up to rounding, and the kernels were refused."""
+    torch.manual_seed(seed)
+    blocks: list[nn.Module] = []
+    for inputs in (3, 32, 32, 32):
+        conv = nn.Conv2d(inputs, 32, 3, padding=1, bias=False)
+        blocks += [conv, nn.GroupNorm(4, 32), nn.ReLU()]
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    for isa in ISAS:
+        NativeEngine(federation((3, 16, 16), 10, [20]), model, isa=isa)
+
+
 def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wecfl.engine.native._native", None)
     fed = federation((4,), 3, [20])
