@@ -90,7 +90,7 @@ def differences() -> list[float]:
     return [
         100 * (run["accuracy"] - CELLS[*cell[:2], "fesem", *cell[3:]]["accuracy"])
         for cell, run in CELLS.items()
-        if cell[2] == "wecfl" and (*cell[:2], "fesem", *cell[3:]) in CELLS and cell[4] in (0, 1)
+        if cell[2] == "wecfl" and (*cell[:2], "fesem", *cell[3:]) in CELLS
     ]
 
 
