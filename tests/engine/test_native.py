@@ -24,9 +24,11 @@ from fuzzing import tries
 from helpers import local_update, run_flat
 from random_networks import (
     Case,
+    Sequences,
     autograd,
     federation,
     networks,
+    of_tokens,
     plain_steps,
     plain_torch,
     sequences,
@@ -658,6 +660,17 @@ def test_a_network_on_whose_relu_rounding_decides_is_not_refused(seed: int) -> N
     model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     for isa in ISAS:
         NativeEngine(federation((3, 16, 16), 10, [20]), model, isa=isa)
+
+
+def test_a_network_with_a_small_gradient_is_not_refused() -> None:
+    """One token, which is not learned: what is left of the gradient beside balanced classes."""
+    torch.manual_seed(1)
+    layers = [
+        nn.Embedding(1, 1, padding_idx=0),
+        nn.GRU(1, 18, 2, batch_first=True, bidirectional=True),
+    ]
+    model = of_tokens(Sequences(layers, "state", 18, 2), 5)
+    NativeEngine(federation((5,), 2, [20], 0, 1), model)
 
 
 def test_missing_extension_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,8 @@ class NativeEngine(LocalEngine):
         if self.task.kernel == {"loss": "squares"}:
             y = draws.normal(size=(len(x), self.outputs)).astype(np.float32)
         start, flat, order = row_of(self._model), x.reshape(len(x), -1), np.arange(len(x))
-        ours, lr = start[None].copy(), np.full(1, 0.01, np.float32)
+        # A long step: the rounding of the parameters must be small beside the update.
+        ours, lr = start[None].copy(), np.ones(1, np.float32)
         logits = np.empty((len(x), self.outputs), np.float32)
         first, key, batches = np.zeros(1, np.int64), np.zeros(1, np.uint64), np.array([[0, len(x)]])
         runner.logits(
