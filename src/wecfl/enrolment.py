@@ -119,12 +119,12 @@ class Enrolment(BaseModel):
         """The list in a file; a list that can't be read is an error, not an empty list."""
         try:
             enrolment = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {one_line(error, None)}") from None
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the list of enrolled clients {path} can't be read: {error}"
             ) from None
-        except ValidationError as error:
-            raise ConfigError(f"{path}: {one_line(error, None)}") from None
         for what in ("name", "node", "key", "number"):
             held = [getattr(client, what) for client in enrolment.clients]
             twice = next((value for value in held if held.count(value) > 1), None)

@@ -22,6 +22,9 @@ import damage
 from fuzzing import chances, contents, judge, tries
 from helpers import Wecfl
 from wecfl.config import Config
+from wecfl.enrolment import Enrolment
+from wecfl.errors import ConfigError
+from wecfl.flower.policy import Policy
 from wecfl.folder.readers import read_summary
 from wecfl.limits import MAX_COUNT
 
@@ -52,6 +55,18 @@ TOKENS = (
     " 3 ", "\u0663", "~", "*", "..", "/", "/dev/null", "/dev/zero",
     "theory", "none", "\udcff", "'; rm -rf", "{{ 7*7 }}", "fedavg,", "cfl",
 )  # fmt: skip
+
+
+def test_an_integer_of_thousands_of_digits(wecfl: Wecfl, tmp_path: Path) -> None:
+    """Python does not convert it, neither as an option of a method nor in a file."""
+    number = "9" * 5000
+    assert not judge(wecfl("run", "--mu", "1", "--options", number, "--out", tmp_path / "out"))
+    (tmp_path / "list.toml").write_text(f"max_reply = {number}")
+    with pytest.raises(ConfigError, match="digits"):
+        Enrolment.read(tmp_path / "list.toml")
+    (tmp_path / "policy.toml").write_text(f"samples = {number}")
+    with pytest.raises(ConfigError, match="digits"):
+        Policy.read({}, tmp_path)
 
 
 @tries(10)

@@ -1,5 +1,6 @@
 """Run folders, results and definitions gone wrong, and what the commands make of them."""
 
+import json
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -112,6 +113,15 @@ def test_report(wecfl: Wecfl, runs: Path, tmp_path: Path, rnd: Random) -> None:
     which = ("config", "values") if FACTOR else ("values",)  # the other has more charts
     folder, page = fresh(runs, tmp_path / "run", rnd, names, which), tmp_path / "new.html"
     reads_only(wecfl, folder, page, "report", folder, "--out", page)
+
+
+def test_newcomers_without_the_score_of_the_run(wecfl: Wecfl, runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "config", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert "newcomers" in summary
+    (folder / "summary.json").write_text(json.dumps({**summary, "scores": {"macro_f1": "higher"}}))
+    reads_only(wecfl, folder, tmp_path / "p.html", "report", folder, "--out", tmp_path / "p.html")
 
 
 @tries(10)

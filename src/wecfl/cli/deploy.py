@@ -308,7 +308,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"a setting is written as name=value, got '{text}'")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or an integer of more digits than Python converts
         return name, value
 
 

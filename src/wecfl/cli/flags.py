@@ -124,7 +124,7 @@ def _value(text: str) -> Any:
     """The value that the text has in TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or an integer of more digits than Python converts
         return text
 
 

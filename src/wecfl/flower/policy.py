@@ -70,10 +70,10 @@ class Policy(BaseModel):
             return cls()
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"the policy {path} can't be read: {error}") from None
         except ValidationError as error:
             raise ConfigError(f"{path}: {one_line(error, cls.model_fields)}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the policy {path} can't be read: {error}") from None
 
     def refusal(self, program: Program, privacy: Privacy | None, parameters: int) -> str | None:
         """Why the node does not run a program; None if it does."""

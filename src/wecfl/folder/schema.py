@@ -248,6 +248,9 @@ class SummarySchema(Schema):
             raise ValueError(f"scores are missing after {self.rounds} rounds")
         for name in self.scores:
             _check_score(self, name)
+        headline = next(iter(self.scores))
+        if self.newcomers is not None and headline not in dict(self.newcomers):
+            raise ValueError(f"newcomers lacks {headline}, the first of the scores")
         return self
 
 
