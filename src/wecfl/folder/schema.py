@@ -221,8 +221,7 @@ class SummarySchema(Schema):
     k: ClusterCount
     rounds: Count
     scores: Annotated[dict[str, Literal["higher", "lower"]], Field(min_length=1)] = {
-        "accuracy": "higher", "macro_f1": "higher"
-    }  # fmt: skip
+        "accuracy": "higher", "macro_f1": "higher"}  # fmt: skip
     """The task's scores, the headline first, and whether higher or lower is better."""
     accuracy: Fraction | None = None
     macro_f1: Fraction | None = None
@@ -248,9 +247,8 @@ class SummarySchema(Schema):
             raise ValueError(f"scores are missing after {self.rounds} rounds")
         for name in self.scores:
             _check_score(self, name)
-        headline = next(iter(self.scores))
-        if self.newcomers is not None and headline not in dict(self.newcomers):
-            raise ValueError(f"newcomers lacks {headline}, the first of the scores")
+        if self.newcomers is not None:
+            _check_score(self.newcomers, next(iter(self.scores)))
         return self
 
 
