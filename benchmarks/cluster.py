@@ -45,13 +45,7 @@ def lines(turns: int = 5, data_dir: str = "", nodes: int = 1) -> list[Line]:
     if find_spec("ray") is None:
         return [Line(title, SETTING.title, [], detail="Ray is not installed")]
     config, fed = paper(SETTING, data_dir)
-    options = {"batchnorm": config.batchnorm, "batch": config.batch}
-    model = module_of(SETTING)
-    with (
-        cluster_of(nodes) as address,
-        make_engine("native", fed, model, **options) as here,
-        make_engine("ray", fed, model, address=address, **options) as there,
-    ):
+    with engines(nodes, config, fed) as (here, there):
         threads, sharded = (rounds_of(engine, config, fed) for engine in (here, there))
         fetched = rounds_of(there, config, fed, fetch=True)
         rounds = (sharded, fetched, threads)
@@ -70,6 +64,19 @@ def lines(turns: int = 5, data_dir: str = "", nodes: int = 1) -> list[Line]:
         for those, kept in zip(ours, ("", ", and what clients keep"), strict=True)
         for clock, unit in enumerate(("", ", CPU-seconds"))
     ]
+
+
+@contextmanager
+def engines(nodes: int, config: Config, fed: Federation) -> Iterator[tuple[BaseEngine, BaseEngine]]:
+    """The engine of threads on this machine, and that of Ray actors on so many nodes."""
+    options = {"batchnorm": config.batchnorm, "batch": config.batch}
+    model = module_of(SETTING)
+    with (
+        cluster_of(nodes) as address,
+        make_engine("native", fed, model, **options) as here,
+        make_engine("ray", fed, model, address=address, **options) as there,
+    ):
+        yield here, there
 
 
 @contextmanager

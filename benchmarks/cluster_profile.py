@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
-from cluster import SETTING, cluster_of, rounds_of
-from common import Line, descendants, main, module_of, paper
-from wecfl import make_engine
+from cluster import SETTING, engines, rounds_of
+from common import Line, descendants, main, paper
 
 KINDS = {
     "ray::Actor": "actors", "raylet/raylet": "raylets", "gcs_server": "control store",
@@ -29,13 +28,7 @@ IDLE_SECONDS = 5.0
 def lines(turns: int = 5, data_dir: str = "", nodes: int = 4) -> list[Line]:
     """Seconds of the processor by kind of process."""
     config, fed = paper(SETTING, data_dir)
-    options = {"batchnorm": config.batchnorm, "batch": config.batch}
-    model = module_of(SETTING)
-    with (
-        cluster_of(nodes) as address,
-        make_engine("native", fed, model, **options) as here,
-        make_engine("ray", fed, model, address=address, **options) as there,
-    ):
+    with engines(nodes, config, fed) as (here, there):
         threads, sharded = (rounds_of(engine, config, fed) for engine in (here, there))
         used: dict[str, list[Counter[str]]] = {"Ray": [], "threads": []}
         for turn in range(turns + 1):

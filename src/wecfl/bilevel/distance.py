@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from wecfl.bilevel.threads import one_thread
+from wecfl.core.components import Distance
 from wecfl.core.types import F64, Int, Real
+from wecfl.errors import ConfigError
 
 __all__ = [
     "angle_sum",
+    "check_squared_euclidean",
     "component",
     "cosine",
     "distances",
@@ -32,6 +35,19 @@ def squared_euclidean(points: Real, centers: Real) -> F64:
         np.einsum("ip,ip->i", d := points - center, d, dtype=np.float64) for center in centers
     ]
     return np.stack(columns, axis=1)
+
+
+def check_squared_euclidean(distance: Distance, work: str) -> None:
+    """Raise an error if the work, which is only right for ‖g − G‖², is given another distance.
+
+    >>> check_squared_euclidean(cosine, "K-means")
+    Traceback (most recent call last):
+    ...
+    wecfl.errors.ConfigError: K-means needs the distance squared_euclidean, got cosine
+    """
+    if distance is not squared_euclidean:
+        name = getattr(distance, "__name__", repr(distance))
+        raise ConfigError(f"{work} needs the distance squared_euclidean, got {name}")
 
 
 def component(points: Real, centers: Real) -> F64:

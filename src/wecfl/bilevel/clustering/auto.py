@@ -17,7 +17,7 @@ import numpy as np
 
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
 from wecfl.bilevel.clustering.ward import MAX_JUDGED_CLIENTS, silhouettes
-from wecfl.bilevel.distance import distances, squared_euclidean
+from wecfl.bilevel.distance import check_squared_euclidean, distances
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.components import Clusters, Distance, View
@@ -118,6 +118,7 @@ class Auto:
 
     >>> points = np.array([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2], [9.3]])
     >>> view = View(points, np.array([[0.0]]), np.ones(7), np.zeros(7, int))
+    >>> from wecfl.bilevel.distance import squared_euclidean
     >>> found = Auto()(view, squared_euclidean, np.random.default_rng(0))
     >>> found.labels.tolist(), len(found.centers), found.notes["k"].tolist()
     ([0, 0, 0, 1, 1, 1, 1], 2, [2.0])
@@ -137,10 +138,7 @@ class Auto:
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """Clusters, which continue the previous ones under their numbers."""
-        if distance is not squared_euclidean:
-            raise ConfigError(
-                "K is chosen by squared Euclidean distances: set distance to squared_euclidean"
-            )
+        check_squared_euclidean(distance, "choosing K")
         inhabited = np.unique(view.labels)
         clients, start = DistinctClients.of(view), view.centers[inhabited]
         with one_thread():

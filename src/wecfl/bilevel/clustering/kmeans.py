@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from wecfl.bilevel.distance import squared_euclidean
+from wecfl.bilevel.distance import check_squared_euclidean, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.threads import one_thread
 from wecfl.core.assignment import nearest_inhabited
@@ -98,10 +98,7 @@ class KMeans:
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """Clusters, which continue the previous ones and keep their numbers."""
-        if distance is not squared_euclidean:
-            raise ConfigError(
-                "KMeans minimizes squared Euclidean distances: set distance to squared_euclidean"
-            )
+        check_squared_euclidean(distance, "KMeans")
         clients = DistinctClients.of(view)
         with one_thread():
             near, old = isometric(clients.points, view.centers)

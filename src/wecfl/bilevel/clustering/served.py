@@ -17,7 +17,7 @@ import numpy as np
 from wecfl.bilevel.clustering.kmeans import DistinctClients, KMeans, isometric
 from wecfl.bilevel.clustering.look import Gains, Look, client_silhouettes
 from wecfl.bilevel.clustering.ward import MAX_JUDGED_CLIENTS, weighted_ward
-from wecfl.bilevel.distance import distances, squared_euclidean
+from wecfl.bilevel.distance import check_squared_euclidean, distances, squared_euclidean
 from wecfl.bilevel.means import cluster_means
 from wecfl.bilevel.representation.projection import folded
 from wecfl.bilevel.threads import one_thread
@@ -91,10 +91,7 @@ class Served:
 
     def __call__(self, view: View, distance: Distance, rng: np.random.Generator) -> Clusters:
         """Clusters, which continue the previous ones under their numbers."""
-        if distance is not squared_euclidean:
-            raise ConfigError(
-                "K is chosen by squared Euclidean distances: set distance to squared_euclidean"
-            )
+        check_squared_euclidean(distance, "choosing K")
         heard = np.ones(len(view.points), np.bool_) if view.heard is None else view.heard
         notes = {name: view.notes[name] for name in KEPT_NOTES if name in view.notes}
         with one_thread():
