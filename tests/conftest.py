@@ -15,7 +15,6 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # idle threads sleep at o
 import numpy as np
 import pytest
 import torch
-from altair.utils.schemapi import SchemaBase, debug_mode
 from hypothesis import settings
 
 if build := os.environ.get("WECFL_NATIVE"):  # another build of the kernels: `make sanitize`
@@ -102,22 +101,6 @@ def command(
         return Outcome(code, *capsys.readouterr())
 
     return call
-
-
-@pytest.fixture
-def checked_charts() -> None:
-    """Altair checks each part of a chart against its schema, as it does outside of tests."""
-
-
-@pytest.fixture(autouse=True)
-def unchecked_charts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without these checks, which are half of a page's time, but where a test asks for them."""
-    if "checked_charts" in request.fixturenames:
-        yield
-        return
-    with debug_mode(False), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SchemaBase, "validate", lambda *_: None)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -42,5 +42,4 @@ def colors(text: Text, name: str) -> list[str]:
 
 def lines(text: Text, name: str) -> list[dict[str, Any]]:
     """What a chart of lines draws."""
-    [rows] = text.json[name]["datasets"].values()
-    return [dict(row) for row in rows]
+    return [dict(row) for row in text.json[name]["data"]["values"]]

@@ -15,8 +15,6 @@ from wecfl.report.figures.curves import PANEL_HEIGHT
 from wecfl.report.figures.files import save
 from wecfl.report.figures.overview import overview
 
-pytestmark = pytest.mark.usefixtures("checked_charts")
-
 
 def folder(
     path: Path,

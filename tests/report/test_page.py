@@ -9,8 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import pytest
+from jsonschema import ValidationError
 
 from helpers import method_named, run_flat
 from pages import Text, colors, lines
@@ -22,6 +24,7 @@ from wecfl.folder.readers import read_metrics, read_summary
 from wecfl.report.page.alluvial import alluvial, telling_rounds
 from wecfl.report.page.client_map import spread_apart
 from wecfl.report.page.html import PageLimits, page, write
+from wecfl.report.page.line_charts import Spec, area_chart, line_chart
 from wecfl.report.tables.results import result_cells, results
 from wecfl.report.tsne import tsne_planes
 
@@ -43,7 +46,6 @@ def one(runs: Path, tmp_path: Path) -> Iterator[Path]:
     yield Path(shutil.copytree(runs / "wecfl", tmp_path / "run"))
 
 
-@pytest.mark.usefixtures("checked_charts")
 def test_the_page_holds_the_figures_of_the_run(runs: Path) -> None:
     text = Text(page([runs / "wecfl"]))
     heads, [row] = result_cells(results([runs / "wecfl"]))
@@ -153,7 +155,6 @@ def test_names_are_text(fed: Federation, tmp_path: Path) -> None:
     assert plane["names"] == list(names)
 
 
-@pytest.mark.usefixtures("checked_charts")
 def test_what_else_was_measured_is_drawn(one: Path) -> None:
     records = read_metrics(one)
     for record in records:
@@ -177,7 +178,6 @@ def test_what_else_was_measured_is_drawn(one: Path) -> None:
     assert "together" not in html
 
 
-@pytest.mark.usefixtures("checked_charts")
 def test_objectives_are_drawn_beside_what_the_theory_allows(
     fed: Federation, tmp_path: Path
 ) -> None:
@@ -401,7 +401,21 @@ def test_classes_of_another_run_are_refused(tmp_path: Path) -> None:
         page([tmp_path / "run"])
 
 
+@pytest.mark.parametrize("spec", [
+    line_chart({"a": [0.5, None], "b": [None, None]}, [1, 2], percent=True, best=1.0),
+    line_chart({"a": [1.0, 2e5]}, [1, 40], over="K"),
+    line_chart({}, []),
+    area_chart({"a": [1, 2], "b": [3, 4]}, [1, 2]),
+    area_chart({"a": [1]}, [1]),
+])  # fmt: skip
+def test_charts_of_lines_are_by_the_schema_of_vega_lite(spec: Spec) -> None:
+    alt.LayerChart.from_dict(json.loads(json.dumps(spec)))
+    spec["layer"][-1]["mark"]["colour"] = "red"
+    with pytest.raises(ValidationError):
+        alt.LayerChart.from_dict(json.loads(json.dumps(spec)))
+
+
 def test_axes_of_few_rounds_have_no_ticks_between_them(runs: Path) -> None:
     spec = Text(page([runs / "wecfl"])).json["convergence-0"]
-    axis = spec["layer"][0]["encoding"]["x"]["axis"]
+    axis = spec["encoding"]["x"]["axis"]
     assert (axis["values"], axis["format"]) == ([1, 2, 3, 4], "d")

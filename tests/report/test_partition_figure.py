@@ -18,8 +18,6 @@ from wecfl.report.figures.files import save
 from wecfl.report.figures.partition import bars
 from wecfl.report.figures.samples import sample_panel
 
-pytestmark = pytest.mark.usefixtures("checked_charts")
-
 TABLE: Int = np.array([[3, 0, 2, 5, 1], [1, 4, 0, 0, 2]])
 GROUPS: Int = np.array([0, 0, 1, 1, 1])
 

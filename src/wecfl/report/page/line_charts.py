@@ -1,6 +1,8 @@
 """Line charts of the report page, in Vega-Lite.
 
-Colours are the page's (`var(--c0)` …), so that charts follow its light and dark appearance.
+They are written as dictionaries, since a page holds dozens of them, and Altair needs some thirty
+times as long for one. Colours are the page's (`var(--c0)` …), so that charts follow its light and
+dark appearance.
 """
 
 from __future__ import annotations
@@ -69,8 +71,7 @@ def line_chart(
     two orders of magnitude get a logarithmic axis.
 
     >>> spec = line_chart({"a": [1.0, 2.0], "b": [None, 4.0]}, [1, 2])
-    >>> [rows] = spec["datasets"].values()
-    >>> [row["v1"] for row in rows]
+    >>> [row["v1"] for row in spec["data"]["values"]]
     [None, 4.0]
     """
     fields = [f"v{i}" for i in range(len(series))]
@@ -82,48 +83,42 @@ def line_chart(
         for t, *values in zip(rounds, *columns, strict=True)
     ]
     known = [value for values in columns for value in values if value is not None]
-    scale, axis = _upwards(known, percent, best)
-    number_format = ".1%" if percent else ".4~g"
-    hover = _nearest_round()
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis(over, rounds))
-    layers: list[alt.Chart] = []
+    upwards = {"type": "quantitative", "title": None, **_upwards(known, percent, best)}
+    layers: list[Spec] = []
     looks = strokes or [stroke(i) for i in range(len(fields))]
     for field, values, (color, dashes) in zip(fields, columns, looks, strict=True):
-        y = alt.Y(f"{field}:Q", title=None, scale=scale, axis=axis)
-        mark: dict[str, Any] = {
-            "color": color,
-            "strokeDash": list(dashes),
-            "point": sum(v is not None for v in values) == 1 and {"color": color},
-        }
-        layers.append(base.mark_line(strokeWidth=2, **mark).encode(y=y))
-        layers.append(base.mark_circle(color=color, size=60).encode(y=y, opacity=_where(hover, 1)))
-    tooltip = [alt.Tooltip("round:Q", title=over)] + [
-        alt.Tooltip(f"{field}:Q", title=name, format=number_format)
-        for field, name in zip(fields, series, strict=True)
+        y = {"field": field, **upwards}
+        line: Spec = {"type": "line", "color": color, "strokeDash": dashes, "strokeWidth": 2}
+        if sum(value is not None for value in values) == 1:
+            line["point"] = {"color": color}
+        dot = {"type": "circle", "color": color, "size": 60}
+        layers.append({"mark": line, "encoding": {"y": y}})
+        layers.append({"mark": dot, "encoding": {"y": y, "opacity": _where_pointed(1)}})
+    number_format = ".1%" if percent else ".4~g"
+    tooltip = [_told("round", over)] + [
+        _told(field, name, number_format) for field, name in zip(fields, series, strict=True)
     ]
-    rule = base.mark_rule(color="var(--muted)").encode(opacity=_where(hover, 0.5), tooltip=tooltip)
-    chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
-    return as_spec(chart)
+    return _chart(rows, over, [*layers, _rule("var(--muted)", tooltip)])
 
 
-def _upwards(known: Sequence[float], percent: bool, best: float | None) -> tuple[Any, Any]:
+def _upwards(known: Sequence[float], percent: bool, best: float | None) -> Spec:
     """Scale and axis of these values, from the bottom to the top (`line_chart`)."""
     if best is None and known and 0 < 100 * min(known) < max(known):
         first, last = (int(np.floor(np.log10(edge(known)))) for edge in (min, max))
         tens = [10.0**power for power in range(first, last + 1)]
         ticks = [value for value in tens if value >= min(known)]
-        return alt.Scale(type="log", nice=False), alt.Axis(format="~g", values=ticks)
-    scale = alt.Scale(zero=best is not None, domainMax=alt.Undefined if best is None else best)
+        return {"scale": {"type": "log", "nice": False}, "axis": {"format": "~g", "values": ticks}}
+    scale: Spec = {"zero": False} if best is None else {"zero": True, "domainMax": best}
     whole = bool(known) and max(known) >= 10 and all(value == int(value) for value in known)
-    return scale, alt.Axis(format="%" if percent else "~s" if whole else "~g", tickCount=5)
+    number_format = "%" if percent else "~s" if whole else "~g"
+    return {"scale": scale, "axis": {"format": number_format, "tickCount": 5}}
 
 
 def area_chart(series: Mapping[str, Sequence[int]], rounds: Sequence[int]) -> Spec:
     """Counts over the rounds, one above the other; the pointer shows all of them.
 
     >>> spec = area_chart({"a": [1, 2], "b": [3, 4]}, [1, 2])
-    >>> [rows] = spec["datasets"].values()
-    >>> [row["top1"] for row in rows]
+    >>> [row["top1"] for row in spec["data"]["values"]]
     [4, 6]
     """
     rows = [
@@ -132,46 +127,59 @@ def area_chart(series: Mapping[str, Sequence[int]], rounds: Sequence[int]) -> Sp
         | {f"top{i}": sum(counts[: i + 1]) for i in range(len(counts))}
         for t, *counts in zip(rounds, *series.values(), strict=True)
     ]
-    hover = _nearest_round()
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_rounds_axis("round", rounds))
-    axis = alt.Axis(format="~s", tickCount=5)
-    layers: list[alt.Chart] = []
+    mark = "bar" if len(rows) == 1 else "area"
+    axis = {"format": "~s", "tickCount": 5}
+    layers: list[Spec] = []
     for i in range(len(series)):
-        area = base.mark_bar if len(rows) == 1 else base.mark_area
-        top, bottom = f"top{i}", f"top{i - 1}" if i else "top"
+        y = {"field": f"top{i}", "type": "quantitative", "title": None, "axis": axis}
+        y2 = {"field": f"top{i - 1}" if i else "top"}
         layers.append(
-            area(color=stroke(i)[0]).encode(y=alt.Y(f"{top}:Q", title=None, axis=axis), y2=bottom)
+            {"mark": {"type": mark, "color": stroke(i)[0]}, "encoding": {"y": y, "y2": y2}}
         )
-    tooltip = [alt.Tooltip("round:Q")] + [
-        alt.Tooltip(f"v{i}:Q", title=name, format=",") for i, name in enumerate(series)
+    tooltip = [_told("round", "round")] + [
+        _told(f"v{i}", name, ",") for i, name in enumerate(series)
     ]
-    rule = base.mark_rule(color="var(--ink)").encode(opacity=_where(hover, 0.5), tooltip=tooltip)
-    chart = alt.layer(*layers, rule.add_params(hover)).properties(width="container", height=200)
-    return as_spec(chart)
+    return _chart(rows, "round", [*layers, _rule("var(--ink)", tooltip)])
 
 
-def _nearest_round() -> alt.Parameter:
-    """The round that the pointer is nearest to."""
-    return alt.selection_point(
-        name="hover", fields=["round"], nearest=True, on="pointerover", clear="pointerout",
-        empty=False,
-    )  # fmt: skip
+def _chart(rows: Sequence[Mapping[str, float | None]], over: str, layers: Sequence[Spec]) -> Spec:
+    """These layers on an axis of whole numbers, each of which has a tick if they are few."""
+    rounds = [int(row["round"] or 0) for row in rows]
+    axis: Spec = {
+        "title": over, "tickCount": MAX_TICKS, "labelFlush": False, "grid": False, "format": "d",
+    }  # fmt: skip
+    if rounds and max(rounds) - min(rounds) <= MAX_TICKS:
+        axis["values"] = list(range(min(rounds), max(rounds) + 1))
+    scale = {"nice": False, "zero": False}
+    x = {"field": "round", "type": "quantitative", "axis": axis, "scale": scale}
+    return {
+        "width": "container", "height": 200, "data": {"values": rows}, "encoding": {"x": x},
+        "layer": layers,
+    }  # fmt: skip
 
 
-def _where(hover: alt.Parameter, opacity: float) -> Any:
-    """Visible where the pointer is."""
-    return alt.when(hover).then(alt.value(opacity)).otherwise(alt.value(0))
+def _rule(color: str, tooltip: Sequence[Spec]) -> Spec:
+    """A vertical line at the round that the pointer is nearest to, with the values there."""
+    nearest = {
+        "type": "point", "fields": ["round"], "nearest": True, "on": "pointerover",
+        "clear": "pointerout",
+    }  # fmt: skip
+    return {
+        "params": [{"name": "hover", "select": nearest}],
+        "mark": {"type": "rule", "color": color},
+        "encoding": {"opacity": _where_pointed(0.5), "tooltip": tooltip},
+    }
 
 
-def _rounds_axis(over: str, rounds: Sequence[int]) -> alt.X:
-    """An axis of whole numbers, each of which has a tick if they are few."""
-    few = len(rounds) and max(rounds) - min(rounds) <= MAX_TICKS
-    ticks = range(min(rounds), max(rounds) + 1) if few else ()
-    axis = alt.Axis(
-        title=over, tickCount=MAX_TICKS, labelFlush=False, grid=False, format="d",
-        values=list(ticks) or alt.Undefined,
-    )  # fmt: skip
-    return alt.X("round:Q", axis=axis, scale=alt.Scale(nice=False, zero=False))
+def _where_pointed(opacity: float) -> Spec:
+    """Visible at the round that the pointer is nearest to."""
+    return {"condition": {"param": "hover", "empty": False, "value": opacity}, "value": 0}
+
+
+def _told(field: str, title: str, number_format: str | None = None) -> Spec:
+    """A line of what the pointer shows."""
+    shown: Spec = {"field": field, "type": "quantitative", "title": title}
+    return shown if number_format is None else {**shown, "format": number_format}
 
 
 def as_spec(chart: alt.LayerChart | alt.FacetChart) -> Spec:
