@@ -143,7 +143,6 @@ def test_gradients_of_random_networks_are_those_of_autograd(
         assert np.abs(ours - exact).max() <= max(2 * theirs, 2e-4 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("channels", [(16, 16), (35, 18)])
 @pytest.mark.parametrize(
     ("size", "pad"),
@@ -157,7 +156,7 @@ def test_gradients_of_random_networks_are_those_of_autograd(
     ],
 )
 def test_squares_of_pixels_at_every_edge(
-    size: tuple[int, int], pad: int, channels: tuple[int, int], isa: str
+    size: tuple[int, int], pad: int, channels: tuple[int, int]
 ) -> None:
     """Odd heights and widths, channels that fill no block, more than one band of rows."""
     model = nn.Sequential(
@@ -168,11 +167,13 @@ def test_squares_of_pixels_at_every_edge(
         model(torch.zeros(1, 2, *size))
     fed = federation((2, *size), 3, [20])
     x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
-    (ours,) = evaluation.gradients(NativeEngine(fed, model, isa=isa), start(model, 1).models)
     how: Any = {"width": len(y), "by_batch": False}
     exact = autograd(model, x, y, torch.float64, **how)
     theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
-    assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
+    for isa in ISAS:
+        (ours,) = evaluation.gradients(NativeEngine(fed, model, isa=isa), start(model, 1).models)
+        error = np.abs(ours - exact).max()
+        assert error <= max(2 * theirs, 1e-6 * np.abs(exact).max()), isa
 
 
 class Readers(nn.Module):
@@ -204,7 +205,6 @@ class Readers(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("norm", [lambda c: nn.GroupNorm(3, c), nn.BatchNorm2d, nn.Identity])
 @pytest.mark.parametrize("size", [(8, 8), (9, 6)])
 @pytest.mark.parametrize(
@@ -220,7 +220,6 @@ def test_several_convolutions_read_one_tensor(
     stride: int,
     size: tuple[int, int],
     norm: Callable[[int], nn.Module],
-    isa: str,
 ) -> None:
     """Gradients that one of them adds in its own pass, and pixels that some of them never read."""
     model = Readers(kernels, stride, norm)
@@ -231,10 +230,12 @@ def test_several_convolutions_read_one_tensor(
     how: Any = {"width": len(y), "by_batch": False}
     exact = autograd(model, x, y, torch.float64, **how)
     theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
-    engine = NativeEngine(fed, model, isa=isa)
-    for _ in range(2):  # memory comes back as it was left
-        (ours,) = evaluation.gradients(engine, start(model, 1).models)
-        assert np.abs(ours - exact).max() <= max(2 * theirs, 1e-6 * np.abs(exact).max())
+    for isa in ISAS:
+        engine = NativeEngine(fed, model, isa=isa)
+        for _ in range(2):  # memory comes back as it was left
+            (ours,) = evaluation.gradients(engine, start(model, 1).models)
+            error = np.abs(ours - exact).max()
+            assert error <= max(2 * theirs, 1e-6 * np.abs(exact).max()), isa
 
 
 class UnreadWay(nn.Module):
@@ -938,7 +939,7 @@ except KeyboardInterrupt:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "go\n"
-        time.sleep(1.0)
+        time.sleep(0.2)
         os.kill(child.pid, signal.SIGINT)
         began = time.monotonic()
         assert child.stdout.readline() == "stopped\n"
