@@ -161,7 +161,7 @@ def test_nearest_takes_the_least_loss() -> None:
 
 
 def test_other_distances_are_refused() -> None:
-    with pytest.raises(ConfigError, match="squared Euclidean"):
+    with pytest.raises(ConfigError, match="squared_euclidean, got component"):
         clustered(KMeans(), np.eye(2), np.eye(2), np.ones(2), 0, d=component)
 
 

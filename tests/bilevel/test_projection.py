@@ -80,7 +80,9 @@ def fed() -> Federation:
 @pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("make", [methods.wecfl, methods.fesem])
 def test_digits_are_clustered_as_without_it(fed: Federation, engine: str, make: Any) -> None:
-    how: Any = {"rounds": 8, "lr": 0.03, "seed": 3, "engine": engine, "objectives": False}
+    how: Any = {
+        "rounds": 8, "lr": 0.03, "seed": 3, "engine": engine, "workers": 1, "objectives": False,
+    }  # fmt: skip
     plain, short = (run_flat(fed, make(4, project=project), **how) for project in (None, 64))
     assert adjusted_rand_score(short.labels, plain.labels) == 1
     assert adjusted_rand_score(short.labels, fed.groups) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,29 @@ import wecfl
 from wecfl import Federation
 from wecfl.errors import DataError
 
-datasets: Any = pytest.importorskip("datasets")
-partitioners: Any = pytest.importorskip("flwr_datasets.partitioner")
-RNG = np.random.default_rng(0)
-AGES = RNG.normal(50, 10, 60)
-TABLE = datasets.Dataset.from_dict(
-    {"site": [f"s{i % 3}" for i in range(60)], "age": AGES, "sick": [int(a > 50) for a in AGES]}
+pytestmark = pytest.mark.skipif(
+    not (find_spec("datasets") and find_spec("flwr_datasets")), reason="an extra is not installed"
 )
+AGES = np.random.default_rng(0).normal(50, 10, 60)
+
+
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    """The library, which takes a second to load."""
+    return import_module("datasets")
+
+
+@pytest.fixture(scope="module")
+def partitioners() -> Any:
+    """The partitioners of flwr-datasets, which load matplotlib."""
+    return import_module("flwr_datasets.partitioner")
+
+
+@pytest.fixture(scope="module")
+def table(datasets: Any) -> Any:
+    """Sixty people of three sites."""
+    sites, sick = [f"s{i % 3}" for i in range(60)], [int(age > 50) for age in AGES]
+    return datasets.Dataset.from_dict({"site": sites, "age": AGES, "sick": sick})
 
 
 def with_data(partitioner: Any, data: Any) -> Any:
@@ -25,27 +43,28 @@ def with_data(partitioner: Any, data: Any) -> Any:
     return partitioner
 
 
-def test_a_data_set_is_a_table() -> None:
-    fed = Federation.from_frame(TABLE, client="site", target="sick")
-    same = Federation.from_frame(TABLE.to_pandas(), client="site", target="sick")
+def test_a_data_set_is_a_table(table: Any) -> None:
+    fed = Federation.from_frame(table, client="site", target="sick")
+    same = Federation.from_frame(table.to_pandas(), client="site", target="sick")
     assert fed.fingerprint == same.fingerprint and fed.names == ("s0", "s1", "s2")
 
 
 @pytest.mark.parametrize(
-    ("partitioner", "names"),
+    ("name", "settings", "names"),
     [
-        (partitioners.NaturalIdPartitioner(partition_by="site"), ("s0", "s1", "s2")),
-        (partitioners.IidPartitioner(num_partitions=4), ("0", "1", "2", "3")),
+        ("NaturalIdPartitioner", {"partition_by": "site"}, ("s0", "s1", "s2")),
+        ("IidPartitioner", {"num_partitions": 4}, ("0", "1", "2", "3")),
         (
-            partitioners.DirichletPartitioner(
-                num_partitions=2, partition_by="sick", alpha=1.0, min_partition_size=5, seed=0
-            ),
+            "DirichletPartitioner",
+            {"num_partitions": 2, "partition_by": "sick", "alpha": 1.0, "min_partition_size": 5},
             ("0", "1"),
         ),
     ],
 )
-def test_partitioners_share_out_tables(partitioner: Any, names: tuple[str, ...]) -> None:
-    made = with_data(partitioner, TABLE)
+def test_partitioners_share_out_tables(
+    table: Any, partitioners: Any, name: str, settings: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    made = with_data(getattr(partitioners, name)(**settings), table)
     fed = Federation.from_partitioner(made, target="sick", features=["age"], scale="none")
     assert fed.names == names
     for i in range(len(names)):
@@ -55,8 +74,8 @@ def test_partitioners_share_out_tables(partitioner: Any, names: tuple[str, ...])
     assert wecfl.run(fed, wecfl.methods.fedavg, model="logistic", rounds=1).summary["rounds"] == 1
 
 
-def test_pictures() -> None:
-    pixels = RNG.integers(0, 256, (20, 8, 8), np.uint8)
+def test_pictures(datasets: Any, partitioners: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     data = datasets.Dataset.from_dict(
         {"image": [*pixels], "label": [i % 2 for i in range(20)]},
         features=datasets.Features(
@@ -70,9 +89,9 @@ def test_pictures() -> None:
     np.testing.assert_allclose(fed.x[fed.train[0], 0], first / 127.5 - 1, atol=1e-6)
 
 
-def test_what_is_no_partitioner() -> None:
+def test_what_is_no_partitioner(table: Any, partitioners: Any) -> None:
     with pytest.raises(DataError, match="expected a partitioner"):
-        Federation.from_partitioner([TABLE], target="sick")
-    made = with_data(partitioners.IidPartitioner(num_partitions=2), TABLE)
+        Federation.from_partitioner([table], target="sick")
+    made = with_data(partitioners.IidPartitioner(num_partitions=2), table)
     with pytest.raises(DataError, match="unknown column 'agee'; did you mean 'age'"):
         Federation.from_partitioner(made, target="sick", feature="agee")
