@@ -125,7 +125,10 @@ def figures() -> dict[int, list[str]]:
             f"FedAvg {cell(CIFAR, groups, 'fedavg', 1, 0, 1):.2f}",
             f"FedProx {cell(CIFAR, groups, 'fedprox', 1, 0, 1):.2f}",
         ],
-        4: [", ".join(f"{cell(CIFAR, groups, 'wecfl', k, 0):.2f}" for k in (1, 3, 5, 10))],
+        4: [
+            ", ".join(f"{cell(dataset, groups, 'wecfl', k, 0):.2f}" for k in (1, 3, 5, 10))
+            for dataset in (CIFAR, FASHION)
+        ],
         5: [" and ".join(f"{cell(CIFAR, groups, 'ifca', 10, seed):.2f}" for seed in (0, 1))],
         6: [
             f"{len(gaps)} pairs",
@@ -138,10 +141,14 @@ def figures() -> dict[int, list[str]]:
             f"vote of five models {cell(CIFAR, groups, 'fedavg+', 5, 0):.2f} and of ten "
             f"{cell(CIFAR, groups, 'fedavg+', 10, 0):.2f}",
             *(
-                f"{name} has {cell(CIFAR, pairs, one, 1, 0):.2f}, {whose} votes "
-                f"{cell(CIFAR, pairs, one + '+', 5, 0):.2f} and "
-                f"{cell(CIFAR, pairs, one + '+', 10, 0):.2f}"
-                for name, one, whose in (("FedAvg", "fedavg", "the"), ("FedProx", "fedprox", "its"))
+                f"{name} has {cell(CIFAR, data, one, 1, 0):.2f}, {whose} votes "
+                f"{cell(CIFAR, data, one + '+', 5, 0):.2f} and "
+                f"{cell(CIFAR, data, one + '+', 10, 0):.2f}"
+                for name, one, whose, data in (
+                    ("FedAvg", "fedavg", "the", pairs),
+                    ("FedProx", "fedprox", "its", pairs),
+                    ("FedProx", "fedprox", "its", groups),
+                )
             ),
         ],
         8: [f"{moved[0]} clients", "none later" if not any(moved[1:]) else "some later"],

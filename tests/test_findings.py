@@ -62,7 +62,9 @@ def test_which_votes_of_several_models_were_run() -> None:
     run = votes[votes["n"] > 0]
     assert {*run["dataset"]} == {"cifar-10"}
     assert {*zip(run["partition"], run["method"], strict=True)} == {
+        ("clientwise-dirichlet", "fedavg+"),
         ("clusterwise-dirichlet", "fedavg+"),
+        ("clusterwise-dirichlet", "fedprox+"),
         ("clusterwise-nclass", "fedavg+"),
         ("clusterwise-nclass", "fedprox+"),
     }, "docs/claims.md, claim 7, says which votes were run"
