@@ -29,17 +29,38 @@ from hostile import (
     serve_hostile,
     unpackable,
 )
+from wecfl.bilevel.local import Train
+from wecfl.core.plan import LocalPlan
+from wecfl.core.program import Job
 from wecfl.enrolment import Enrolment
 from wecfl.errors import ConfigError
 from wecfl.flower import Roster
 from wecfl.flower.mailbox import Mailbox
-from wecfl.flower.messages import Refused
+from wecfl.flower.messages import Refused, job_config, read_job
 from wecfl.flower.roster import Place
 from wecfl.flower.server import serve
 from wecfl.folder.readers import read_metrics
 from wecfl.report.page.html import page
 
 M = 4
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"program": "[1]"}, {"program": "{"}, {"program": '"train"'}, {"program": '{"name": []}'},
+        {"program": '{"name": "train"}'}, {"program": "9" * 5000}, {"steps": "many"}, {"steps": -1},
+        {"lr": None}, {"seed": "x"}, {"round": 1e999}, {"optimizer": []}, {"done": None},
+    ],
+)  # fmt: skip
+def test_a_request_without_a_job_is_refused_in_one_line(entries: dict[str, Any]) -> None:
+    config = {**job_config(Job(Train(), LocalPlan())), "lr": 0.5, "done": 3}
+    assert read_job(config).program == Train()
+    with pytest.raises(ConfigError) as refused:
+        read_job(config | entries)
+    assert str(refused.value).count("\n") == 0 and len(str(refused.value)) < 400
+    with pytest.raises(ConfigError, match="holds no job"):
+        read_job({key: value for key, value in config.items() if key not in entries})
 
 
 def replaced(kind: str, record: str, **entries: Any) -> Tamper:

@@ -20,12 +20,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from wecfl.bilevel.programs import decoded, encoded
+from wecfl.bilevel.programs import PROGRAMS, decoded, encoded
 from wecfl.core.plan import LocalPlan
 from wecfl.core.program import Job
 from wecfl.core.state import Reply
 from wecfl.core.types import F32
 from wecfl.enrolment import MAX_SAMPLES
+from wecfl.errors import ConfigError, WecflError
 from wecfl.layout import Layout
 
 __all__ = [
@@ -127,6 +128,18 @@ def job_config(job: Job) -> dict[str, Any]:
 
 def read_job(config: Mapping[str, Any]) -> Job:
     """The job of one client, from the configuration of its request."""
+    try:
+        return _job(config)
+    except WecflError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"expected a request of wecfl, got one that holds no job ({type(error).__name__}: "
+            f"{error}): install the same release of wecfl at the server and at the clients"
+        ) from None
+
+
+def _job(config: Mapping[str, Any]) -> Job:
     plan = LocalPlan(
         steps=int(config["steps"]), batch=int(config["batch"]), lr=float(config["lr"]),
         momentum=float(config["momentum"]), keep_momentum=bool(config["keep_momentum"]),
@@ -136,9 +149,12 @@ def read_job(config: Mapping[str, Any]) -> Job:
         leave_validation=bool(config["leave_validation"]),
         done=None if config["done"] == ALL_STEPS else np.array([int(config["done"])]),
     )  # fmt: skip
+    program = decoded(json.loads(config["program"]))
+    if type(program) not in PROGRAMS.values():
+        raise TypeError(f"expected a program, got {config['program'][:100]}")
     return Job(
-        decoded(json.loads(config["program"])), plan, int(config["seed"]), int(config["round"]),
-        int(config["tick"]), str(config["shared"]), bool(config["keep"]),
+        program, plan, int(config["seed"]), int(config["round"]), int(config["tick"]),
+        str(config["shared"]), bool(config["keep"]),
     )  # fmt: skip
 
 
