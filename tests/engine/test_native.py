@@ -37,7 +37,7 @@ from random_networks import (
     tied,
     tokens_of,
 )
-from wecfl import Correction, methods
+from wecfl import Correction, Federation, methods
 from wecfl.bilevel import evaluation
 from wecfl.core.plan import LocalPlan
 from wecfl.core.rounds import iterate, opening
@@ -143,6 +143,20 @@ def test_gradients_of_random_networks_are_those_of_autograd(
         assert np.abs(ours - exact).max() <= max(2 * theirs, 2e-4 * np.abs(exact).max())
 
 
+def gradients_are_those_of_autograd(model: nn.Module, fed: Federation) -> None:
+    """On every set of instructions, for the only client."""
+    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
+    how: Any = {"width": len(y), "by_batch": False}
+    exact = autograd(model, x, y, torch.float64, **how)
+    theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
+    for isa in ISAS:
+        engine = NativeEngine(fed, model, isa=isa)
+        for _ in range(2):  # memory comes back as it was left
+            (ours,) = evaluation.gradients(engine, start(model, 1).models)
+            error = np.abs(ours - exact).max()
+            assert error <= max(2 * theirs, 1e-6 * np.abs(exact).max()), isa
+
+
 @pytest.mark.parametrize("channels", [(16, 16), (35, 18)])
 @pytest.mark.parametrize(
     ("size", "pad"),
@@ -165,15 +179,7 @@ def test_squares_of_pixels_at_every_edge(
     )  # fmt: skip
     with torch.no_grad():
         model(torch.zeros(1, 2, *size))
-    fed = federation((2, *size), 3, [20])
-    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
-    how: Any = {"width": len(y), "by_batch": False}
-    exact = autograd(model, x, y, torch.float64, **how)
-    theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
-    for isa in ISAS:
-        (ours,) = evaluation.gradients(NativeEngine(fed, model, isa=isa), start(model, 1).models)
-        error = np.abs(ours - exact).max()
-        assert error <= max(2 * theirs, 1e-6 * np.abs(exact).max()), isa
+    gradients_are_those_of_autograd(model, federation((2, *size), 3, [20]))
 
 
 class Readers(nn.Module):
@@ -225,17 +231,7 @@ def test_several_convolutions_read_one_tensor(
     model = Readers(kernels, stride, norm)
     with torch.no_grad():
         model(torch.zeros(1, 2, *size))
-    fed = federation((2, *size), 3, [20])
-    x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
-    how: Any = {"width": len(y), "by_batch": False}
-    exact = autograd(model, x, y, torch.float64, **how)
-    theirs = np.abs(autograd(model, x, y, torch.float32, **how) - exact).max()
-    for isa in ISAS:
-        engine = NativeEngine(fed, model, isa=isa)
-        for _ in range(2):  # memory comes back as it was left
-            (ours,) = evaluation.gradients(engine, start(model, 1).models)
-            error = np.abs(ours - exact).max()
-            assert error <= max(2 * theirs, 1e-6 * np.abs(exact).max()), isa
+    gradients_are_those_of_autograd(model, federation((2, *size), 3, [20]))
 
 
 class UnreadWay(nn.Module):
