@@ -60,7 +60,7 @@ docs: $(READY)  ## the site into site/; a broken link or an undocumented public 
 bench: $(READY)  ## every figure of docs/performance.md with its goal, in one table
 	$(BIN)/python benchmarks/all.py
 
-soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds, a 100 MB model, hostile nodes: docs/reliability.md (an hour)
+soak: $(READY)  ## kills, 10,000 clients, 1,000 rounds, a 100 MB model, hostile nodes: docs/reliability.md (a quarter of an hour)
 	$(BIN)/python benchmarks/soak.py --json build/soak.json
 
 peers: .venv-peers/.ready  ## install the libraries that make bench compares with, in .venv-peers
@@ -84,7 +84,7 @@ BASE ?= HEAD
 freeze: $(READY)  ## which bits of a matrix of short runs moved since a revision: make freeze BASE=HEAD~1
 	$(BIN)/python tests/freeze.py --base $(BASE)
 
-mutants: $(READY)  ## how many of forty small mistakes in src the tests catch (a quarter of an hour)
+mutants: $(READY)  ## how many of forty small mistakes in src the tests catch (minutes)
 	$(BIN)/python tests/mutants.py
 
 LOCK := src/wecfl/deploy/templates/requirements-node.txt
