@@ -466,6 +466,38 @@ def test_figures_are_drawn_from_what_is_stored(wecfl: Wecfl, defined: Path) -> N
     assert np.allclose(np.diag(centers), 1) and np.allclose(centers, centers.T)
 
 
+@pytest.mark.parametrize(
+    ("kind", "lost", "told"),
+    [
+        ("objectives", {"F": {}, "R": {}, "B": {}}, "no objective"),
+        ("objectives", {"R": {"L": []}}, "at least 1 item"),
+        ("rate", {"gradient": None}, "gradient"),
+        ("rate", {"gradient": {"promised": [1.0]}}, "measured"),
+    ],
+)
+def test_a_figure_whose_numbers_are_lost_is_refused_in_one_line(
+    wecfl: Wecfl, defined: Path, kind: str, lost: dict[str, Any], told: str
+) -> None:
+    run = 'method = "wecfl"\nclusters = 2\ntrace = true\ndiagnostics = true\nmomentum = 0.0\n'
+    (defined / "it.toml").write_text(
+        f'title = "it"\nfigure = "{kind}"\n{BASE.replace("false", "true")}'
+        f"[[sets]]\npriority = 1\nseeds = 1\n{run}"
+    )
+    ask = ("reproduce", "it", "--definitions", defined)
+    assert wecfl(*ask).code == 0
+    [file] = Path("docs/results").glob("*_trace_*.json")
+    stored = json.loads(file.read_text())
+    stored["trace"] |= lost
+    file.write_text(json.dumps(stored))
+    refused = wecfl(*ask, "--show")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert told in refused.err
+    del stored["trace"]["gradient"]
+    if kind == "rate":
+        file.write_text(json.dumps(stored))
+        assert "no gradients" in wecfl(*ask, "--show").err
+
+
 def test_a_partition_is_drawn_without_any_run(wecfl: Wecfl, defined: Path) -> None:
     (defined / "fig-partition.toml").write_text(
         f'title = "p"\nfigure = "partition"\n{BASE}'

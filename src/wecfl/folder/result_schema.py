@@ -19,6 +19,7 @@ from wecfl.folder.schema import (
     Schema,
     StepName,
     Traffic,
+    UpdateSide,
 )
 
 __all__ = ["ResultSchema"]
@@ -86,18 +87,31 @@ class CosinesSchema(Schema):
         return _equally_long(self, self.members, self.clients, *self.clients)
 
 
-StepValues = dict[StepName, list[float]]
-"""For each step, its values, one for each round."""
+PerRound = Annotated[list[FiniteNumber], Field(min_length=1)]
+"""A value for each round."""
+
+
+class MeanGradientSchema(Schema):
+    """The mean ‖∇L‖² over the first T rounds, and what Theorem 3 promises."""
+
+    measured: PerRound
+    promised: PerRound = Field(default_factory=list)
 
 
 class PicturesSchema(Schema):
-    """The data from which the figures of the paper are drawn."""
+    """The data from which the figures of the paper are drawn.
+
+    F is empty if it was not measured, and so are R and B. B and `gradient` are those of a run with
+    diagnostics.
+    """
 
     group: list[Count] | None
     rounds: Annotated[list[PlaneSchema], Field(min_length=1)]
     cosine: CosinesSchema
-    F: StepValues
-    R: StepValues
+    F: dict[StepName, PerRound]
+    R: dict[StepName, PerRound]
+    B: dict[UpdateSide, PerRound] = Field(default_factory=dict)
+    gradient: MeanGradientSchema = Field(default=None, validate_default=False)  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _has_equal_lists(self) -> Self:

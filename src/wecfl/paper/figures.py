@@ -12,7 +12,7 @@ import pandas as pd
 from wecfl.config import Config
 from wecfl.data.client_rows import class_counts
 from wecfl.data.federation import Federation
-from wecfl.errors import ConfigError, unknown
+from wecfl.errors import ConfigError, RunFolderError, unknown
 from wecfl.paper.definitions import Cell, Definition
 from wecfl.paper.result_store import ResultStore, StoredResult
 from wecfl.report.figures.curves import CURVE_COLORS, curves_panel
@@ -27,6 +27,7 @@ Found = list[tuple[Cell, list[StoredResult]]]
 """The cells that have results, each with the results of its seeds."""
 
 SMALL_TITLE: dict[str, Any] = {"fontSize": 11, "fontWeight": "normal", "offset": 4}
+RUN_AGAIN = "remove its file and run it again with objectives and diagnostics"
 DATASET_TITLES = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
@@ -163,7 +164,9 @@ def _objectives(found: Found) -> AnyChart:
     for cell, results in found:
         where = f"{_setting(cell.config)}, {_name(cell.config, several=True)}"
         seen = results[0]["trace"]
-        panels = [_objective(seen[name], name) for name in LEGEND_TITLES if name in seen]
+        panels = [_objective(seen[name], name) for name in LEGEND_TITLES if seen.get(name)]
+        if not panels:
+            raise RunFolderError(f"the stored run '{where}' has no objective: {RUN_AGAIN}")
         panel = alt.hconcat(*panels, spacing=24, title=where)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
     chart = alt.vconcat(*rows, spacing=30)
@@ -227,7 +230,9 @@ def _rate(found: Found) -> AnyChart:
     """The mean ‖∇L‖² over the first T rounds, beside what Theorem 3 promises and beside 1/T."""
     panels = []
     for cell, results in found:
-        seen = results[0]["trace"]["gradient"]
+        seen = results[0]["trace"].get("gradient")
+        if seen is None:
+            raise RunFolderError(f"the stored run '{cell.label}' has no gradients: {RUN_AGAIN}")
         first = seen["measured"][0]
         curves = {
             **{RATE_NAMES[key]: values for key, values in seen.items()},
