@@ -27,7 +27,7 @@ Found = list[tuple[Cell, list[StoredResult]]]
 """The cells that have results, each with the results of its seeds."""
 
 SMALL_TITLE: dict[str, Any] = {"fontSize": 11, "fontWeight": "normal", "offset": 4}
-RUN_AGAIN = "remove its file and run it again with objectives and diagnostics"
+LOSS_REMEDY = "remove its file and run it again with objectives and diagnostics"
 DATASET_TITLES = {"cifar-10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST"}
 
 
@@ -166,7 +166,7 @@ def _objectives(found: Found) -> AnyChart:
         seen = results[0]["trace"]
         panels = [_objective(seen[name], name) for name in LEGEND_TITLES if seen.get(name)]
         if not panels:
-            raise RunFolderError(f"the stored run '{where}' has no objective: {RUN_AGAIN}")
+            raise RunFolderError(f"the stored run '{where}' has no objective: {LOSS_REMEDY}")
         panel = alt.hconcat(*panels, spacing=24, title=where)
         rows.append(panel.resolve_scale(color="independent", strokeDash="independent"))
     chart = alt.vconcat(*rows, spacing=30)
@@ -232,7 +232,7 @@ def _rate(found: Found) -> AnyChart:
     for cell, results in found:
         seen = results[0]["trace"].get("gradient")
         if seen is None:
-            raise RunFolderError(f"the stored run '{cell.label}' has no gradients: {RUN_AGAIN}")
+            raise RunFolderError(f"the stored run '{cell.label}' has no gradients: {LOSS_REMEDY}")
         first = seen["measured"][0]
         curves = {
             **{RATE_NAMES[key]: values for key, values in seen.items()},
